@@ -81,8 +81,8 @@ async def test_a_consumer_that_is_cancelled_keeps_no_lock(how: str) -> None:
                 await asyncio.sleep(0)
         else:
             consumer.drain(grace=0.1)
-            assert consumer._ended is not None
-            await asyncio.wait({consumer._ended})
+            assert consumer._driver is not None
+            await asyncio.wait({consumer._driver.ended})
             for _ in range(3):
                 await asyncio.sleep(0)
             assert not running.done()  # it waits for its handlers

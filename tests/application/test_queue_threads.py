@@ -275,7 +275,7 @@ def test_a_hook_may_drain_and_does_not_wait(backend: tenure.sync.Backend) -> Non
 
     consuming = threading.Thread(target=lambda: other.consume(handle))
     consuming.start()
-    wait_until(lambda: other._behind._at_work)
+    wait_until(lambda: other._behind._running)
     one.consume(handle, on_error=hook)
     consuming.join()
 
@@ -285,7 +285,7 @@ def test_a_grace_that_is_none_is_refused_and_nothing_ends(backend: tenure.sync.B
     queue = backend.queue("orders")
     consuming = threading.Thread(target=lambda: queue.consume(lambda message: None))
     consuming.start()
-    wait_until(lambda: queue._behind._at_work)
+    wait_until(lambda: queue._behind._running)
     with pytest.raises(tenure.ConfigError, match="grace must be"):
         queue.drain(grace=grace)
     assert consuming.is_alive()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
 
-from tenure._checks import check_seconds
 from tenure._queue.broker import EVERYTHING, Claim, Selection
-from tenure._queue.checks import check_count, check_name, check_sequences, check_text
+from tenure._queue.checks import check_count, check_name, check_sequences
 from tenure._queue.context import QueueContext
-from tenure._queue.identity import chosen, dead_letters_of
+from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage
 from tenure._queue.received import Message
+from tenure._queue.selections import select_dead
 
 PAGE = 100
 
@@ -53,7 +53,7 @@ class DeadLetters:
         """
         check_count("limit", limit)
         check_sequences("after", [after])
-        which = replace(_selection(ids, sequences, reason, dead_before), after=after)
+        which = replace(select_dead(ids, sequences, reason, dead_before), after=after)
         if where is None:
             return list(await self._context.broker.peek_dead(self._context.name, which, limit))
         found: list[DeadMessage] = []
@@ -110,7 +110,7 @@ class DeadLetters:
             check_count("limit", limit)
         if to is not None:
             to = check_name(to, "to", optional=True)
-        which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
+        which = await self._chosen(select_dead(ids, sequences, reason, dead_before), where, limit)
         to = None if to == self._context.name else to
         return await self._context.broker.redrive(self._context.name, which, limit, dry_run=dry_run, to=to)
 
@@ -132,7 +132,7 @@ class DeadLetters:
         """
         if limit is not None:
             check_count("limit", limit)
-        which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
+        which = await self._chosen(select_dead(ids, sequences, reason, dead_before), where, limit)
         return await self._context.broker.purge(self._context.name, which, limit)
 
     async def _chosen(self, which: Selection, where: Filter | None, limit: int | None) -> Selection:
@@ -151,14 +151,3 @@ class DeadLetters:
             for letter in page:
                 yield letter
             which = replace(which, after=page[-1].sequence)
-
-
-def _selection(
-    ids: Collection[str] | None, sequences: Collection[int] | None, reason: str | None, dead_before: float | None
-) -> Selection:
-    named, numbered = chosen(ids, sequences)
-    if reason is not None:
-        check_text("reason", reason, optional=True)
-    if dead_before is not None:
-        check_seconds("dead_before", dead_before, what="finite Unix seconds")
-    return Selection(ids=named, sequences=numbered, reason=reason, dead_before=dead_before)

@@ -198,7 +198,10 @@ class NothingLeft:
     """The queue is empty, nothing is in hand, and nothing that was abandoned is still to come back: drain now."""
 
 
-PumpEffect = (
-    Receive | Accept | ReceiveIn | Release | NothingLeft | Settle | Serve | CancelHandler | CancelAll | Report | Emit
-)
+Request = Receive | Accept | ReceiveIn | Release | Settle
+"""An effect of the pump that the broker answers."""
+
+REQUESTS: frozenset[type[object]] = frozenset({Receive, Accept, ReceiveIn, Release, Settle})
+
+PumpEffect = Request | NothingLeft | Serve | CancelHandler | CancelAll | Report | Emit
 LocksEffect = Renew | Settle | Ended | Returned | Emit

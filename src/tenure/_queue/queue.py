@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Unpack
 
 from tenure._checks import check_seconds
 from tenure._queue.broker import (
     Claim,
-    LiveSelection,
     QueueOptions,
     QueueSettings,
     QueueTraits,
     checked_changes,
     settings_with,
 )
-from tenure._queue.checks import check_collection, check_count, check_sequences, check_text
+from tenure._queue.checks import check_count, check_sequences, check_text
 from tenure._queue.consumer import Consumer
 from tenure._queue.context import QueueContext
 from tenure._queue.dead_letters import DeadLetters
-from tenure._queue.handlers import CALLING, Handler
-from tenure._queue.identity import chosen
-from tenure._queue.message import NO_HEADERS, STATES, Headers, LiveMessage, State, Stats
+from tenure._queue.handlers import Handler
+from tenure._queue.message import NO_HEADERS, Headers, LiveMessage, State, Stats
 from tenure._queue.options import ConsumeOptions, ConsumeSettings
 from tenure._queue.outgoing import NOT_GIVEN, Outgoing, SendOptions, outgoing
 from tenure._queue.producer import Producer, Requests
 from tenure._queue.received import Message, Received
+from tenure._queue.running import RunningConsumers
+from tenure._queue.selections import select_live
 from tenure._queue.session import Session
 from tenure._queue.verdicts import NotEmpty
 from tenure.errors import ConfigError, QueueNotEmpty
@@ -57,7 +55,7 @@ class Queue:
         self._expected = context.expected  # declared again if the queue is deleted
         self._producer = Producer(context)
         self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
-        self._at_work: list[AtWork] = []
+        self._running = RunningConsumers()
 
     @property
     def traits(self) -> QueueTraits:
@@ -296,13 +294,7 @@ class Queue:
             ConfigError: An option can't work, or the broker can never be used as it is.
             Unavailable: *wait* was given, and is over.
         """
-        at_work = AtWork(self.consumer(handler, **options))
-        self._at_work.append(at_work)
-        try:
-            await at_work.consumer.run(stop)
-        finally:
-            self._at_work.remove(at_work)
-            at_work.ended.set_result(None)
+        await self._running.run(self.consumer(handler, **options), stop)
 
     def consumer(self, handler: Handler, **options: Unpack[ConsumeOptions]) -> Consumer:
         """Return the pump that :meth:`consume` runs, to be run with ``await consumer.run()``.
@@ -319,13 +311,11 @@ class Queue:
 
     def pause(self) -> None:
         """Let the calls of :meth:`consume` here claim nothing, and give their buffers back, until :meth:`resume`."""
-        for one in list(self._at_work):
-            one.tell(one.consumer.pause)
+        self._running.pause()
 
     def resume(self) -> None:
         """Let them claim again."""
-        for one in list(self._at_work):
-            one.tell(one.consumer.resume)
+        self._running.resume()
 
     async def drain(self, grace: float | None = None) -> None:
         """End the calls of :meth:`consume` here: let handlers finish for *grace* seconds; return when all have ended.
@@ -335,20 +325,13 @@ class Queue:
         Args:
             grace: Unset, the ``grace`` of ``consume``.
         """
-        at_work = self._drain_soon(grace)
-        calling = CALLING.get()
-        by_handler = calling is not None and any(one.consumer is calling for one in at_work)
-        if not by_handler:
-            await _ends(at_work)
+        _check_grace(grace)
+        await self._running.drain(grace)
 
-    def _drain_soon(self, grace: float | None = None) -> Sequence[AtWork]:
+    def _begin_drain(self, grace: float | None) -> None:
         """End the calls of :meth:`consume` here as :meth:`drain` does, but don't wait; from any thread."""
-        if grace is not None:
-            check_seconds("grace", grace, least=0.0)
-        at_work = list(self._at_work)
-        for one in at_work:
-            one.tell(one.consumer.drain, grace)
-        return at_work
+        _check_grace(grace)
+        self._running.begin_drain(grace)
 
     # --- looking on ---
 
@@ -389,7 +372,7 @@ class Queue:
         """
         check_count("limit", limit, most=PEEK_MAX)
         check_sequences("after", [after])
-        which = replace(_selection(states, ids, sequences, session, sent_before), after=after)
+        which = replace(select_live(states, ids, sequences, session, sent_before), after=after)
         return list(await self._context.broker.peek(self.name, which, limit))
 
     async def purge(
@@ -417,7 +400,7 @@ class Queue:
             ConfigError: A condition can't be, or the backend can't look for it. Nothing was removed.
             Unavailable: There was no answer; some of them may be removed.
         """
-        which = _selection(states, ids, sequences, session, sent_before)
+        which = select_live(states, ids, sequences, session, sent_before)
         if "locked" in (which.states or ()):
             raise ConfigError(
                 "locked messages can't be purged, as a consumer has them; leave 'locked' out, or delete the "
@@ -427,7 +410,9 @@ class Queue:
 
     async def handled(self, *ids: str) -> list[bool]:
         """Tell which *ids* a completion with ``remember``, or a consumer with ``inbox_window``, still remembers."""
-        return await self._context.handled(_ids(ids))
+        for one in ids:
+            check_text("id", one)
+        return await self._context.handled(ids)
 
     async def delete(self, *, force: bool = False) -> Stats:
         """Delete the queue with its settings, its sessions' states and the ids remembered for it; return its counts.
@@ -452,69 +437,16 @@ class Queue:
 
     async def close(self) -> None:
         """End consumers and requests here at once, cancelling handlers. The backend does it when it is closed."""
-        await _ends(self._drain_soon(grace=0.0))
+        await self._running.end()
         await self._context.rest()
         if self.name in self._requests:
             await self._requests.pop(self.name).close()
 
     def __repr__(self) -> str:
-        consumers = f", {len(self._at_work)} consuming" if self._at_work else ""
+        consumers = f", {len(self._running)} consuming" if self._running else ""
         return f"<Queue {self.name!r}, lock {self._context.settings.lock:g} s{consumers}>"
 
 
-async def _ends(at_work: Sequence[AtWork]) -> None:
-    if at_work:
-        await asyncio.wait([asyncio.wrap_future(one.ended) for one in at_work])
-
-
-class AtWork:
-    """One call of ``consume``, on the loop that it was called on; :meth:`tell` works from any loop or thread."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
-        self.ended: Future[None] = Future()
-        self._loop = asyncio.get_running_loop()
-
-    def tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make the *call* on the consumer's loop."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self._loop:
-            call(*arguments)
-        else:
-            with suppress(RuntimeError):  # that loop is closed, and all on it has ended
-                self._loop.call_soon_threadsafe(call, *arguments)
-
-
-def _selection(
-    states: Collection[State] | None,
-    ids: Collection[str] | None,
-    sequences: Collection[int] | None,
-    session: str | None,
-    sent_before: float | None,
-) -> LiveSelection:
-    check_collection("states", states)
-    for state in set(states or ()) - STATES:
-        raise ConfigError(
-            f"a state must be ready, locked, delayed or deferred, not {state!r:.80}; dead messages are in dead_letters"
-        )
-    named, numbered = chosen(ids, sequences)
-    if session is not None:
-        check_text("session", session, optional=True)
-    if sent_before is not None:
-        check_seconds("sent_before", sent_before, what="finite Unix seconds")
-    return LiveSelection(
-        states=None if states is None else frozenset(states),
-        sequences=numbered,
-        ids=named,
-        session=session,
-        sent_before=sent_before,
-    )
-
-
-def _ids(ids: Sequence[str]) -> Sequence[str]:
-    for one in ids:
-        check_text("id", one)
-    return ids
+def _check_grace(grace: float | None) -> None:
+    if grace is not None:
+        check_seconds("grace", grace, least=0.0)

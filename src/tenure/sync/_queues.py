@@ -110,7 +110,7 @@ class Queue:
         Called by a handler or a hook, it doesn't wait, as they would wait for themselves.
         """
         if self._pumps().is_current:
-            self._behind._drain_soon(grace)
+            self._behind._begin_drain(grace)
         else:
             # Its context variables show whether a handler calls.
             self._renewal_thread.call_blocking(lambda: self._behind.drain(grace), contextvars.copy_context())

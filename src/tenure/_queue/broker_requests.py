@@ -1,0 +1,167 @@
+"""The requests of a consumer to its broker: carries them out, and returns each answer to the pump."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from tenure._lease import NoAnswer
+from tenure._queue.broker import NoSession
+from tenure._queue.context import QueueContext
+from tenure._queue.effects import (
+    Accept,
+    Accepted,
+    Answered,
+    Claimed,
+    PumpInput,
+    Receive,
+    ReceiveIn,
+    Release,
+    Request,
+    Settle,
+)
+from tenure._queue.hints import Subscription
+from tenure._queue.pump import Pump, State
+from tenure._queue.verdicts import Lapsed
+
+
+class Host(Protocol):
+    """The driver of the pump, as its requests use it."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether consuming is over."""
+        ...
+
+    def decide(self, event: PumpInput) -> Sequence[Request]:
+        """Give *event* to the pump, do what it says, and return the requests that it makes."""
+        ...
+
+    def feed_soon(self, event: PumpInput) -> None:
+        """Give *event* to the pump together with others, at the end of this iteration of the loop."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """End at once, and raise *error*."""
+        ...
+
+
+class BrokerRequests:
+    """The requests under way, each in a task. A task whose answer brings requests carries on with the first of them.
+
+    Args:
+        context: Where the broker is reached.
+        lock: The length of a lock in seconds.
+        pump: The machine that makes the requests.
+        subscription: The consumer's place among those that wait for hints.
+        host: The driver of the pump.
+    """
+
+    def __init__(self, context: QueueContext, lock: float, pump: Pump, subscription: Subscription, host: Host) -> None:
+        self._context = context
+        self._lock = lock
+        self._pump = pump
+        self._subscription = subscription
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, request: Request) -> None:
+        """Carry out *request* in a task."""
+        task = self._loop.create_task(self._carry_out(request, self._note(request)))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _note(self, request: Request) -> bool:
+        """Note in the subscription that a request looks for messages; tell whether its answer is to be noted there."""
+        kind = type(request)
+        # Of several accepts at a time, the first is the one that a hint has called for.
+        if kind is Receive or (kind is Accept and not self._subscription.is_asking):
+            self._subscription.asks()
+            return True
+        return False
+
+    async def _carry_out(self, request: Request, is_noted: bool) -> None:
+        while True:
+            try:
+                event = await self._ask(request, is_noted)
+            except (Exception, asyncio.CancelledError) as error:
+                if is_noted:
+                    self._subscription.failed()
+                event = self._unanswered(request.ask, error)
+            if event is None:
+                return
+            requests = self._host.decide(event)
+            if not requests:
+                return
+            request, *others = requests
+            is_noted = self._note(request)
+            for other in others:
+                self.begin(other)
+
+    async def _ask(self, request: Request, is_noted: bool) -> PumpInput | None:
+        """Return what is to be given to the pump; None if the host has it already."""
+        broker = self._context.broker
+        match request:
+            case ReceiveIn(ask, session):
+                claim = await broker.receive_session(session, 1)
+                if isinstance(claim, Lapsed):
+                    return Answered(ask, [claim])
+                if claim.died:
+                    self._context.tell_of_dead(claim.died)
+                self._host.feed_soon(Claimed(ask, claim.deliveries, claim.due_in))
+                return None
+            case Settle(ask, settlements):
+                return Answered(ask, await broker.settle(settlements))
+            case Receive(ask, limit):
+                return await self._receive(ask, limit)
+            case Accept(ask):
+                return await self._accept(ask, is_noted)
+            case Release(ask, session):
+                return Answered(ask, [await broker.release(session)])
+
+    async def _receive(self, ask: int, limit: int) -> Claimed:
+        context = self._context
+        context.look_after()
+        claim = await context.broker.receive(context.name, limit, self._lock)
+        context.has_answered = True
+        if claim.died:
+            context.tell_of_dead(claim.died)
+        self._answered(bool(claim.deliveries), claim.due_in)
+        return Claimed(ask, claim.deliveries, claim.due_in)
+
+    async def _accept(self, ask: int, is_noted: bool) -> Accepted:
+        context = self._context
+        context.look_after()
+        answer = await context.broker.accept(context.name, None, self._lock)
+        context.has_answered = True
+        session, due_in = (None, answer.due_in) if isinstance(answer, NoSession) else (answer, None)
+        if isinstance(answer, NoSession) and answer.died:
+            context.tell_of_dead(answer.died)
+        if is_noted:
+            self._answered(session is not None, due_in)
+        return Accepted(ask, session, due_in)
+
+    def _answered(self, found: bool, due_in: float | None) -> None:
+        if not found and due_in == 0 and self._pump.state is not State.RUNNING:
+            self._subscription.failed()  # the store has not got through yet, and we don't ask again
+        else:
+            self._subscription.answered(found, due_in)
+
+    def _unanswered(self, ask: int, error: BaseException) -> PumpInput | None:
+        """Return the event that request number *ask* got no answer, if that is all that *error* says.
+
+        Raises:
+            CancelledError: The task was cancelled.
+        """
+        why = self._context.why_unanswered(error)
+        if why is not None:
+            return Answered(ask, NoAnswer(why))
+        if not isinstance(error, asyncio.CancelledError):
+            self._host.fail(error)
+            return None
+        if not self._host.has_ended:  # the loop is ending, and the pump waits for each answer
+            for request in self._host.decide(Answered(ask, NoAnswer("the request was cancelled"))):
+                self.begin(request)
+        raise error

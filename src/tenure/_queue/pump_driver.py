@@ -1,0 +1,264 @@
+"""The driver of a pump: feeds it events on the caller's loop, and performs its effects. It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from tenure._queue.broker_requests import BrokerRequests
+from tenure._queue.context import QueueContext, loss_message
+from tenure._queue.effects import (
+    REQUESTS,
+    CancelAll,
+    CancelHandler,
+    Drain,
+    Emit,
+    Hint,
+    NothingLeft,
+    Pause,
+    PumpEffect,
+    PumpInput,
+    Report,
+    Request,
+    Serve,
+    Tick,
+)
+from tenure._queue.handlers import Handlers
+from tenure._queue.hints import MESSAGES, SESSIONS, Subscription
+from tenure._queue.judge import Judge
+from tenure._queue.lock_group import NEVER
+from tenure._queue.lock_renewer import TIMER_MAX
+from tenure._queue.message import Delivery
+from tenure._queue.options import ConsumeSettings
+from tenure._queue.pump import Pump, State
+from tenure._queue.received import Message
+from tenure._queue.reports import event_of
+from tenure._queue.verdicts import GIVE_BACK, Lapsed, Settled, Settlement
+from tenure._queue.worker import Workers
+from tenure._runtime.tasks import Tasks
+from tenure._timing import Timing
+from tenure.errors import LockLost
+from tenure.events import HandlerOverran, ResultDiscarded
+
+
+class PumpDriver:
+    """Runs one pump, until it has stopped. Made in the task that runs the consumer.
+
+    Args:
+        context: The queue.
+        consuming: The options of the consumer.
+        handlers: Where its handlers run.
+        pump: The machine.
+        calling: The consumer, for :data:`CALLING`.
+    """
+
+    def __init__(
+        self, context: QueueContext, consuming: ConsumeSettings, handlers: Handlers, pump: Pump, calling: object
+    ) -> None:
+        self.pump = pump
+        self.is_turning = False
+        self.failure: BaseException | None = None
+        """To be raised when all has ended."""
+        self._context = context
+        self._consuming = consuming
+        self._loop = asyncio.get_running_loop()
+        self._runner = asyncio.current_task()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done when the pump has stopped, or failed."""
+        self._judge = Judge(context, consuming, handlers, self.end_with, calling)
+        settings = pump.settings
+        self._workers = Workers(
+            context, pump, handlers.serve, self._judge, consuming.inbox_window, settings.concurrency, self, calling
+        )
+        self._subscription: Subscription | None = None
+        self._requests: BrokerRequests | None = None
+        self._tasks = Tasks()
+        self._events: list[PumpInput] = []  # for the end of this iteration of the loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = NEVER
+
+    def begin(self, stop: asyncio.Event | None, *, is_paused: bool) -> None:
+        """Let the pump run, drained when *stop* is set."""
+        # Subscribe even if hints come from this process only: its own messages need not wait for the next look.
+        context = self._context
+        kind = SESSIONS if self._consuming.sessions else MESSAGES
+        self._subscription = context.hints.join(context.broker, context.name, kind, self._hint)
+        lock = self.timing.ttl
+        self._requests = BrokerRequests(context, lock, self.pump, self._subscription, self)
+        if stop is not None:
+            self._spawn(self._drain_at(stop))
+        self.feed(Pause() if is_paused else Tick())
+
+    async def _drain_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.drain()
+
+    @property
+    def timing(self) -> Timing:
+        """The times of a lock."""
+        return self.pump.settings.timing
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the pump has stopped, or failed."""
+        return self.ended.done()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether workers are cancelled because consuming ends, or the loop."""
+        return self.ended.done() or (self._runner is not None and self._runner.cancelling() > 0)
+
+    # --- feeding the pump ---
+
+    def feed(self, *events: PumpInput) -> None:
+        """Give *events* to the pump, and do what it says."""
+        for request in self.decide(*events):
+            assert self._requests is not None
+            self._requests.begin(request)
+
+    def decide(self, *events: PumpInput) -> Sequence[Request]:
+        """Give *events* to the pump, do what it says, and return the requests that it makes: they are the caller's."""
+        requests: list[Request] = []
+        if self.ended.done():
+            return requests
+        try:
+            serves = False
+            for event in events:
+                for effect in self.pump.handle(event, self._context.clock.now()):
+                    kind = type(effect)
+                    if kind is Serve:
+                        serves = True
+                    elif kind in REQUESTS:
+                        requests.append(effect)  # type: ignore[arg-type]
+                    else:
+                        self._perform(effect)
+            if serves:
+                self._workers.wake(self.pump.waiting)
+        except Exception as error:
+            self.fail(error)
+            return ()
+        if self.ended.done():  # an effect has fed the pump again
+            return requests
+        if self.pump.state in (State.STOPPED, State.LEFT):
+            self.ended.set_result(None)
+        else:
+            self._set_timer()
+        return requests
+
+    def _hint(self) -> bool:
+        """Let the pump look at once; tell whether it asks, for it may have no room."""
+        self.feed(Hint())
+        return self._subscription is not None and self._subscription.is_asking
+
+    def turn_soon(self) -> None:
+        """Let the pump look at what was taken and done, at the end of this iteration of the loop."""
+        if not self.is_turning:
+            self.is_turning = True
+            self._loop.call_soon(self._turn)
+
+    def feed_soon(self, event: PumpInput) -> None:
+        """Give *event* to the pump together with others that come in this iteration of the loop."""
+        self._events.append(event)
+        self.turn_soon()
+
+    def _turn(self) -> None:
+        self.is_turning = False
+        events, self._events = self._events, []
+        self.feed(*events or (Tick(),))
+
+    def _set_timer(self) -> None:
+        wake_at = self.pump.wake_at
+        # A timer that comes too early does no harm: as times mostly move on, it need not be set anew each time.
+        if wake_at >= self._timer_at or wake_at == NEVER:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = min(max(0.0, wake_at - self._context.clock.now()), TIMER_MAX)
+        self._timer_at = wake_at
+        self._timer = self._loop.call_later(wait, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_at = NEVER
+        self._timer = None
+        self.feed(Tick())
+
+    # --- performing its effects ---
+
+    def _perform(self, effect: PumpEffect) -> None:
+        match effect:
+            case Report(settlement, answer, lapsed_for):
+                self._report(settlement, answer, lapsed_for)
+            case CancelHandler(delivery, why):
+                self._workers.cancel(delivery, why)
+            case CancelAll(why):
+                self._workers.cancel_all(why)
+            case NothingLeft():
+                self.drain()
+            case Emit(event):
+                self._context.emit(event)
+
+    def _report(self, settlement: Settlement, answer: Settled | Lapsed | None, why: str | None) -> None:
+        delivery, verdict = settlement
+        if (back_at := self._context.back_at(verdict, answer)) is not None:
+            self.pump.abandoned(back_at)
+        if answer is None:
+            self._emit_discarded(delivery, "unanswered")
+            self._complain(
+                settlement,
+                f"session {delivery.session!r} of {delivery.queue!r} was lost before there was an answer to its "
+                f"verdict on message {delivery.id!r}, which may stand or not",
+            )
+        elif isinstance(answer, Lapsed):
+            if why is not None and verdict is not GIVE_BACK:
+                self._emit_discarded(delivery, why)
+            self._complain(settlement, loss_message(delivery, "its handler had ended, and that was too late"))
+        else:
+            self._context.tell_if_dead(delivery, verdict, answer)
+
+    def _emit_discarded(self, delivery: Delivery, why: str) -> None:
+        self._context.emit(event_of(ResultDiscarded, self._context, delivery, why))
+
+    def _complain(self, settlement: Settlement, text: str) -> None:
+        self._spawn(self._judge.complain(Message(settlement.delivery, self._context), LockLost(text)))
+
+    # --- ending ---
+
+    def drain(self, grace: float | None = None) -> None:
+        """Let handlers finish for *grace* seconds, the option if None, and stop; see :meth:`Consumer.drain`."""
+        wait = self._consuming.grace if grace is None else grace
+        self.feed(Drain(self._context.clock.now() + wait))
+
+    def end_with(self, error: BaseException) -> None:
+        """End gracefully, and raise *error* then."""
+        self.failure = self.failure or error
+        self.drain(grace=0.0)
+
+    def fail(self, error: BaseException) -> None:
+        """End at once: a request can never work, or tenure itself is broken. The locks are left to run out."""
+        if not self.ended.done():
+            self.failure = error
+            self.ended.set_result(None)
+
+    async def close(self) -> None:
+        """Cancel whatever is left, and report what it leaves behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._subscription is not None:
+            self._subscription.leave()
+        left: set[asyncio.Task[Any]] = {*self._tasks, *self._workers.tasks}
+        if self._requests is not None:
+            left |= self._requests.tasks
+        for _ in range(2):  # the second time, threads are left behind
+            for task in left:
+                task.cancel()
+            if left:  # not for ever: a handler may catch its cancellation, and go on
+                _, left = await asyncio.wait(left, timeout=self.timing.grace / 2)
+        for delivery in self._workers.handled_by(left):
+            self._context.emit(event_of(HandlerOverran, self._context, delivery))
+        for delivery, verdict in self.pump.unanswered:
+            if verdict is not GIVE_BACK:
+                self._emit_discarded(delivery, "unanswered")
+
+    def _spawn(self, work: Any) -> None:
+        self._tasks.keep(self._loop.create_task(work))

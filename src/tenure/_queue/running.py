@@ -1,0 +1,86 @@
+"""The consumers of a queue that are running in this process, paused and drained together from any loop or thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from tenure._queue.consumer import Consumer
+from tenure._queue.handlers import CALLING
+
+
+class RunningConsumer:
+    """One call of ``consume``, on the loop that it was called on."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.ended: Future[None] = Future()
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, verb: Callable[..., object], *arguments: Any) -> None:
+        """Call a *verb* of the consumer on its loop, from any loop or thread."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            verb(*arguments)
+        else:
+            with suppress(RuntimeError):  # the loop is closed, and the consumer has ended
+                self._loop.call_soon_threadsafe(verb, *arguments)
+
+
+class RunningConsumers:
+    """The calls of ``consume`` on one queue object."""
+
+    def __init__(self) -> None:
+        self._running: list[RunningConsumer] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def run(self, consumer: Consumer, stop: asyncio.Event | None) -> None:
+        """Run *consumer* until it has ended."""
+        one = RunningConsumer(consumer)
+        self._running.append(one)
+        try:
+            await consumer.run(stop)
+        finally:
+            self._running.remove(one)
+            one.ended.set_result(None)
+
+    def pause(self) -> None:
+        """Pause all of them; see :meth:`Consumer.pause`."""
+        for one in list(self._running):
+            one.call(one.consumer.pause)
+
+    def resume(self) -> None:
+        """Resume all of them."""
+        for one in list(self._running):
+            one.call(one.consumer.resume)
+
+    def begin_drain(self, grace: float | None) -> Sequence[RunningConsumer]:
+        """Drain all of them, see :meth:`Consumer.drain`; return them without waiting for their end."""
+        running = list(self._running)
+        for one in running:
+            one.call(one.consumer.drain, grace)
+        return running
+
+    async def drain(self, grace: float | None) -> None:
+        """Drain all of them and wait until they have ended; don't wait if a handler of theirs calls."""
+        running = self.begin_drain(grace)
+        calling = CALLING.get()
+        if calling is None or all(one.consumer is not calling for one in running):
+            await _ended(running)
+
+    async def end(self) -> None:
+        """End all of them at once, and wait until they have ended."""
+        await _ended(self.begin_drain(grace=0.0))
+
+
+async def _ended(running: Sequence[RunningConsumer]) -> None:
+    if running:
+        await asyncio.wait([asyncio.wrap_future(one.ended) for one in running])
