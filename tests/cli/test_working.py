@@ -11,8 +11,7 @@ import pytest
 
 import tenure
 from tenure._cli.tally import Tally
-from tenure._cli.work import Order
-from tenure._cli.working import Working
+from tenure._cli.working import Order, Working
 from tenure.testing import message
 
 

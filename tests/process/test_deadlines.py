@@ -16,11 +16,11 @@ import pytest
 
 import tenure
 from tenure._backends.memory import Memory, MemoryBroker
-from tenure._cli import guard, lead, working
+from tenure._cli import guard, working
 from tenure._cli.child import Child
 from tenure._cli.leading import Leading
-from tenure._cli.work import Order
-from tenure._cli.working import Working
+from tenure._cli.leading import Order as LeadOrder
+from tenure._cli.working import Order, Working
 from tenure._lease import Grant
 from tenure._queue import handlers, processes
 from tenure._queue.broker import QueueSettings
@@ -222,7 +222,7 @@ async def test_the_command_of_a_term_is_stopped_before_its_lease_ends(
     stand_still_after(monkeypatch, clock, tenure.Term)
     said, go_on = tmp_path / "said", tmp_path / "go on"
     lines = overheard(monkeypatch)
-    leading = Leading(lead.Order("chair", ("sh", "-c", show_guard(said, go_on)), "memory:", {}, False, None, 0))
+    leading = Leading(LeadOrder("chair", ("sh", "-c", show_guard(said, go_on)), "memory:", {}, False, None, 0))
     async with tenure.connect("memory:") as backend:
         election = backend.election("chair", ttl=LOCK)
         term = tenure.Term(Grant("chair", "me", 7), start + TRUST, clock)

@@ -229,7 +229,7 @@ def test_a_system_that_gives_the_guard_no_process(stage: Stage) -> None:
     python.chmod(0o755)
     python.with_suffix(".py").write_text(_NO_PROCESS)
     line = ["lead", "job", "-q", "--on", f"sqlite:///{stage.folder / 'work.db'}", "--", "touch", "acts"]
-    script = f"import sys; from tenure._cli.group import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
+    script = f"import sys; from tenure._cli.run import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
     ended = subprocess.run(
         [sys.executable, "-c", script], cwd=stage.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

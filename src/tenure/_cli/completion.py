@@ -65,20 +65,21 @@ class _Bash(BashComplete):
         return f"{item.type},{item.value[self._kept :]}"
 
 
-def answer(cli: click.Command, instruction: str) -> int:
-    """Answer the shell: print its script (``bash_source``), or complete a line (``bash_complete``)."""
-    from tenure._cli.group import COMPLETION
+def answer(cli: click.Command, variable: str, instruction: str) -> int:
+    """Answer the shell: print its script (``bash_source``), or complete a line (``bash_complete``).
 
+    *variable* is the one in which the shell gives its *instruction*.
+    """
     if not instruction.endswith("_complete"):
-        code = shell_complete(cli, {}, "tenure", COMPLETION, instruction)
+        code = shell_complete(cli, {}, "tenure", variable, instruction)
         if code:
-            text = f"{COMPLETION}={instruction} is not known; use bash_source, zsh_source or fish_source"
+            text = f"{variable}={instruction} is not known; use bash_source, zsh_source or fish_source"
             sys.stderr.write(f"tenure: {text}\n")
         return Exit.USAGE if code else Exit.DONE
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
     try:
-        shell_complete(cli, {}, "tenure", COMPLETION, instruction)
+        shell_complete(cli, {}, "tenure", variable, instruction)
         sys.stdout.flush()
     finally:
         os._exit(0)  # without waiting for threads that still wait for a store, and without tracebacks

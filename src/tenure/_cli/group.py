@@ -1,13 +1,11 @@
-"""The group of commands, their shared options, and the one place where an error becomes an exit code."""
+"""The group of commands, their shared options, and the one table of errors and their exit codes."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
-import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -19,7 +17,7 @@ import click
 import tenure
 from tenure._cli.examples import Command
 from tenure._cli.exits import KEEPS, Exit, Failure
-from tenure._cli.output import complain, log_to_stderr
+from tenure._cli.output import log_to_stderr
 from tenure.errors import ConfigError, TenureError, nearest
 
 if TYPE_CHECKING:
@@ -43,9 +41,6 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-COMPLETION = "_TENURE_COMPLETE"
-"""The variable by which a shell asks for completion; the name is click's."""
-
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -55,44 +50,7 @@ _UNDECODED = re.compile(r"\\udc[89a-f]")
 """In a message, bytes of the command line that are not text in the locale's encoding."""
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-_BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run the command line *arguments*; return the exit code."""
-    if asked := os.environ.get(COMPLETION):
-        from tenure._cli.completion import answer
-
-        return answer(group, asked)
-    try:
-        result = group.main(list(arguments), prog_name="tenure", standalone_mode=False)
-        sys.stdout.flush()
-        return result if isinstance(result, int) else Exit.DONE
-    except click.exceptions.Exit as left:
-        return left.exit_code
-    except (BrokenPipeError, SystemExit):  # click makes the latter of the former
-        _drop_output()
-        return _BROKEN_PIPE
-    except (KeyboardInterrupt, click.Abort):
-        return Exit.SIGNAL + 2
-    except NoCommand as error:
-        sys.stderr.write(f"{error}\n")
-        return Exit.USAGE
-    except Exception as error:
-        code, message = exit_of(error)
-        complain(message)
-        if code == Exit.INTERNAL:
-            traceback.print_exception(error)
-        if code in (Exit.OUTPUT, _BROKEN_PIPE):
-            _drop_output()
-        return code
-
-
-def _drop_output() -> None:
-    """Discard the rest of the output: Python would report the error again when it flushes at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
 
 
 def exit_of(error: Exception) -> tuple[int, str]:
@@ -113,7 +71,7 @@ def exit_of(error: Exception) -> tuple[int, str]:
         case TenureError():
             return Exit.UNAVAILABLE, str(error)
         case BrokenPipeError():
-            return _BROKEN_PIPE, "the reader of the standard output has ended"
+            return BROKEN_PIPE, "the reader of the standard output has ended"
         case OSError() if error.errno in _UNWRITTEN and error.filename is None:  # stores raise none
             return Exit.OUTPUT, f"the standard output can't be written: {error.strerror}"
     return Exit.INTERNAL, f"a bug in tenure {tenure.__version__}: {type(error).__name__}"

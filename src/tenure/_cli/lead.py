@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -12,19 +11,6 @@ from tenure._cli.completion import election_names, files
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, key_value, on_option, refuse_both, seconds_option
-
-
-@dataclass(frozen=True)
-class Order:
-    """The command line of ``tenure lead``."""
-
-    name: str
-    command: tuple[str, ...]
-    url: str = field(repr=False)
-    settings: dict[str, Any]  # of the election, as given
-    again: bool
-    stop_timeout: float | None
-    verbosity: int
 
 
 @click.command("lead", cls=Command)
@@ -72,9 +58,9 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     stop_timeout = options.pop("stop_timeout")
     settings = {key: value for key, value in options.items() if value is not None}
     settings["metadata"] = dict(options["metadata"])
-    order = Order(name, argv, url, settings, again, stop_timeout, -1 if quiet else verbose)
-    from tenure._cli.leading import Leading  # imports asyncio: not needed for --help, nor for the errors above
+    from tenure._cli.leading import Leading, Order  # imports asyncio: not needed for --help, nor for the errors above
 
+    order = Order(name, argv, url, settings, again, stop_timeout, -1 if quiet else verbose)
     return complete(Leading(order).run())
 
 

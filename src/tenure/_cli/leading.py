@@ -9,7 +9,8 @@ import random
 import signal
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
 import tenure
 from tenure._cli import codes, guard
@@ -17,9 +18,6 @@ from tenure._cli.child import Child, Outcome, environment
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.output import log_to_stderr, notice, seconds, short, warn
 from tenure.events import StandingBy, TermBegan
-
-if TYPE_CHECKING:
-    from tenure._cli.lead import Order
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 PASSED_ON = (*STOPPING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
@@ -36,6 +34,19 @@ _EXITS = {
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), Exit.NOT_FOUND),
     **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE), Exit.NO_PROCESS),
 }
+
+
+@dataclass(frozen=True)
+class Order:
+    """The command line of ``tenure lead``."""
+
+    name: str
+    command: tuple[str, ...]
+    url: str = field(repr=False)
+    settings: dict[str, Any]  # of the election, as given
+    again: bool
+    stop_timeout: float | None
+    verbosity: int
 
 
 class Leading:

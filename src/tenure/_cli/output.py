@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from tenure import DeadMessage, Leader, LiveMessage
+    from tenure import DeadMessage, Leader, LiveMessage, Stats
 
 NOBODY = "(nobody)"
 
@@ -209,6 +209,13 @@ def timestamp(moment: float | None = None, timespec: Literal["milliseconds", "se
     """
     when = datetime.now(UTC) if moment is None else datetime.fromtimestamp(moment, UTC)
     return when.isoformat(timespec=timespec)
+
+
+def count_cells(stats: Stats) -> tuple[str | Cell, ...]:
+    """Return the counts of a queue, and the age of its oldest ready message, for people."""
+    counts = (stats.ready, stats.locked, stats.delayed, stats.deferred)
+    dead = Cell(str(stats.dead), ALARM if stats.dead else "")
+    return (*map(str, counts), dead, seconds(stats.oldest_age) if stats.ready else "")
 
 
 def body_fields(body: bytes) -> dict[str, str]:

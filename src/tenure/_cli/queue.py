@@ -12,7 +12,7 @@ import click
 from tenure._cli.completion import queue_names
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import Branching, complete, connect_existing, duration, json_option, never_used, on_option
-from tenure._cli.output import ALARM, Cell, say_json, say_table, seconds
+from tenure._cli.output import count_cells, say_json, say_table
 from tenure._cli.queue_commands import delete, peek, purge
 from tenure._cli.queue_declare import declare, say_settings, settings_record
 from tenure._cli.retrying import wait_option
@@ -77,7 +77,7 @@ async def _look(name: str | None, url: str, as_json: bool) -> None:
         ]
         say_json(records if settings is None else {**records[0], "settings": settings_record(settings)})
     elif found:
-        say_table(COLUMNS, [(each, *numbers(stats)) for each, stats in found.items()], numbers=COLUMNS[1:])
+        say_table(COLUMNS, [(each, *count_cells(stats)) for each, stats in found.items()], numbers=COLUMNS[1:])
         if settings is not None:
             say_settings(settings)
 
@@ -108,10 +108,3 @@ async def _unused(backend: Backend, name: str | None, found: Mapping[str, Stats]
 async def _stats(backend: Backend, name: str | None) -> dict[str, Stats]:
     names = await backend.queues() if name is None else [name]
     return {each: await backend.queue(each).stats() for each in names}
-
-
-def numbers(stats: Stats) -> tuple[str | Cell, ...]:
-    """Return the counts of a queue, and the age of its oldest ready message, for people."""
-    counts = (stats.ready, stats.locked, stats.delayed, stats.deferred)
-    dead = Cell(str(stats.dead), ALARM if stats.dead else "")
-    return (*map(str, counts), dead, seconds(stats.oldest_age) if stats.ready else "")

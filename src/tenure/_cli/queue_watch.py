@@ -12,8 +12,7 @@ from rich.text import Text
 
 from tenure import Stats
 from tenure._cli.live import LiveScreen, can_be_live
-from tenure._cli.output import QUIET, TITLE, Cell, clean, ellipsis, say, say_json, seconds, timestamp, warn
-from tenure._cli.queue import numbers
+from tenure._cli.output import QUIET, TITLE, Cell, clean, count_cells, ellipsis, say, say_json, seconds, timestamp, warn
 from tenure._cli.retrying import Retrying, report_outage
 from tenure._cli.tables import Column, cut, laid_out
 
@@ -99,7 +98,7 @@ class _Lines:
 
     def show(self, found: Found) -> None:
         at = timestamp()
-        rows = [(clean(each), *map(_plain, numbers(stats))) for each, stats in found.items()]
+        rows = [(clean(each), *map(_plain, count_cells(stats))) for each, stats in found.items()]
         self._name_width = max(self._name_width, *(len(row[0]) for row in rows), 0)
         if not self._has_titles:
             self._has_titles = True
@@ -153,7 +152,7 @@ class _Table:
             None if height is None else max(1, height - len(head) - 2)
         )  # the titles, and the line about further queues
         shown = fitting(self._found, room)
-        rows = [(name, *numbers(stats)) for name, stats in shown.items()]
+        rows = [(name, *count_cells(stats)) for name, stats in shown.items()]
         table = laid_out(COLUMNS, rows, width) if self._found else [Text("there are no queues on this store")]
         left_out = len(self._found) - len(shown)
         foot = [Text(f"{ellipsis()} {left_out:,} more: tenure queue", QUIET)] if left_out else []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 import tenure
-from tenure._cli.codes import REJECT, exit_codes, rejecting
+from tenure._cli.codes import exit_codes, rejecting
 from tenure._cli.completion import files, queue_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
@@ -19,26 +18,6 @@ from tenure._cli.retrying import wait_option
 
 _FIELD = re.compile(r"\b(initial|factor|maximum|jitter)(?:=(?=\d)| (?=\(|must))")
 """A field of :class:`tenure.RetryPolicy` in an error message."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """The command line of ``tenure work``."""
-
-    queue: str
-    command: tuple[str, ...]
-    handler: str | None
-    url: str = field(repr=False)
-    settings: dict[str, Any]  # of the queue, as given
-    concurrency: int
-    sessions: bool
-    timeout: float | None
-    grace: float
-    until_empty: bool
-    verbosity: int
-    rejects: frozenset[int] = frozenset({REJECT})
-    retry: tenure.RetryPolicy = field(default_factory=tenure.RetryPolicy)
-    wait: float | None = None
 
 
 @click.command("work", cls=Command)
@@ -140,6 +119,8 @@ def command(
     retry = _retry_policy({name: options.pop(f"retry_{name}") for name in ("initial", "factor", "maximum", "jitter")})
     timeout, grace = options.pop("timeout"), options.pop("grace")
     settings = {key: value for key, value in options.items() if value is not None}
+    from tenure._cli.working import Order, Working  # imports asyncio: not needed for --help, nor for the errors above
+
     order = Order(
         queue,
         argv,
@@ -156,8 +137,6 @@ def command(
         retry,
         wait,
     )
-    from tenure._cli.working import Working  # imports asyncio: not needed for --help, nor for the errors above
-
     complete(Working(order).run())
     return Exit.DONE
 

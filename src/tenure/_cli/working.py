@@ -13,8 +13,9 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import tenure
 from tenure._cli import codes, footer, guard
@@ -24,9 +25,6 @@ from tenure._cli.group import never_used
 from tenure._cli.output import log_to_stderr, notice, seconds, stderr_written_by, warn
 from tenure._cli.stderr import CommandStderr, Stderr
 from tenure._cli.tally import Tally
-
-if TYPE_CHECKING:
-    from tenure._cli.work import Order
 
 STOP_GRACE = 2.0
 """Seconds from TERM to the end of a command that is stopped; fewer if its lock ends earlier."""
@@ -42,6 +40,26 @@ LAST_LINE = 200
 
 class CommandFailed(Exception):
     """How a command failed, when it may be retried; kept with the message as its last error."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The command line of ``tenure work``."""
+
+    queue: str
+    command: tuple[str, ...]
+    handler: str | None
+    url: str = field(repr=False)
+    settings: dict[str, Any]  # of the queue, as given
+    concurrency: int
+    sessions: bool
+    timeout: float | None
+    grace: float
+    until_empty: bool
+    verbosity: int
+    rejects: frozenset[int] = frozenset({codes.REJECT})
+    retry: tenure.RetryPolicy = field(default_factory=tenure.RetryPolicy)
+    wait: float | None = None
 
 
 class Working:
