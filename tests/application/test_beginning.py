@@ -1,4 +1,4 @@
-"""How a consumer begins whose store can't be asked yet, in virtual time."""
+"""A consumer that starts while its store can't be reached, in virtual time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tenure.testing.loop import VirtualLoop, run
 KINDS = pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
 
 
-class Room:
+class Setup:
     """A queue whose broker can be cut off."""
 
     def __init__(self) -> None:
@@ -44,27 +44,27 @@ class Room:
 
 
 class Silent(LossyBroker):
-    """A broker that is asked, and never answers."""
+    """A broker that never answers."""
 
     async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
 
 
 @KINDS
-def test_it_waits_as_long_as_it_takes_and_tells_once(sessions: bool) -> None:
+def test_it_waits_without_limit_and_reports_once(sessions: bool) -> None:
     async def main() -> None:
-        room = Room()
-        async with room.broker.cut():
-            consuming = asyncio.create_task(room.queue.consume(room.handle, sessions=sessions, sigterm=False))
+        setup = Setup()
+        async with setup.broker.cut():
+            consuming = asyncio.create_task(setup.queue.consume(setup.handle, sessions=sessions, sigterm=False))
             await asyncio.sleep(100)
-            assert [type(event) for event in room.events] == [BrokerAwaited]
-        await room.queue.send(b"one", session="a" if sessions else None)
+            assert [type(event) for event in setup.events] == [BrokerAwaited]
+        await setup.queue.send(b"one", session="a" if sessions else None)
         await asyncio.sleep(10)
-        assert room.handled == [b"one"]
-        [_, answered] = room.events
+        assert setup.handled == [b"one"]
+        [_, answered] = setup.events
         assert isinstance(answered, BrokerAnswered)
         assert 100 <= answered.waited < 104
-        await room.queue.drain()
+        await setup.queue.drain()
         await consuming
 
     run(main())
@@ -74,23 +74,23 @@ def test_it_waits_as_long_as_it_takes_and_tells_once(sessions: bool) -> None:
 @pytest.mark.parametrize("wait", [0, 5])
 def test_it_gives_up_when_its_wait_is_over(wait: float, sessions: bool) -> None:
     async def main() -> None:
-        room = Room()
-        await room.queue.send(b"one")  # so that the queue has nothing left to declare
+        setup = Setup()
+        await setup.queue.send(b"one")  # so that the queue has nothing left to declare
         for _ in range(2):
-            began = room.now()
-            async with room.broker.cut():
+            began = setup.now()
+            async with setup.broker.cut():
                 with pytest.raises(Unavailable, match=f"no answer within {wait:g} s" if wait else "cut, as"):
-                    await room.queue.consume(room.handle, sessions=sessions, wait=wait, sigterm=False)
-            assert wait <= room.now() - began <= 1.2 * wait
-            # and when it may begin, an outage ends it no more
+                    await setup.queue.consume(setup.handle, sessions=sessions, wait=wait, sigterm=False)
+            assert wait <= setup.now() - began <= 1.2 * wait
+            # and once it has started, an outage doesn't end it
             consuming = asyncio.create_task(
-                room.queue.consume(room.handle, sessions=sessions, wait=wait, sigterm=False)
+                setup.queue.consume(setup.handle, sessions=sessions, wait=wait, sigterm=False)
             )
             await asyncio.sleep(1)
-            async with room.broker.cut():
+            async with setup.broker.cut():
                 await asyncio.sleep(30)
             assert not consuming.done()
-            await room.queue.drain()
+            await setup.queue.drain()
             await consuming
 
     run(main())
@@ -98,21 +98,21 @@ def test_it_gives_up_when_its_wait_is_over(wait: float, sessions: bool) -> None:
 
 @KINDS
 @pytest.mark.parametrize("asks", ["first", "later"])
-def test_its_wait_ends_while_a_question_is_under_way(asks: str, sessions: bool) -> None:
-    """As where a server takes connections, and never says a word."""
+def test_its_wait_ends_while_a_request_has_no_answer(asks: str, sessions: bool) -> None:
+    """As with a server that accepts connections, and never answers."""
 
     async def main() -> None:
-        room = Room()
-        await room.queue.send(b"one")
-        consuming = asyncio.create_task(room.queue.consume(room.handle, sessions=sessions, wait=5, sigterm=False))
+        setup = Setup()
+        await setup.queue.send(b"one")
+        consuming = asyncio.create_task(setup.queue.consume(setup.handle, sessions=sessions, wait=5, sigterm=False))
         if asks == "later":
-            async with room.broker.cut():
+            async with setup.broker.cut():
                 await asyncio.sleep(1)
-        room.queue._context.broker = Silent.around(room.broker._inside)
+        setup.queue._context.broker = Silent.around(setup.broker._inside)
         with pytest.raises(Unavailable, match="no answer within 5 s"):
             async with asyncio.timeout(60):
                 await consuming
-        assert room.now() == pytest.approx(5)
+        assert setup.now() == pytest.approx(5)
 
     run(main())
 
@@ -121,23 +121,23 @@ def test_its_wait_ends_while_a_question_is_under_way(asks: str, sessions: bool) 
 @pytest.mark.parametrize("by", ["stop", "drain", "cancel"])
 def test_it_can_be_ended_while_it_waits(by: str, sessions: bool) -> None:
     async def main() -> None:
-        room, stop = Room(), asyncio.Event()
-        async with room.broker.cut():
+        setup, stop = Setup(), asyncio.Event()
+        async with setup.broker.cut():
             consuming = asyncio.create_task(
-                room.queue.consume(room.handle, stop=stop, sessions=sessions, sigterm=False)
+                setup.queue.consume(setup.handle, stop=stop, sessions=sessions, sigterm=False)
             )
             await asyncio.sleep(100)
-            asked_at = room.now()
+            asked_at = setup.now()
             match by:
                 case "stop":
                     stop.set()
                 case "drain":
-                    await room.queue.drain()
+                    await setup.queue.drain()
                 case _:
                     consuming.cancel()
             with suppress(asyncio.CancelledError):
                 await consuming
-            assert room.now() == asked_at
+            assert setup.now() == asked_at
             assert consuming.cancelled() == (by == "cancel")
 
     run(main())
@@ -147,6 +147,6 @@ def test_it_can_be_ended_while_it_waits(by: str, sessions: bool) -> None:
 def test_a_wait_that_is_none_is_refused(wait: object) -> None:
     async def main() -> None:
         with pytest.raises(ConfigError, match=r"^wait must be"):
-            Room().queue.consumer(print, wait=wait)  # type: ignore[arg-type]
+            Setup().queue.consumer(print, wait=wait)  # type: ignore[arg-type]
 
     run(main())

@@ -1,4 +1,4 @@
-"""Whoever is cancelled, and whenever: locks are let go, nothing is renewed for ever, and nobody is cancelled later."""
+"""Cancellation at any moment: locks are released, nothing is renewed for ever, and no task is cancelled later."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure.testing import until
 
 PATIENCE = 30.0
-"""Seconds after which something hangs."""
+"""Seconds after which a test fails as hanging."""
 
 MOMENTS = 16
-"""So many turns of the loop, and more, are needed to begin."""
+"""Starting takes at least so many turns of the loop."""
 
 
 @asynccontextmanager
-async def nothing_kept() -> AsyncIterator[None]:
-    """See that no locks are renewed any more when all have left."""
+async def nothing_is_renewed() -> AsyncIterator[None]:
+    """Check that no locks are renewed at the end."""
     before = {id(one): one for one in gc.get_objects() if type(one) is LockRenewer}
 
     def kept() -> list[LockRenewer]:
@@ -47,21 +47,21 @@ def renewal_thread() -> Any:
 
 
 async def nothing() -> None:
-    """Do nothing; that it was done says that all before it was."""
+    """Do nothing: when it has run, everything before it has."""
 
 
 async def cancel_at(moment: int, task: asyncio.Task[Any], renewal_thread: RenewalThread) -> None:
-    """Cancel *task* after so many turns of the loop, when the renewal thread has answered, before the answer is
-    heard."""
+    """Cancel *task* after so many turns of the loop, when the renewal thread has answered, before the
+    answer is received."""
     for _ in range(moment):
         await asyncio.sleep(0)
     renewal_thread.call_blocking(nothing)
     task.cancel()
 
 
-@pytest.mark.parametrize("how", ["once, while closing", "again and again"])
+@pytest.mark.parametrize("how", ["once, while closing", "repeatedly"])
 async def test_a_consumer_that_is_cancelled_keeps_no_lock(how: str) -> None:
-    async with nothing_kept(), connect("memory:") as backend:
+    async with nothing_is_renewed(), connect("memory:") as backend:
         queue = backend.queue("orders", lock=1.0)
         await queue.send(b"a")
         began, ended = asyncio.Event(), asyncio.Event()
@@ -75,7 +75,7 @@ async def test_a_consumer_that_is_cancelled_keeps_no_lock(how: str) -> None:
         consumer = queue.consumer(handler, sigterm=False)
         running = asyncio.ensure_future(consumer.run())
         await began.wait()
-        if how == "again and again":  # as by anyio
+        if how == "repeatedly":  # as by anyio
             while not running.done():
                 running.cancel()
                 await asyncio.sleep(0)
@@ -94,7 +94,7 @@ async def test_a_consumer_that_is_cancelled_keeps_no_lock(how: str) -> None:
 
 
 async def test_a_consumer_may_be_cancelled_while_it_begins(renewal_thread: RenewalThread) -> None:
-    async with nothing_kept(), connect("memory:") as backend:
+    async with nothing_is_renewed(), connect("memory:") as backend:
         for moment in range(MOMENTS):
             running = asyncio.ensure_future(backend.queue("orders", lock=30).consume(print, sigterm=False))
             await cancel_at(moment, running, renewal_thread)
@@ -102,8 +102,8 @@ async def test_a_consumer_may_be_cancelled_while_it_begins(renewal_thread: Renew
             assert running.cancelled()
 
 
-async def test_who_enters_a_session_in_vain_is_not_cancelled_later(renewal_thread: RenewalThread) -> None:
-    async with nothing_kept(), connect("memory:") as backend:
+async def test_a_task_that_fails_to_enter_a_session_is_not_cancelled_later(renewal_thread: RenewalThread) -> None:
+    async with nothing_is_renewed(), connect("memory:") as backend:
         queue = backend.queue("orders", lock=30)
         entered = 0
 
@@ -138,7 +138,7 @@ async def test_who_enters_a_session_in_vain_is_not_cancelled_later(renewal_threa
 
 @pytest.mark.parametrize("cancels", [1, 3])
 async def test_a_session_that_is_left_by_a_cancellation_is_free(cancels: int, renewal_thread: RenewalThread) -> None:
-    async with nothing_kept(), connect("memory:") as backend:
+    async with nothing_is_renewed(), connect("memory:") as backend:
         queue = backend.queue("orders", lock=30)
         await queue.send(b"a", session="s")
         inside, go_on = asyncio.Event(), threading.Event()

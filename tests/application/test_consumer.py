@@ -27,7 +27,7 @@ from tenure.testing import until
 from tests.consuming import consume_down_to
 
 PATIENCE = 60.0
-"""Seconds after which something hangs."""
+"""Seconds after which a test fails as hanging."""
 
 LOCK = 3.0
 """Seconds for which a lock is kept, and renewed, on a machine that is busy with other things."""
@@ -35,7 +35,7 @@ LOCK = 3.0
 
 @pytest.fixture
 def stopping_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let handlers have any time to stop, so that none is left behind because the machine is busy."""
+    """Give handlers unlimited time to stop, so that a busy machine changes nothing."""
     monkeypatch.setattr("tenure._queue.options.Timing", functools.partial(Timing, grace=10.0))
 
 
@@ -81,7 +81,7 @@ def test_plain_functions_run_in_threads() -> None:
     asyncio.run(main())
 
 
-def test_what_only_looks_plain_is_awaited() -> None:
+def test_the_awaitable_of_a_plain_function_is_awaited() -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
             queue = backend.queue("orders", lock=LOCK)
@@ -120,7 +120,7 @@ def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
     asyncio.run(main())
 
 
-def test_a_blocked_loop_keeps_nobody_elses_messages() -> None:
+def test_a_blocked_loop_keeps_no_waiting_messages() -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
             queue, broker = backend.queue("orders", lock=LOCK), backend._opened.broker  # type: ignore[union-attr]
@@ -191,7 +191,7 @@ def test_a_thread_can_not_be_stopped_and_its_lock_runs_out() -> None:
 
 @pytest.mark.usefixtures("stopping_takes_long")
 @pytest.mark.parametrize("session", [None, "s"])
-@pytest.mark.parametrize("what", ["succeeds", "fails", "only looks plain"])
+@pytest.mark.parametrize("what", ["succeeds", "fails", "returns an awaitable"])
 def test_a_thread_that_ends_after_the_grace_of_a_drain_is_judged_by_its_outcome(what: str, session: str | None) -> None:
     async def main() -> None:
         entered, go_on = threading.Event(), threading.Event()
@@ -206,7 +206,7 @@ def test_a_thread_that_ends_after_the_grace_of_a_drain_is_judged_by_its_outcome(
                 match what:
                     case "fails":
                         raise ValueError("x")
-                    case "only looks plain":
+                    case "returns an awaitable":
                         return asyncio.sleep(0)
                 return None
 
@@ -224,14 +224,14 @@ def test_a_thread_that_ends_after_the_grace_of_a_drain_is_judged_by_its_outcome(
                 case "fails":
                     assert await queue.stats() == Stats(dead=1)
                     assert hooked == ["x"]
-                case "only looks plain":  # it is not awaited any more
+                case "returns an awaitable":  # it is not awaited any more
                     assert (await queue.stats()).ready == 1
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("ended_by", ["drain", "cancel", "max_hold"])
-def test_a_session_in_which_a_thread_runs_on_goes_to_nobody_else(ended_by: str) -> None:
+def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by: str) -> None:
     async def main() -> None:
         go_on, entered = threading.Event(), threading.Event()
         events: list[Any] = []
@@ -313,14 +313,14 @@ def test_heavy_handlers_run_in_processes() -> None:
 
 
 class Odd(Exception):
-    """It can be written, and not be read."""
+    """An error that can be pickled, and not unpickled."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(one + other)
 
 
-def labour(message: Received) -> None:
-    """Work in a process of its own, and write down which."""
+def record_pid(message: Received) -> None:
+    """Work in a process, and record its pid."""
     if folder := message.headers.get("folder"):
         (Path(str(folder)) / f"{message.id}.{message.delivery_count}.{os.getpid()}").touch()
     match message.body:
@@ -341,7 +341,7 @@ def pids(folder: Path) -> list[int]:
 
 
 def alive(pid: int) -> int:
-    """Return how many are alive of the group; who of it has ended, and is not waited for, has gone."""
+    """Return how many processes of the group are alive; zombies are not counted."""
     count = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -366,18 +366,18 @@ def test_a_process_that_dies_harms_its_own_message_only(tmp_path: Path) -> None:
             note = lambda message, error: failures.append((message.body, str(error)))  # noqa: E731
             retry = tenure.RetryPolicy(initial=0)
             options: dict[str, Any] = {"concurrency": 5, "until_empty": True, "retry": retry, "on_error": note}
-            await queue.consume(labour, run_in="process", **options)
-            told = dict(failures)
-            assert set(told) == {b"segfault", b"exit", b"odd"}
-            assert "killed by signal 11 (SIGSEGV)" in told[b"segfault"]
-            assert "exit code 3" in told[b"exit"]
-            assert "Odd: ab (the exception can't be sent" in told[b"odd"]
+            await queue.consume(record_pid, run_in="process", **options)
+            errors = dict(failures)
+            assert set(errors) == {b"segfault", b"exit", b"odd"}
+            assert "killed by signal 11 (SIGSEGV)" in errors[b"segfault"]
+            assert "exit code 3" in errors[b"exit"]
+            assert "Odd: ab (the exception can't be sent" in errors[b"odd"]
             assert (await queue.stats()).dead == 1
             [dead] = await queue.dead_letters.peek()
             assert dead.error is not None
-            assert "in labour" in dead.error.traceback
+            assert "in record_pid" in dead.error.traceback
             assert len([one for one in failures if one[0] != b"odd"]) == 2
-            assert len(list(tmp_path.iterdir())) == 2 + 2 + 2 + 10  # nobody else was tried twice
+            assert len(list(tmp_path.iterdir())) == 2 + 2 + 2 + 10  # no other message was delivered twice
             await until(lambda: all(is_gone(pid) for pid in pids(tmp_path)), within=PATIENCE)
 
     asyncio.run(main())
@@ -401,7 +401,7 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
                 "max_hold": 3.0 if why == "max_hold" else 600.0,
                 "on_error": lambda message, error: failures.append((message.body, str(error))),
             }
-            consuming = asyncio.ensure_future(queue.consume(labour, run_in="process", **options))
+            consuming = asyncio.ensure_future(queue.consume(record_pid, run_in="process", **options))
             # To make a process can take longer than that max_hold; one that is made is kept for the next message.
             await queue.send(b"at once", session=session)
             await until(lambda: _is_empty(queue), within=PATIENCE)
@@ -433,7 +433,7 @@ async def _is_empty(queue: tenure.Queue) -> bool:
     return await queue.stats() == Stats()
 
 
-def test_a_thread_that_outlives_the_loop_is_told_so() -> None:
+def test_a_thread_that_outlives_the_loop_gets_an_error() -> None:
     kept: list[BlockingMessage] = []
 
     async def main() -> None:
@@ -479,10 +479,10 @@ def test_sigterm_ends_it_gracefully() -> None:
         for _ in range(2):
             assert child.stdout.readline().startswith("began")
         child.send_signal(signal.SIGTERM)
-        told, _ = child.communicate(timeout=PATIENCE)
+        output, _ = child.communicate(timeout=PATIENCE)
     finally:
         child.kill()
-    lines = told.splitlines()
+    lines = output.splitlines()
     assert "ended 0.2" in lines  # inside grace
     assert lines[-1] == "over 3 0 [1, 1, 1]"  # given back, uncounted
     assert child.returncode == 0
@@ -515,10 +515,10 @@ def test_a_thread_that_is_stuck_does_not_keep_the_process(session: str | None) -
     try:
         assert child.stdout.readline() == "began\n"
         child.send_signal(signal.SIGTERM)
-        told, _ = child.communicate(timeout=PATIENCE)
+        output, _ = child.communicate(timeout=PATIENCE)
     finally:
         child.kill()
-    assert told == "over 1\n"  # not given back: its lock is left to run out
+    assert output == "over 1\n"  # not given back: its lock is left to run out
     assert child.returncode == 0
 
 
@@ -552,11 +552,11 @@ def test_no_process_outlives_its_consumer(number: signal.Signals, tmp_path: Path
     try:
         pid = int(child.stdout.readline())
         child.send_signal(number)
-        told, _ = child.communicate(timeout=PATIENCE)
+        output, _ = child.communicate(timeout=PATIENCE)
     finally:
         child.kill()
         child.wait()
-    assert told == ("over 1\n" if number is signal.SIGTERM else "")
+    assert output == ("over 1\n" if number is signal.SIGTERM else "")
     began = time.monotonic()
     while not is_gone(pid):
         assert time.monotonic() - began < PATIENCE
@@ -583,4 +583,4 @@ async def test_a_hook_that_fails_is_reported_and_ends_no_consumer() -> None:
                 await asyncio.sleep(0.01)
         await queue.drain()
         await consuming
-    assert reported == ["on_event of tenure failed"]  # it was told of one failure
+    assert reported == ["on_event of tenure failed"]  # once, for the first failure

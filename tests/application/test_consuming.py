@@ -1,4 +1,4 @@
-"""The options of ``consume``: their names, their defaults, and what is said of those that can't work."""
+"""The options of ``consume``: their names, their defaults, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def handle(message: tenure.Message) -> None:
 
 
 def yields(message: object, error: object = None) -> Iterator[int]:
-    """Do nothing when called but make a generator."""
+    """A generator function: calling it runs nothing."""
     yield 1
 
 
 async def yields_later(message: object) -> AsyncIterator[int]:
-    """Do nothing when called but make a generator, too."""
+    """An async generator function."""
     yield 1
 
 
@@ -44,7 +44,7 @@ class Yielding:
 
 @types.coroutine
 def old_style(message: tenure.Message) -> Generator[None, None, None]:
-    """Be a coroutine, as written of old."""
+    """A coroutine in the old style."""
     yield
 
 
@@ -58,7 +58,7 @@ async def test_a_generator_function_is_no_handler(queue: tenure.Queue, bad: Any,
     assert (await queue.stats()).ready == 1
 
 
-async def test_nor_is_it_work_to_lead_with() -> None:
+async def test_a_generator_function_is_no_work_of_a_leader() -> None:
     bad: Any
     async with tenure.connect("memory:") as backend:
         for bad in (yields, yields_later):
@@ -74,13 +74,13 @@ async def test_nor_is_it_work_to_lead_with() -> None:
                 blocking.queue("orders").consume(bad)
 
 
-async def test_a_coroutine_of_the_old_style_is_one(queue: tenure.Queue) -> None:
+async def test_a_coroutine_of_the_old_style_is_a_handler(queue: tenure.Queue) -> None:
     await queue.send(b"a")
     await queue.consume(old_style, until_empty=True)
     assert (await queue.stats()).ready == 0
 
 
-def test_the_options_that_may_be_passed_on_are_those_that_there_are() -> None:
+def test_the_typed_options_are_the_parameters() -> None:
     assert [one.name for one in dataclasses.fields(ConsumeSettings)] == list(ConsumeOptions.__annotations__)
 
 
@@ -106,7 +106,7 @@ async def test_options_that_can_not_work(
         await queue.consume(handle, sessions=sessions, **options)
 
 
-async def test_an_option_that_is_not_there(queue: tenure.Queue) -> None:
+async def test_an_unknown_option(queue: tenure.Queue) -> None:
     misspelled: Any = {"concurency": 3}
     with pytest.raises(TypeError, match=r"^consume\(\) has no option 'concurency'; did you mean 'concurrency'\?$"):
         await queue.consume(handle, **misspelled)

@@ -12,12 +12,12 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.received import Message
 from tenure._queue.retry import Reject
 from tenure.errors import ConfigError
-from tests.application.town import AT_ONCE, Town, fill, in_town
+from tests.application.queue_setup import AT_ONCE, QueueSetup, fill, in_virtual_time
 
 
-@in_town
-async def test_dead_letters_are_redriven_to_another_queue(town: Town) -> None:
-    queue, there = town.queue(), town.queue("there")
+@in_virtual_time
+async def test_dead_letters_are_redriven_to_another_queue(setup: QueueSetup) -> None:
+    queue, there = setup.queue(), setup.queue("there")
     await queue.send_batch([Outgoing(b"%d" % number) for number in range(3)])
     for message in await queue.receive(3):
         await message.dead_letter("bad")
@@ -29,9 +29,9 @@ async def test_dead_letters_are_redriven_to_another_queue(town: Town) -> None:
         await queue.dead_letters.redrive(to="a b ")
 
 
-@in_town
-async def test_dead_letters_are_a_queue_of_their_own(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_dead_letters_are_a_queue_of_their_own(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 250)
     for number, message in enumerate(await queue.receive(250)):
         await message.dead_letter("odd" if number % 2 else "even", str(number), error=ValueError(str(number)))
@@ -66,9 +66,9 @@ def test_how_long_letters_have_been_dead_is_counted_back_from_now() -> None:
     assert Selection(dead_for=60.0).at(100.0) == Selection(dead_before=40.0)
 
 
-@in_town
-async def test_dead_letters_are_kept_as_long_as_another_process_has_declared_since(town: Town) -> None:
-    mine, theirs = town.queue(dead_retention=60.0), town.queue()
+@in_virtual_time
+async def test_dead_letters_are_kept_as_long_as_another_process_has_declared_since(setup: QueueSetup) -> None:
+    mine, theirs = setup.queue(dead_retention=60.0), setup.queue()
     await mine.send(b"a")
     [message] = await mine.receive()
     await message.dead_letter("no use")
@@ -84,14 +84,14 @@ async def test_dead_letters_are_kept_as_long_as_another_process_has_declared_sin
     assert (await mine.stats()).dead == 0
 
 
-@in_town
-async def test_dead_letters_go_in_their_time_also_beside_an_idle_consumer(town: Town) -> None:
+@in_virtual_time
+async def test_dead_letters_go_in_their_time_also_beside_an_idle_consumer(setup: QueueSetup) -> None:
     async def reject(message: Message) -> None:
         raise Reject("odd")
 
     for sessions in (False, True):
-        queue = town.queue(f"orders-{sessions}", dead_retention=60.0)
-        async with town.consuming(queue, reject, sessions=sessions, concurrency=1):
+        queue = setup.queue(f"orders-{sessions}", dead_retention=60.0)
+        async with setup.consuming(queue, reject, sessions=sessions, concurrency=1):
             await asyncio.sleep(600.0)
             for _ in range(2):
                 await queue.send(b"no session's", expires_in=1.0)
@@ -104,9 +104,9 @@ async def test_dead_letters_go_in_their_time_also_beside_an_idle_consumer(town: 
 def test_dead_letters_go_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "PURGE_MAX", 10)
 
-    @in_town
-    async def test(town: Town) -> None:
-        queue = town.queue(dead_retention=60.0)
+    @in_virtual_time
+    async def test(setup: QueueSetup) -> None:
+        queue = setup.queue(dead_retention=60.0)
         await queue.send_batch([Outgoing(b"late", expires_in=1.0)] * 25)
         await asyncio.sleep(2.0)
         assert (await queue.stats()).dead == 25
@@ -118,9 +118,9 @@ def test_dead_letters_go_however_many_they_are(monkeypatch: pytest.MonkeyPatch) 
     test()
 
 
-@in_town
-async def test_the_history_of_a_message_that_failed_often_stays_small(town: Town) -> None:
-    queue = town.queue(max_deliveries=50)
+@in_virtual_time
+async def test_the_history_of_a_message_that_failed_often_stays_small(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=50)
     await fill(queue, 1)
 
     async def handler(message: Message) -> None:

@@ -19,14 +19,14 @@ from tenure.events import (
     GivenBack,
     HandlerOverran,
 )
-from tests.application.town import LOCK, Log, Town, fill, in_town
+from tests.application.queue_setup import LOCK, Log, QueueSetup, fill, in_virtual_time
 
 
-@in_town
-async def test_pause_gives_the_buffer_back_and_resume_goes_on(town: Town) -> None:
-    queue, log = town.queue(), Log(seconds=0.01)
+@in_virtual_time
+async def test_pause_gives_the_buffer_back_and_resume_goes_on(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log(seconds=0.01)
     await fill(queue, 500)
-    async with town.consuming(queue, log, concurrency=2):
+    async with setup.consuming(queue, log, concurrency=2):
         await asyncio.sleep(1.0)
         queue.pause()
         await asyncio.sleep(1.0)
@@ -44,9 +44,9 @@ async def test_pause_gives_the_buffer_back_and_resume_goes_on(town: Town) -> Non
     assert len(set(log.ended)) == 501
 
 
-@in_town
-async def test_draining_does_not_count(town: Town) -> None:
-    queue = town.queue(max_deliveries=2)
+@in_virtual_time
+async def test_draining_does_not_count(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=2)
     await fill(queue, 100)
     log = Log(seconds=5.0)
     for _ in range(5):
@@ -60,25 +60,25 @@ async def test_draining_does_not_count(town: Town) -> None:
     assert {one.delivery_count for one in await queue.receive(100)} == {1}
 
 
-@in_town
-async def test_draining_lets_handlers_finish_inside_grace(town: Town) -> None:
-    queue, log, stop = town.queue(), Log(seconds=5.0), asyncio.Event()
+@in_virtual_time
+async def test_draining_lets_handlers_finish_inside_grace(setup: QueueSetup) -> None:
+    queue, log, stop = setup.queue(), Log(seconds=5.0), asyncio.Event()
     await fill(queue, 10)
     task = asyncio.ensure_future(queue.consume(log, concurrency=3, stop=stop, grace=10.0))
     await asyncio.sleep(1.0)
     stop.set()
     await task
-    assert town.clock.now() == pytest.approx(5.0, abs=0.1)
+    assert setup.clock.now() == pytest.approx(5.0, abs=0.1)
     assert len(log.ended) == 3
     assert (await queue.stats()).ready == 7
 
 
-@in_town
-async def test_a_drain_is_honoured_before_the_consumer_has_begun(town: Town) -> None:
+@in_virtual_time
+async def test_a_drain_is_honoured_before_the_consumer_has_begun(setup: QueueSetup) -> None:
     for sessions in (False, True):
-        queue, log = town.queue(), Log()
+        queue, log = setup.queue(), Log()
         await queue.send(b"a", session="s" if sessions else None)
-        town.road.asked.clear()
+        setup.broker.requests.clear()
         consumer = queue.consumer(log, sessions=sessions)
         consumer.drain()
         await consumer.run()
@@ -86,27 +86,27 @@ async def test_a_drain_is_honoured_before_the_consumer_has_begun(town: Town) -> 
         stop.set()
         await queue.consume(log, sessions=sessions, stop=stop)
         assert log.began == []
-        assert not [one for one in town.road.asked if one.startswith("receive")]
+        assert not [one for one in setup.broker.requests if one.startswith("receive")]
 
 
-@in_town
-async def test_a_drain_is_honoured_while_the_store_is_slow_to_answer(town: Town) -> None:
+@in_virtual_time
+async def test_a_drain_is_honoured_while_the_store_is_slow_to_answer(setup: QueueSetup) -> None:
     for sessions in (False, True):
-        queue, log = town.queue(max_deliveries=7), Log()
-        town.road.answers.clear()
+        queue, log = setup.queue(max_deliveries=7), Log()
+        setup.broker.answers.clear()
         consuming = asyncio.ensure_future(queue.consume(log, sessions=sessions))
         await asyncio.sleep(1.0)
         queue.pause()
         await queue.drain()
-        assert town.clock.now() < 3.0
+        assert setup.clock.now() < 3.0
         await consuming
-        town.road.answers.set()
+        setup.broker.answers.set()
         assert log.began == []
 
 
-@in_town
-async def test_a_pause_that_comes_first_is_honoured(town: Town) -> None:
-    queue, log = town.queue(), Log()
+@in_virtual_time
+async def test_a_pause_that_comes_first_is_honoured(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log()
     await fill(queue, 1)
     consumer = queue.consumer(log)
     consumer.pause()
@@ -120,14 +120,16 @@ async def test_a_pause_that_comes_first_is_honoured(town: Town) -> None:
     await running
 
 
-@in_town
-async def test_a_consumer_goes_by_what_the_queue_was_declared_with(town: Town) -> None:
-    await town.queue(lock=5.0).send(b"a")
+@in_virtual_time
+async def test_a_consumer_uses_the_declared_settings(setup: QueueSetup) -> None:
+    await setup.queue(lock=5.0).send(b"a")
     queue = Queue(
-        QueueContext("orders", town.road, RenewalThread.here(), town.clock, QueueSettings(lock=LOCK), "me", expected={})
+        QueueContext(
+            "orders", setup.broker, RenewalThread.here(), setup.clock, QueueSettings(lock=LOCK), "me", expected={}
+        )
     )
     left: list[float] = []
-    began = town.clock.now()
+    began = setup.clock.now()
 
     async def handler(message: Message) -> None:
         left.append(message.locked_until - message.enqueued_at)
@@ -135,13 +137,13 @@ async def test_a_consumer_goes_by_what_the_queue_was_declared_with(town: Town) -
 
     await queue.consumer(handler, until_empty=True).run()
     assert left == [5.0]
-    assert town.clock.now() - began < 61.0
-    assert len([one for one in town.road.asked if one.startswith("renew")]) > 20
+    assert setup.clock.now() - began < 61.0
+    assert len([one for one in setup.broker.requests if one.startswith("renew")]) > 20
 
 
-@in_town
-async def test_cancelled_it_gives_back_and_lets_go(town: Town) -> None:
-    queue, log = town.queue(), Log(seconds=500.0)
+@in_virtual_time
+async def test_a_cancelled_consumer_gives_back_and_releases(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log(seconds=500.0)
     await fill(queue, 10)
     task = asyncio.ensure_future(queue.consume(log, concurrency=3))
     await asyncio.sleep(1.0)
@@ -153,10 +155,10 @@ async def test_cancelled_it_gives_back_and_lets_go(town: Town) -> None:
     assert {one.delivery_count for one in await queue.receive(10)} == {1}
 
 
-@in_town
-async def test_it_ends_even_if_a_handler_catches_what_is_to_cancel_it(town: Town) -> None:
+@in_virtual_time
+async def test_it_ends_even_if_a_handler_catches_what_is_to_cancel_it(setup: QueueSetup) -> None:
     for session in (None, "s"):
-        queue, go_on, began = town.queue(), asyncio.Event(), asyncio.Event()
+        queue, go_on, began = setup.queue(), asyncio.Event(), asyncio.Event()
         await queue.send(b"a", session=session)
 
         async def stubborn(message: Message, began: asyncio.Event = began, go_on: asyncio.Event = go_on) -> None:
@@ -167,28 +169,28 @@ async def test_it_ends_even_if_a_handler_catches_what_is_to_cancel_it(town: Town
 
         consuming = asyncio.ensure_future(queue.consume(stubborn, sessions=session is not None))
         await began.wait()
-        since = town.clock.now()
+        since = setup.clock.now()
         async with asyncio.timeout(20.0):
             await queue.drain(grace=5.0)
         await consuming
-        assert town.clock.now() - since <= 5.0 + 3 * 2.0  # grace, and three times what a handler has to stop
-        assert len(town.told(HandlerOverran)) == (1 if session is None else 2)
+        assert setup.clock.now() - since <= 5.0 + 3 * 2.0  # grace, and three times what a handler has to stop
+        assert len(setup.emitted(HandlerOverran)) == (1 if session is None else 2)
         assert (await queue.stats()).locked == 1
         go_on.set()
         await asyncio.sleep(2 * LOCK)
 
 
-@in_town
-async def test_whoever_receives_goes_by_the_lock_that_the_queue_was_declared_with(town: Town) -> None:
-    await fill(town.queue(lock=5.0), 3)
-    first = await town.queue(lock=5.0).receive(2)
+@in_virtual_time
+async def test_a_receiver_uses_the_declared_lock(setup: QueueSetup) -> None:
+    await fill(setup.queue(lock=5.0), 3)
+    first = await setup.queue(lock=5.0).receive(2)
     await first[0].defer()
     await first[1].dead_letter("bad")
 
     def stranger() -> Queue:
         return Queue(
             QueueContext(
-                "orders", town.road, RenewalThread.here(), town.clock, QueueSettings(lock=LOCK), "me", expected={}
+                "orders", setup.broker, RenewalThread.here(), setup.clock, QueueSettings(lock=LOCK), "me", expected={}
             )
         )
 
@@ -200,31 +202,31 @@ async def test_whoever_receives_goes_by_the_lock_that_the_queue_was_declared_wit
             await message.complete()
 
 
-@in_town
-async def test_it_ends_even_if_the_broker_can_not_be_asked(town: Town) -> None:
-    queue, log = town.queue(), Log(seconds=1.0)
+@in_virtual_time
+async def test_it_ends_even_if_the_broker_can_not_be_asked(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log(seconds=1.0)
     await fill(queue, 3)
     task = asyncio.ensure_future(queue.consume(log))
     await asyncio.sleep(0.5)
-    town.road.cut = True
+    setup.broker.cut = True
     await asyncio.sleep(2.0)
     await queue.drain(grace=3.0)
     await task
-    town.road.cut = False
+    setup.broker.cut = False
     await asyncio.sleep(LOCK)
-    assert (await queue.stats()).ready == 3  # kept: nobody heard that they were done
+    assert (await queue.stats()).ready == 3  # kept: the verdicts were not delivered
 
 
-@in_town
-async def test_what_waits_too_long_is_given_back_uncounted(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_what_waits_too_long_is_given_back_uncounted(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 300)
     seconds = 0.01
 
     async def handler(message: Message) -> None:
         await asyncio.sleep(seconds)
 
-    async with town.consuming(queue, handler, concurrency=1):
+    async with setup.consuming(queue, handler, concurrency=1):
         await asyncio.sleep(1.0)
         seconds = 500.0  # all at once, they have become slow
         await asyncio.sleep(60.0)
@@ -232,12 +234,12 @@ async def test_what_waits_too_long_is_given_back_uncounted(town: Town) -> None:
         assert stats.locked == 1
         assert stats.ready > 100
         assert {one.delivery_count for one in await queue.receive(200)} == {1}
-        assert town.told(GivenBack)
+        assert setup.emitted(GivenBack)
 
 
-@in_town
-async def test_two_consumers_share_and_neither_gets_the_others(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_two_consumers_share_and_neither_gets_the_others(setup: QueueSetup) -> None:
+    queue = setup.queue()
     bodies = await fill(queue, 1_000)
     logs = [Log(seconds=0.01) for _ in range(4)]
     await asyncio.gather(*(queue.consume(log, concurrency=5, until_empty=True) for log in logs))
@@ -245,21 +247,21 @@ async def test_two_consumers_share_and_neither_gets_the_others(town: Town) -> No
     assert min(len(log.ended) for log in logs) > 150
 
 
-@in_town
-async def test_a_broken_broker_ends_it(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_broken_broker_ends_it(setup: QueueSetup) -> None:
+    queue = setup.queue()
 
     async def broken(queue: str, limit: int, lock: float) -> Claim:
         raise ConfigError("this is no queue")
 
-    town.road.receive = broken  # type: ignore[method-assign]
+    setup.broker.receive = broken  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="no queue"):
         await queue.consume(Log())
 
 
-@in_town
-async def test_a_failing_hook_changes_nothing(town: Town) -> None:
-    queue = town.queue(max_deliveries=1)
+@in_virtual_time
+async def test_a_failing_hook_changes_nothing(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=1)
     await fill(queue, 1)
 
     def hook(message: Message, error: BaseException) -> None:
@@ -270,7 +272,7 @@ async def test_a_failing_hook_changes_nothing(town: Town) -> None:
 
     await queue.consume(handler, on_error=hook, until_empty=True)
     assert (await queue.stats()).dead == 1
-    assert "error hook" in town.loop.unhandled.pop()["message"]
+    assert "error hook" in setup.loop.unhandled.pop()["message"]
 
 
 @pytest.mark.parametrize(
@@ -286,13 +288,13 @@ async def test_a_failing_hook_changes_nothing(town: Town) -> None:
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], complaint: str) -> None:
-    @in_town
-    async def test(town: Town) -> None:
+    @in_virtual_time
+    async def test(setup: QueueSetup) -> None:
         with pytest.raises(ConfigError, match=complaint):
-            await town.queue().consume(Log(), **options)
+            await setup.queue().consume(Log(), **options)
         with pytest.raises(ConfigError, match="handler must be a function"):
-            await town.queue().consume("x")  # type: ignore[arg-type]
+            await setup.queue().consume("x")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="max must be"):
-            await town.queue().receive(0)
+            await setup.queue().receive(0)
 
     test()

@@ -1,4 +1,4 @@
-"""Election, Term and the driver on one loop in virtual time, over the memory store and what can go wrong before it."""
+"""Election, Term and the driver on one loop in virtual time, on a memory store whose connection can fail."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ T = TypeVar("T")
 TIMING = Timing()
 
 
-class Road:
-    """A store at the end of a road that can be slow, be cut, or lose what comes back."""
+class FaultyStore:
+    """A store whose connection can be slow, be cut, or lose answers."""
 
-    def __init__(self, store: MemoryLeases) -> None:
-        self.store = store
+    def __init__(self, inner: MemoryLeases) -> None:
+        self.inner = inner
         self.cut = False
         self.loses_answers = False
         self.broken: Exception | None = None
-        self.deaf: list[Exception] = []
+        self.hint_errors: list[Exception] = []
         self.delay = 0.0
         self.renewals: list[int] = []
 
     @property
     def traits(self) -> LeaseTraits:
-        return self.store.traits
+        return self.inner.traits
 
-    async def _travel(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         if self.broken:
             raise self.broken
         if self.cut:
-            raise Unavailable("the road is cut")
+            raise Unavailable("the connection is cut")
         answer = await call()
         await asyncio.sleep(self.delay)
         if self.loses_answers:
@@ -53,32 +53,32 @@ class Road:
         return answer
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        return await self._travel(lambda: self.store.acquire(name, holder, ttl, metadata))
+        return await self._call(lambda: self.inner.acquire(name, holder, ttl, metadata))
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         self.renewals.append(len(grants))
-        return await self._travel(lambda: self.store.renew(grants, ttl))
+        return await self._call(lambda: self.inner.renew(grants, ttl))
 
     async def release(self, grant: Grant) -> Released | Lost:
-        return await self._travel(lambda: self.store.release(grant))
+        return await self._call(lambda: self.inner.release(grant))
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        return await self._travel(lambda: self.store.inspect(name))
+        return await self._call(lambda: self.inner.inspect(name))
 
     async def names(self) -> Sequence[str]:
-        return await self._travel(self.store.names)
+        return await self._call(self.inner.names)
 
     async def ask_to_resign(self, name: str) -> bool:
-        return await self._travel(lambda: self.store.ask_to_resign(name))
+        return await self._call(lambda: self.inner.ask_to_resign(name))
 
     def hints(self, name: str) -> AsyncIterator[None]:
-        if self.deaf:
-            raise self.deaf.pop()
-        return self.store.hints(name)
+        if self.hint_errors:
+            raise self.hint_errors.pop()
+        return self.inner.hints(name)
 
 
-class Town:
-    """One store, several candidates, one virtual time."""
+class ElectionSetup:
+    """One store, several candidates, one virtual clock."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -89,18 +89,18 @@ class Town:
         self.events: list[Event] = []
         self._drivers: list[Driver] = []
 
-    def road(self) -> tuple[Road, Driver]:
-        road = Road(self.store)
-        driver = Driver(road, self.clock)
+    def connect(self) -> tuple[FaultyStore, Driver]:
+        store = FaultyStore(self.store)
+        driver = Driver(store, self.clock)
         self._drivers.append(driver)
-        return road, driver
+        return store, driver
 
     def candidate(self, driver: Driver | None = None, *, timing: Timing = TIMING, **options: Any) -> Election:
-        driver = driver or self.road()[1]
+        driver = driver or self.connect()[1]
         options.setdefault("on_event", self.events.append)
         return Election("chair", timing, driver=driver, renewal_thread=RenewalThread.here(), **options)
 
-    def told(self, kind: type[Event]) -> list[Any]:
+    def emitted(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def close(self) -> None:
@@ -108,15 +108,15 @@ class Town:
             await driver.close()
 
 
-def in_town(test: Callable[[Town], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run *test* in virtual time, and hand it a town."""
+def in_virtual_time(test: Callable[[ElectionSetup], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run *test* in virtual time, with a setup as its argument."""
 
     async def main() -> None:
-        town = Town()
+        setup = ElectionSetup()
         try:
-            await test(town)
+            await test(setup)
         finally:
-            await town.close()
+            await setup.close()
 
     def wrapped() -> None:
         run(main(), seed=1, limit=10_000)
@@ -129,16 +129,16 @@ async def forever(term: Term) -> None:
     await asyncio.Event().wait()
 
 
-async def elected(town: Town, count: int = 1) -> None:
+async def elected(setup: ElectionSetup, count: int = 1) -> None:
     """Wait until so many terms have begun."""
     async with asyncio.timeout(1000):
-        while len(town.told(TermBegan)) < count:
+        while len(setup.emitted(TermBegan)) < count:
             await asyncio.sleep(0.05)
 
 
-@in_town
-async def test_work_that_returns_ends_the_campaign_and_hands_the_lease_back(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_work_that_returns_ends_the_campaign_and_releases_the_lease(setup: ElectionSetup) -> None:
+    election = setup.candidate()
     seen: list[Leader | None] = []
 
     async def work(term: Term) -> None:
@@ -149,11 +149,11 @@ async def test_work_that_returns_ends_the_campaign_and_hands_the_lease_back(town
 
     await election.run(work)
     assert await election.leader() is None
-    assert town.told(TermEnded)[0].released
+    assert setup.emitted(TermEnded)[0].released
 
 
-@in_town
-async def test_again_campaigns_anew_with_a_higher_token(town: Town) -> None:
+@in_virtual_time
+async def test_again_campaigns_anew_with_a_higher_token(setup: ElectionSetup) -> None:
     tokens: list[int] = []
     stop = asyncio.Event()
 
@@ -162,29 +162,29 @@ async def test_again_campaigns_anew_with_a_higher_token(town: Town) -> None:
         if len(tokens) == 3:
             stop.set()
 
-    await town.candidate().run(work, again=True, stop=stop)
+    await setup.candidate().run(work, again=True, stop=stop)
     assert tokens == [1, 2, 3]
 
 
-@in_town
-async def test_a_candidate_whose_hints_failed_gets_the_next_vacancy(town: Town) -> None:
+@in_virtual_time
+async def test_a_candidate_whose_hints_failed_gets_the_next_vacancy(setup: ElectionSetup) -> None:
     stop = asyncio.Event()
-    leading = asyncio.create_task(town.candidate().run(forever, stop=stop))
-    await elected(town)
-    road, driver = town.road()
-    road.deaf = [OSError("no file descriptors left"), Unavailable("the road is cut")]
-    waiting = asyncio.create_task(town.candidate(driver).run(forever))
+    leading = asyncio.create_task(setup.candidate().run(forever, stop=stop))
+    await elected(setup)
+    store, driver = setup.connect()
+    store.hint_errors = [OSError("no file descriptors left"), Unavailable("the connection is cut")]
+    waiting = asyncio.create_task(setup.candidate(driver).run(forever))
     await asyncio.sleep(3 * TIMING.retry_every)
-    assert not road.deaf
+    assert not store.hint_errors
     leading.cancel()
     async with asyncio.timeout(TIMING.retry_every):
-        await elected(town, 2)
+        await elected(setup, 2)
     waiting.cancel()
 
 
-@in_town
-async def test_work_that_raises_steps_down_and_raises(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_work_that_raises_steps_down_and_raises(setup: ElectionSetup) -> None:
+    election = setup.candidate()
 
     async def work(term: Term) -> None:
         raise KeyError("no such plan")
@@ -194,9 +194,9 @@ async def test_work_that_raises_steps_down_and_raises(town: Town) -> None:
     assert await election.leader() is None
 
 
-@in_town
-async def test_the_lease_is_renewed_for_as_long_as_the_work_runs(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_the_lease_is_renewed_for_as_long_as_the_work_runs(setup: ElectionSetup) -> None:
+    election = setup.candidate()
 
     async def work(term: Term) -> None:
         for _ in range(100):
@@ -205,103 +205,103 @@ async def test_the_lease_is_renewed_for_as_long_as_the_work_runs(town: Town) -> 
             assert term.remaining() > TIMING.grace
 
     await election.run(work)
-    assert len(town.told(TermBegan)) == 1
+    assert len(setup.emitted(TermBegan)) == 1
 
 
-@in_town
-async def test_a_cut_leader_stops_before_another_can_lead_and_contends_again(town: Town) -> None:
-    road, driver = town.road()
-    old, new = town.candidate(driver), town.candidate()
+@in_virtual_time
+async def test_a_cut_leader_stops_before_another_can_lead_and_campaigns_again(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    old, new = setup.candidate(driver), setup.candidate()
     stopped_at: list[float] = []
     began_at: list[float] = []
 
-    async def reign(term: Term) -> None:
+    async def lead(term: Term) -> None:
         try:
             await forever(term)
         finally:
             assert term.remaining() > 0.0
-            stopped_at.append(town.loop.time())
+            stopped_at.append(setup.loop.time())
 
     async def succeed(term: Term) -> None:
-        began_at.append(town.loop.time())
+        began_at.append(setup.loop.time())
         await asyncio.sleep(30)
 
-    first = asyncio.create_task(old.run(reign))
-    await elected(town)
+    first = asyncio.create_task(old.run(lead))
+    await elected(setup)
     second = asyncio.create_task(new.run(succeed))
     await asyncio.sleep(20)
-    road.cut = True
-    await elected(town, 2)
+    store.cut = True
+    await elected(setup, 2)
     assert stopped_at[0] < began_at[0]
-    road.cut = False
+    store.cut = False
     await second
-    await elected(town, 3)  # the old one is back in office, with a term of its own
-    assert [event.token for event in town.told(TermBegan)] == [1, 2, 3]
+    await elected(setup, 3)  # the old one leads again, in a new term
+    assert [event.token for event in setup.emitted(TermBegan)] == [1, 2, 3]
     first.cancel()
     await asyncio.wait({first})
 
 
-@in_town
-async def test_two_lost_answers_in_a_row_cost_nothing(town: Town) -> None:
-    road, driver = town.road()
-    task = asyncio.create_task(town.candidate(driver).run(forever))
-    await elected(town)
+@in_virtual_time
+async def test_two_lost_answers_in_a_row_end_no_term(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    task = asyncio.create_task(setup.candidate(driver).run(forever))
+    await elected(setup)
     await asyncio.sleep(4)
-    road.loses_answers = True
-    while len(town.told(RenewalMissed)) < 2:
+    store.loses_answers = True
+    while len(setup.emitted(RenewalMissed)) < 2:
         await asyncio.sleep(0.1)
-    road.loses_answers = False
+    store.loses_answers = False
     await asyncio.sleep(60)
-    assert len(town.told(TermBegan)) == 1
-    assert not town.told(TermEnding)
+    assert len(setup.emitted(TermBegan)) == 1
+    assert not setup.emitted(TermEnding)
     task.cancel()
     await asyncio.wait({task})
 
 
-@in_town
-async def test_a_lease_that_can_not_be_released_is_reported_once(town: Town) -> None:
-    road, driver = town.road()
+@in_virtual_time
+async def test_a_lease_that_can_not_be_released_is_reported_once(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
     stop = asyncio.Event()
-    task = asyncio.create_task(town.candidate(driver).run(forever, stop=stop))
-    await elected(town)
-    road.cut = True
+    task = asyncio.create_task(setup.candidate(driver).run(forever, stop=stop))
+    await elected(setup)
+    store.cut = True
     stop.set()
     await task
-    [missed] = town.told(ReleaseMissed)
+    [missed] = setup.emitted(ReleaseMissed)
     assert missed.token == 1
     assert 0 < missed.time_left <= TIMING.ttl
 
 
-@in_town
-async def test_an_acquisition_whose_answer_was_lost_is_found_again(town: Town) -> None:
-    road, driver = town.road()
-    road.loses_answers = True
-    task = asyncio.create_task(town.candidate(driver).run(forever))
+@in_virtual_time
+async def test_an_acquisition_whose_answer_was_lost_is_found_again(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    store.loses_answers = True
+    task = asyncio.create_task(setup.candidate(driver).run(forever))
     await asyncio.sleep(1)
-    road.loses_answers = False
-    await elected(town)
-    assert town.loop.time() < TIMING.ttl  # it did not have to wait for its own lost lease
-    assert town.told(TermBegan)[0].token == 1
+    store.loses_answers = False
+    await elected(setup)
+    assert setup.loop.time() < TIMING.ttl  # it did not have to wait for its own lost lease
+    assert setup.emitted(TermBegan)[0].token == 1
     task.cancel()
     await asyncio.wait({task})
 
 
-@in_town
-async def test_a_grant_that_comes_after_the_campaign_was_stopped_is_handed_back(town: Town) -> None:
-    road, driver = town.road()
-    road.delay = 1.0
-    task = asyncio.create_task(town.candidate(driver).run(forever))
+@in_virtual_time
+async def test_a_grant_that_comes_after_the_campaign_was_stopped_is_released(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    store.delay = 1.0
+    task = asyncio.create_task(setup.candidate(driver).run(forever))
     await asyncio.sleep(0.5)
     task.cancel()
     await asyncio.wait({task})
-    assert len(town.told(ReleasedUnused)) == 1
-    assert not town.told(TermBegan)
-    assert isinstance(await town.store.inspect("chair"), Vacant)
+    assert len(setup.emitted(ReleasedUnused)) == 1
+    assert not setup.emitted(TermBegan)
+    assert isinstance(await setup.store.inspect("chair"), Vacant)
 
 
-@in_town
-async def test_cancelling_run_waits_for_the_work_and_then_hands_back(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_cancelling_run_waits_for_the_work_and_then_releases(setup: ElectionSetup) -> None:
+    election = setup.candidate()
     tidy: list[bool] = []
 
     async def work(term: Term) -> None:
@@ -313,7 +313,7 @@ async def test_cancelling_run_waits_for_the_work_and_then_hands_back(town: Town)
             raise
 
     task = asyncio.create_task(election.run(work))
-    await elected(town)
+    await elected(setup)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -321,53 +321,53 @@ async def test_cancelling_run_waits_for_the_work_and_then_hands_back(town: Town)
     assert await election.leader() is None
 
 
-@in_town
-async def test_work_that_ignores_cancellation_keeps_its_lease_until_it_runs_out(town: Town) -> None:
-    election, other = town.candidate(), town.candidate()
+@in_virtual_time
+async def test_work_that_ignores_cancellation_keeps_its_lease_until_it_runs_out(setup: ElectionSetup) -> None:
+    election, other = setup.candidate(), setup.candidate()
     stubborn_until: list[float] = []
 
     async def stubborn(term: Term) -> None:
-        until = town.loop.time() + 60
-        while town.loop.time() < until:
+        until = setup.loop.time() + 60
+        while setup.loop.time() < until:
             try:
-                await asyncio.sleep(until - town.loop.time())
+                await asyncio.sleep(until - setup.loop.time())
             except asyncio.CancelledError:
                 continue
-        stubborn_until.append(town.loop.time())
+        stubborn_until.append(setup.loop.time())
 
     task = asyncio.create_task(election.run(stubborn))
-    await elected(town)
+    await elected(setup)
     leaving = asyncio.create_task(election.resign())
     await asyncio.sleep(0)
     rival = asyncio.create_task(other.run(forever))
-    await elected(town, 2)
-    assert town.told(Overrun)
+    await elected(setup, 2)
+    assert setup.emitted(Overrun)
     assert not stubborn_until
-    assert town.loop.time() >= TIMING.window
+    assert setup.loop.time() >= TIMING.window
     await leaving
     assert stubborn_until
-    assert not town.told(TermEnded)[0].released
+    assert not setup.emitted(TermEnded)[0].released
     for each in (task, rival):
         each.cancel()
     await asyncio.wait({task, rival})
 
 
-@in_town
-async def test_a_block_is_cancelled_when_its_term_is_lost(town: Town) -> None:
-    road, driver = town.road()
-    election = town.candidate(driver)
+@in_virtual_time
+async def test_a_block_is_cancelled_when_its_term_is_lost(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    election = setup.candidate(driver)
     with pytest.raises(TermLost, match="did not confirm the lease in time"):
         async with election.campaign() as term:
-            road.cut = True
+            store.cut = True
             await forever(term)
     assert asyncio.current_task() is not None
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
     await asyncio.sleep(1)  # nothing of the cancellation is left
 
 
-@in_town
-async def test_a_block_that_ends_hands_back_and_a_block_that_raises_raises(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_a_block_that_ends_releases_and_a_block_that_raises_raises(setup: ElectionSetup) -> None:
+    election = setup.candidate()
     async with election.campaign() as term:
         assert term.remaining() > 0
     assert await election.leader() is None
@@ -377,58 +377,58 @@ async def test_a_block_that_ends_hands_back_and_a_block_that_raises_raises(town:
     assert await election.leader() is None
 
 
-@in_town
-async def test_a_block_cancelled_from_outside_is_cancelled_and_not_lost(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_a_block_cancelled_from_outside_is_cancelled_and_not_lost(setup: ElectionSetup) -> None:
+    election = setup.candidate()
 
     async def campaign() -> None:
         async with election.campaign() as term:
             await forever(term)
 
     task = asyncio.create_task(campaign())
-    await elected(town)
+    await elected(setup)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await election.leader() is None
 
 
-@in_town
-async def test_a_block_left_to_itself_sees_that_its_term_is_lost(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_a_block_that_is_not_cancelled_sees_that_its_term_is_lost(setup: ElectionSetup) -> None:
+    election = setup.candidate()
     async with election.campaign(cancel=False) as term:
         assert await election.ask_to_resign()
         await term.lost.wait()
-        term.check()  # until the lease is handed back, it may still tidy up in office
+        term.check()  # until the lease is released, it may still act as the leader
 
 
-@in_town
-async def test_the_leader_can_be_asked_to_step_down_and_lets_others_go_first(town: Town) -> None:
-    one, two = town.candidate(), town.candidate()
+@in_virtual_time
+async def test_the_leader_can_be_asked_to_step_down_and_lets_others_go_first(setup: ElectionSetup) -> None:
+    one, two = setup.candidate(), setup.candidate()
     first = asyncio.create_task(one.run(forever))
-    await elected(town)
+    await elected(setup)
     second = asyncio.create_task(two.run(forever))
     await asyncio.sleep(1)
-    asked_at = town.loop.time()
+    asked_at = setup.loop.time()
     assert await two.ask_to_resign()
-    await elected(town, 2)
-    assert town.loop.time() - asked_at < 1.0
-    assert town.told(TermEnding)[0].reason == "asked"
-    holders = [event.holder.rpartition("#")[0] for event in town.told(TermBegan)]
+    await elected(setup, 2)
+    assert setup.loop.time() - asked_at < 1.0
+    assert setup.emitted(TermEnding)[0].reason == "asked"
+    holders = [event.holder.rpartition("#")[0] for event in setup.emitted(TermBegan)]
     assert holders[0] != holders[1]
     for task in (first, second):
         task.cancel()
     await asyncio.wait({first, second})
 
 
-@in_town
-async def test_without_a_leader_there_is_none_to_ask_to_resign(town: Town) -> None:
-    assert not await town.candidate().ask_to_resign()
-    assert not await town.candidate().resign()
+@in_virtual_time
+async def test_without_a_leader_there_is_none_to_ask_to_resign(setup: ElectionSetup) -> None:
+    assert not await setup.candidate().ask_to_resign()
+    assert not await setup.candidate().resign()
 
 
-@in_town
-async def test_stop_lets_the_work_finish(town: Town) -> None:
+@in_virtual_time
+async def test_stop_lets_the_work_finish(setup: ElectionSetup) -> None:
     stop = asyncio.Event()
     finished: list[bool] = []
 
@@ -438,12 +438,12 @@ async def test_stop_lets_the_work_finish(town: Town) -> None:
         term.check()
         finished.append(True)
 
-    await town.candidate().run(work, again=True, stop=stop)
+    await setup.candidate().run(work, again=True, stop=stop)
     assert finished == [True]
 
 
-@in_town
-async def test_stopped_before_or_while_it_wins_it_does_not_begin(town: Town) -> None:
+@in_virtual_time
+async def test_stopped_before_or_while_it_wins_it_does_not_begin(setup: ElectionSetup) -> None:
     stop = asyncio.Event()
     began: list[int] = []
 
@@ -451,58 +451,58 @@ async def test_stopped_before_or_while_it_wins_it_does_not_begin(town: Town) -> 
         began.append(term.token)
 
     stop.set()
-    await town.candidate().run(work, stop=stop)
+    await setup.candidate().run(work, stop=stop)
     stop.clear()
 
     def stop_at_the_win(event: Event) -> None:
         if isinstance(event, TermBegan):
             stop.set()
 
-    await town.candidate(on_event=stop_at_the_win).run(work, stop=stop)
+    await setup.candidate(on_event=stop_at_the_win).run(work, stop=stop)
     assert not began
-    assert isinstance(await town.store.inspect("chair"), Vacant)
+    assert isinstance(await setup.store.inspect("chair"), Vacant)
 
 
-@in_town
-async def test_work_that_cancels_itself_is_an_error(town: Town) -> None:
+@in_virtual_time
+async def test_work_that_cancels_itself_is_an_error(setup: ElectionSetup) -> None:
     async def work(term: Term) -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(TenureError, match="the work cancelled itself"):
-        await town.candidate().run(work)
-    assert isinstance(await town.store.inspect("chair"), Vacant)
+        await setup.candidate().run(work)
+    assert isinstance(await setup.store.inspect("chair"), Vacant)
 
 
-@in_town
-async def test_a_health_callback_that_is_cancelled_counts_as_unwell(town: Town) -> None:
+@in_virtual_time
+async def test_a_health_callback_that_is_cancelled_counts_as_false(setup: ElectionSetup) -> None:
     async def cancelled() -> bool:
         raise asyncio.CancelledError
 
-    task = asyncio.create_task(town.candidate(health=cancelled).run(forever))
-    await elected(town, 2)
-    assert town.told(TermEnding)[0].reason == "stalled"
+    task = asyncio.create_task(setup.candidate(health=cancelled).run(forever))
+    await elected(setup, 2)
+    assert setup.emitted(TermEnding)[0].reason == "stalled"
     task.cancel()
     await asyncio.wait({task})
 
 
-@in_town
-async def test_observe_yields_every_change_and_nothing_while_the_store_is_away(town: Town) -> None:
-    road, driver = town.road()
-    watcher = town.candidate(driver)
+@in_virtual_time
+async def test_observe_yields_every_change_and_nothing_while_the_store_is_away(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    watcher = setup.candidate(driver)
     seen: list[int | None] = []
-    told = seen.append
+    note = seen.append
 
     async def watch() -> None:
         async for leader in watcher.observe():
-            told(leader.token if leader else None)
+            note(leader.token if leader else None)
 
     task = asyncio.create_task(watch())
     await asyncio.sleep(0.1)
-    async with town.candidate().campaign():
+    async with setup.candidate().campaign():
         await asyncio.sleep(0.1)
-        road.cut = True
+        store.cut = True
         await asyncio.sleep(20)
-        road.cut = False
+        store.cut = False
         await asyncio.sleep(20)
     await asyncio.sleep(0.1)
     assert seen == [None, 1, None]
@@ -512,39 +512,39 @@ async def test_observe_yields_every_change_and_nothing_while_the_store_is_away(t
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_an_unhealthy_leader_loses_its_lease(asynchronous: bool) -> None:
-    @in_town
-    async def story(town: Town) -> None:
+    @in_virtual_time
+    async def scenario(setup: ElectionSetup) -> None:
         well = [True]
 
         async def ask() -> bool:
             return well[0]
 
         health: Health = ask if asynchronous else lambda: well[0]
-        task = asyncio.create_task(town.candidate(health=health).run(forever))
-        await elected(town)
+        task = asyncio.create_task(setup.candidate(health=health).run(forever))
+        await elected(setup)
         await asyncio.sleep(30)
-        assert len(town.told(TermBegan)) == 1
+        assert len(setup.emitted(TermBegan)) == 1
         well[0] = False
-        await elected(town, 2)
-        assert town.told(TermEnding)[0].reason == "stalled"
+        await elected(setup, 2)
+        assert setup.emitted(TermEnding)[0].reason == "stalled"
         task.cancel()
         await asyncio.wait({task})
 
-    story()
+    scenario()
 
 
-@in_town
-async def test_without_beats_a_leader_loses_its_lease(town: Town) -> None:
+@in_virtual_time
+async def test_without_beats_a_leader_loses_its_lease(setup: ElectionSetup) -> None:
     async def work(term: Term) -> None:
         for _ in range(20):
             term.beat()
             await asyncio.sleep(1)
         await forever(term)
 
-    task = asyncio.create_task(town.candidate(stall_after=3).run(work))
-    await elected(town)
-    await elected(town, 2)
-    ending = town.told(TermEnding)[0]
+    task = asyncio.create_task(setup.candidate(stall_after=3).run(work))
+    await elected(setup)
+    await elected(setup, 2)
+    ending = setup.emitted(TermEnding)[0]
     assert ending.reason == "stalled"
     assert 20 < ending.at < 20 + 3 + TIMING.ttl
     task.cancel()
@@ -552,82 +552,82 @@ async def test_without_beats_a_leader_loses_its_lease(town: Town) -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError("not a database"), TypeError("a bug in a driver")])
-def test_an_error_that_can_never_pass_is_raised_by_run(error: Exception) -> None:
-    @in_town
-    async def story(town: Town) -> None:
-        road, driver = town.road()
-        road.broken = error
+def test_a_permanent_error_is_raised_by_run(error: Exception) -> None:
+    @in_virtual_time
+    async def scenario(setup: ElectionSetup) -> None:
+        store, driver = setup.connect()
+        store.broken = error
         with pytest.raises(type(error), match=str(error)):
-            await town.candidate(driver).run(forever)
+            await setup.candidate(driver).run(forever)
         with pytest.raises(type(error), match=str(error)):
-            async with town.candidate(driver).campaign():
+            async with setup.candidate(driver).campaign():
                 pass
 
-    story()
+    scenario()
 
 
-@in_town
-async def test_one_object_is_one_candidate(town: Town) -> None:
-    election = town.candidate()
+@in_virtual_time
+async def test_one_object_is_one_candidate(setup: ElectionSetup) -> None:
+    election = setup.candidate()
     async with election.campaign():
         with pytest.raises(ConfigError, match="campaigns for 'chair' already"):
             await election.run(forever)
 
 
-@in_town
-async def test_work_that_is_no_coroutine_is_refused(town: Town) -> None:
+@in_virtual_time
+async def test_work_that_is_not_a_coroutine_function_is_refused(setup: ElectionSetup) -> None:
     def work(term: Term) -> None:
         return None
 
-    election = town.candidate()
+    election = setup.candidate()
     with pytest.raises(ConfigError, match=r"must be an async function.*tenure\.sync"):
         await election.run(work)  # type: ignore[arg-type]
     assert await election.leader() is None
 
 
-@in_town
-async def test_work_that_raises_before_it_can_be_awaited(town: Town) -> None:
+@in_virtual_time
+async def test_work_that_raises_before_it_can_be_awaited(setup: ElectionSetup) -> None:
     def work(term: Term) -> Awaitable[None]:
         raise KeyError("at once")
 
-    election = town.candidate()
+    election = setup.candidate()
     with pytest.raises(KeyError, match="at once"):
         await election.run(work)
     assert await election.leader() is None
 
 
-@in_town
-async def test_an_error_of_work_that_cleans_up_is_not_lost(town: Town) -> None:
+@in_virtual_time
+async def test_an_error_of_work_that_cleans_up_is_not_lost(setup: ElectionSetup) -> None:
     async def work(term: Term) -> None:
         try:
             await forever(term)
         finally:
             raise OSError("could not save")
 
-    task = asyncio.create_task(town.candidate().run(work))
-    await elected(town)
+    task = asyncio.create_task(setup.candidate().run(work))
+    await elected(setup)
     task.cancel()
     with pytest.raises(OSError, match="could not save"):
         await task
 
 
-@in_town
-async def test_a_candidate_cancelled_at_any_moment_leaves_no_leader(town: Town) -> None:
-    road, driver = town.road()
-    road.delay = 0.01
+@in_virtual_time
+async def test_a_candidate_cancelled_at_any_moment_leaves_no_leader(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    store.delay = 0.01
     for steps in range(40):
-        task = asyncio.create_task(town.candidate(driver).run(forever))
+        task = asyncio.create_task(setup.candidate(driver).run(forever))
         for _ in range(steps):
             await asyncio.sleep(0 if steps < 30 else 0.005)
         task.cancel()
         await asyncio.wait({task})
         assert not driver.candidacies
-        assert isinstance(await town.store.inspect("chair"), Vacant)
+        assert isinstance(await setup.store.inspect("chair"), Vacant)
 
 
-@in_town
-async def test_others_read_the_metadata_of_the_leader(town: Town) -> None:
-    election = town.candidate(metadata={"address": "10.0.0.7:80"}, label="web-1")
+@in_virtual_time
+async def test_others_read_the_metadata_of_the_leader(setup: ElectionSetup) -> None:
+    election = setup.candidate(metadata={"address": "10.0.0.7:80"}, label="web-1")
     async with election.campaign() as term:
         leader = await election.leader()
         assert leader is not None
@@ -636,48 +636,48 @@ async def test_others_read_the_metadata_of_the_leader(town: Town) -> None:
         assert leader.holder.startswith("web-1-")
 
 
-@in_town
-async def test_a_thousand_leases_share_their_renewals(town: Town) -> None:
-    road, driver = town.road()
+@in_virtual_time
+async def test_a_thousand_leases_share_their_renewals(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
     elections = [
-        Election(f"chair {n}", TIMING, driver=driver, renewal_thread=RenewalThread.here(), on_event=town.events.append)
+        Election(f"chair {n}", TIMING, driver=driver, renewal_thread=RenewalThread.here(), on_event=setup.events.append)
         for n in range(1000)
     ]
     tasks = [asyncio.create_task(election.run(forever)) for election in elections]
-    await elected(town, 1000)
-    road.renewals.clear()
-    start = town.loop.time()
+    await elected(setup, 1000)
+    store.renewals.clear()
+    start = setup.loop.time()
     await asyncio.sleep(100)
-    rounds = (town.loop.time() - start) / TIMING.renew_every
-    assert sum(road.renewals) >= 1000 * (rounds - 1)
-    assert len(road.renewals) <= 4 * 1.3 * rounds  # some at most in two statements of 500, most rounds in two
-    assert len(town.told(TermBegan)) == 1000
+    rounds = (setup.loop.time() - start) / TIMING.renew_every
+    assert sum(store.renewals) >= 1000 * (rounds - 1)
+    assert len(store.renewals) <= 4 * 1.3 * rounds  # some at most in two statements of 500, most rounds in two
+    assert len(setup.emitted(TermBegan)) == 1000
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     assert not driver.candidacies
 
 
-@in_town
-async def test_a_store_that_answers_after_the_deadline_is_believed_from_the_question(town: Town) -> None:
-    road, driver = town.road()
-    task = asyncio.create_task(town.candidate(driver).run(forever))
-    await elected(town)
-    road.delay = TIMING.retry_every * 1.5  # each answer comes late, and still in time
+@in_virtual_time
+async def test_a_store_that_answers_after_the_deadline_is_trusted_from_the_request(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    task = asyncio.create_task(setup.candidate(driver).run(forever))
+    await elected(setup)
+    store.delay = TIMING.retry_every * 1.5  # each answer comes late, and still in time
     await asyncio.sleep(60)
-    assert len(town.told(TermBegan)) == 1
-    road.delay = 0.0
+    assert len(setup.emitted(TermBegan)) == 1
+    store.delay = 0.0
     task.cancel()
     await asyncio.wait({task})
 
 
 def yields() -> Iterator[bool]:
-    """Be true without having looked."""
+    """A generator function: calling it runs nothing."""
     yield False
 
 
-@in_town
-async def test_bad_settings_are_refused_when_built(town: Town) -> None:
+@in_virtual_time
+async def test_bad_settings_are_refused_when_built(setup: ElectionSetup) -> None:
     for options, message in [
         ({"stall_after": 0}, "stall_after must be a positive number"),
         ({"stall_after": "5"}, "stall_after must be a positive number"),
@@ -690,4 +690,4 @@ async def test_bad_settings_are_refused_when_built(town: Town) -> None:
         ({"metadata": {"port": "\udcff"}}, "metadata must hold no NUL and no lone surrogate"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            town.candidate(**options)  # type: ignore[arg-type]
+            setup.candidate(**options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A forked child: what its parent holds is not its own, and it ends quietly."""
+"""A forked child: terms and locks of its parent are not valid in it, and it ends quietly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consuming: what becomes of a message after its handler, and what becomes of a handler that is late."""
+"""Consuming: the verdict on a message after its handler, and handlers that are late."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tenure.events import (
     MessageFailed,
 )
 from tenure.testing import ManualClock
-from tests.application.town import AT_ONCE, LOCK, Log, Town, fill, in_town
+from tests.application.queue_setup import AT_ONCE, LOCK, Log, QueueSetup, fill, in_virtual_time
 
 
-@in_town
-async def test_a_handler_that_returns_completes(town: Town) -> None:
-    queue, log = town.queue(), Log()
+@in_virtual_time
+async def test_a_handler_that_returns_completes(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log()
     bodies = await fill(queue, 2_500)
     await queue.consume(log, until_empty=True)
     assert log.ended == bodies
     assert await queue.stats() == Stats()
-    assert max(int(one.split()[1]) for one in town.road.asked if one.startswith("settle")) > 50
+    assert max(int(one.split()[1]) for one in setup.broker.requests if one.startswith("settle")) > 50
 
 
-@in_town
-async def test_so_many_handlers_run_at_once_and_no_more(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_so_many_handlers_run_at_once_and_no_more(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 40)
     running, most = 0, 0
 
@@ -52,12 +52,12 @@ async def test_so_many_handlers_run_at_once_and_no_more(town: Town) -> None:
 
     await queue.consume(handler, concurrency=4, until_empty=True)
     assert most == 4
-    assert town.clock.now() == pytest.approx(10.0, abs=1.0)
+    assert setup.clock.now() == pytest.approx(10.0, abs=1.0)
 
 
-@in_town
-async def test_consuming_until_empty_ends_at_once_also_when_handlers_settle_themselves(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_consuming_until_empty_ends_at_once_also_when_handlers_settle_themselves(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 3)
 
     async def handler(message: Message) -> None:
@@ -65,59 +65,59 @@ async def test_consuming_until_empty_ends_at_once_also_when_handlers_settle_them
 
     await queue.consume(handler, concurrency=1, until_empty=True)
     assert await queue.stats() == Stats()
-    assert town.clock.now() < 1.0  # it did not wait for the next look
+    assert setup.clock.now() < 1.0  # it did not wait for the next poll
 
 
 @pytest.mark.parametrize("sessions", [False, True])
 def test_until_empty_goes_on_while_the_store_has_more_to_look_through(sessions: bool) -> None:
-    @in_town
-    async def test(town: Town) -> None:
-        queue = town.queue()
+    @in_virtual_time
+    async def test(setup: QueueSetup) -> None:
+        queue = setup.queue()
         await queue.send(b"behind", session="s" if sessions else None)
-        town.road.parts_to_go = 20
+        setup.broker.parts_to_go = 20
         log = Log()
         await queue.consume(log, concurrency=1, sessions=sessions, until_empty=True)
         assert log.ended == [b"behind"]
-        assert town.clock.now() < 1.0  # it did not wait for the next look
+        assert setup.clock.now() < 1.0  # it did not wait for the next poll
 
     test()
 
 
-@in_town
-async def test_a_renewal_that_comes_after_a_handlers_own_complete_is_no_loss(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_renewal_that_comes_after_a_handlers_own_complete_is_no_loss(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 1)
     failures: list[BaseException] = []
 
     async def handler(message: Message) -> None:
-        town.road.delay = LOCK / 2  # on its way back, the answer meets a renewal
+        setup.broker.delay = LOCK / 2  # the answer arrives during a renewal
         completing = asyncio.ensure_future(message.complete())
         await asyncio.sleep(0)
-        town.road.delay = 0.0
+        setup.broker.delay = 0.0
         await completing
 
     await queue.consume(handler, on_error=lambda message, error: failures.append(error), until_empty=True)
-    assert "renew 1" in town.road.asked
+    assert "renew 1" in setup.broker.requests
     assert failures == []
-    assert town.told(LockEnded) == []
+    assert setup.emitted(LockEnded) == []
     assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_slow_handlers_hoard_nothing(town: Town) -> None:
-    queue, log = town.queue(), Log(seconds=10.0)
+@in_virtual_time
+async def test_slow_handlers_prefetch_little(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log(seconds=10.0)
     await fill(queue, 50)
-    async with town.consuming(queue, log, concurrency=3):
+    async with setup.consuming(queue, log, concurrency=3):
         await asyncio.sleep(25.0)
         assert (await queue.stats()).locked <= 4
 
 
-@in_town
-async def test_messages_that_come_later_are_told_of(town: Town) -> None:
-    queue, log = town.queue(), Log()
-    async with town.consuming(queue, log):
+@in_virtual_time
+async def test_later_messages_wake_the_consumer(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log()
+    async with setup.consuming(queue, log):
         await asyncio.sleep(100.0)
-        looks = len(town.road.asked)
+        polls = len(setup.broker.requests)
         await queue.send(b"a")
         await asyncio.sleep(0.01)
         assert log.ended == [b"a"]
@@ -126,25 +126,25 @@ async def test_messages_that_come_later_are_told_of(town: Town) -> None:
         assert log.ended == [b"a"]
         await asyncio.sleep(0.1)
         assert log.ended == [b"a", b"b"]
-    assert looks < 25  # an idle consumer looks now and then, and not all the time
+    assert polls < 25  # an idle consumer polls rarely
 
 
-@in_town
-async def test_a_failure_is_retried_later_and_later_and_ends_among_the_dead(town: Town) -> None:
-    queue = town.queue(max_deliveries=4)
+@in_virtual_time
+async def test_a_failure_is_retried_with_growing_delays_and_then_dead(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=4)
     await queue.send(b"poison", id="p")
     tried_at: list[float] = []
     hooked: list[str] = []
 
     async def handler(message: Message) -> None:
-        tried_at.append(town.clock.now())
+        tried_at.append(setup.clock.now())
         raise ValueError(f"try {message.delivery_count}")
 
     async def hook(message: Message, error: BaseException) -> None:
         hooked.append(f"{message.id} {error}")
 
     policy = RetryPolicy(initial=1.0, factor=3.0, jitter=0.0)
-    async with town.consuming(queue, handler, retry=policy, on_error=hook):
+    async with setup.consuming(queue, handler, retry=policy, on_error=hook):
         await asyncio.sleep(60.0)
     gaps = [later - earlier for earlier, later in pairwise(tried_at)]
     assert gaps == pytest.approx([1.0, 3.0, 9.0], abs=0.1)
@@ -155,20 +155,20 @@ async def test_a_failure_is_retried_later_and_later_and_ends_among_the_dead(town
     assert (dead.error.type, dead.error.message) == ("ValueError", "try 4")
     assert "raise ValueError" in dead.error.traceback
     assert [one.error and one.error.message for one in dead.history] == ["try 1", "try 2", "try 3", "try 4"]
-    assert len(town.told(MessageFailed)) == 4
-    assert [one.reason for one in town.told(MessageDied)] == ["max_deliveries"]
+    assert len(setup.emitted(MessageFailed)) == 4
+    assert [one.reason for one in setup.emitted(MessageDied)] == ["max_deliveries"]
 
 
 @pytest.mark.parametrize("how", ["return", "raise"])
 def test_retry_and_reject_are_values_and_exceptions(how: str) -> None:
-    @in_town
-    async def test(town: Town) -> None:
-        queue = town.queue()
+    @in_virtual_time
+    async def test(setup: QueueSetup) -> None:
+        queue = setup.queue()
         await queue.send_batch([Outgoing(b"retry"), Outgoing(b"reject"), Outgoing(b"never")])
         seen: list[tuple[bytes, float]] = []
 
         async def handler(message: Message) -> object:
-            seen.append((message.body, town.clock.now()))
+            seen.append((message.body, setup.clock.now()))
             if message.body == b"never":
                 raise KeyError("k")
             if message.delivery_count > 1:
@@ -182,7 +182,7 @@ def test_retry_and_reject_are_values_and_exceptions(how: str) -> None:
             return what
 
         policy = RetryPolicy(never=(LookupError,))
-        async with town.consuming(queue, handler, concurrency=1, retry=policy):
+        async with setup.consuming(queue, handler, concurrency=1, retry=policy):
             await asyncio.sleep(40.0)
         assert [body for body, _ in seen] == [b"retry", b"reject", b"never", b"retry"]
         assert seen[3][1] == pytest.approx(33.0, abs=0.2)
@@ -194,9 +194,9 @@ def test_retry_and_reject_are_values_and_exceptions(how: str) -> None:
     test()
 
 
-@in_town
-async def test_a_handler_may_settle_by_itself(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_handler_may_settle_by_itself(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 3)
 
     async def handler(message: Message) -> None:
@@ -213,9 +213,9 @@ async def test_a_handler_may_settle_by_itself(town: Town) -> None:
     assert (await queue.dead_letters.peek())[0].reason == "mine"
 
 
-@in_town
-async def test_without_auto_complete_the_handler_decides(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_without_auto_complete_the_handler_decides(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 3)
     kept: list[Message] = []
 
@@ -225,21 +225,21 @@ async def test_without_auto_complete_the_handler_decides(town: Town) -> None:
         else:
             kept.append(message)
 
-    async with town.consuming(queue, handler, auto_complete=False, max_hold=200.0):
-        await asyncio.sleep(100.0)  # longer than the lock: it is renewed for us
+    async with setup.consuming(queue, handler, auto_complete=False, max_hold=200.0):
+        await asyncio.sleep(100.0)  # longer than the lock, which is renewed
         assert (await queue.stats()).locked == 2
         await kept[0].complete()
         assert (await queue.stats()).locked == 1
-        await asyncio.sleep(150.0)  # beyond max_hold, it is nobody's any more
+        await asyncio.sleep(150.0)  # beyond max_hold, it has no consumer
         assert len(kept) == 3
         with pytest.raises(LockLost):
             await kept[1].complete()
     assert (await queue.stats()).ready == 1  # what was kept was given back
 
 
-@in_town
-async def test_what_is_kept_beyond_max_hold_is_let_go(town: Town) -> None:
-    queue, kept = town.queue(), list[Message]()
+@in_virtual_time
+async def test_messages_kept_beyond_max_hold_are_released(setup: QueueSetup) -> None:
+    queue, kept = setup.queue(), list[Message]()
     await fill(queue, 2)
 
     async def handler(message: Message) -> None:
@@ -248,18 +248,18 @@ async def test_what_is_kept_beyond_max_hold_is_let_go(town: Town) -> None:
     async with asyncio.timeout(60.0):
         await queue.consume(handler, auto_complete=False, max_hold=50.0, until_empty=True, sigterm=False)
     assert len(kept) == 2
-    assert 50.0 <= town.clock.now() < 52.0
-    assert [one.why for one in town.told(LockEnded)] == ["max_hold", "max_hold"]
-    assert town.told(HandlerOverran) == []  # they ended long ago
-    assert (await queue.stats()).locked == 2  # not given back: whoever kept them may still act on them
+    assert 50.0 <= setup.clock.now() < 52.0
+    assert [one.why for one in setup.emitted(LockEnded)] == ["max_hold", "max_hold"]
+    assert setup.emitted(HandlerOverran) == []  # they ended long ago
+    assert (await queue.stats()).locked == 2  # not given back: their handlers may still act on them
     await asyncio.sleep(LOCK)
     with pytest.raises(LockLost):
         await kept[0].complete()
 
 
-@in_town
-async def test_a_drain_waits_for_what_is_kept_until_it_is_lost(town: Town) -> None:
-    queue, kept = town.queue(), list[Message]()
+@in_virtual_time
+async def test_a_drain_waits_for_what_is_kept_until_it_is_lost(setup: QueueSetup) -> None:
+    queue, kept = setup.queue(), list[Message]()
     await fill(queue, 1)
 
     async def handler(message: Message) -> None:
@@ -267,29 +267,29 @@ async def test_a_drain_waits_for_what_is_kept_until_it_is_lost(town: Town) -> No
 
     consuming = asyncio.ensure_future(queue.consume(handler, auto_complete=False, sigterm=False))
     await asyncio.sleep(1.0)
-    town.road.renewing = False
+    setup.broker.renewing = False
     await queue.drain(grace=500.0)
     await consuming
-    assert town.clock.now() < LOCK  # when it could not be believed any more
-    assert town.told(HandlerOverran) == []
+    assert setup.clock.now() < LOCK  # when the lock could not be trusted any more
+    assert setup.emitted(HandlerOverran) == []
 
 
-@in_town
-async def test_locks_are_renewed_while_handlers_run(town: Town) -> None:
-    queue, log = town.queue(), Log(seconds=100.0)
+@in_virtual_time
+async def test_locks_are_renewed_while_handlers_run(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log(seconds=100.0)
     await fill(queue, 20)
     await queue.consume(log, concurrency=20, until_empty=True)
     assert sorted(log.ended) == sorted(log.began)
     assert len(log.ended) == 20
-    assert "renew 20" in town.road.asked  # in one question
-    assert len([one for one in town.road.asked if one.startswith("renew")]) < 20
+    assert "renew 20" in setup.broker.requests  # in one request
+    assert len([one for one in setup.broker.requests if one.startswith("renew")]) < 20
 
 
-@in_town
-async def test_a_handler_that_takes_too_long_is_cancelled_and_abandoned(town: Town) -> None:
-    queue, log = town.queue(max_deliveries=2), Log(seconds=1_000.0)
+@in_virtual_time
+async def test_a_handler_that_takes_too_long_is_cancelled_and_abandoned(setup: QueueSetup) -> None:
+    queue, log = setup.queue(max_deliveries=2), Log(seconds=1_000.0)
     await queue.send(b"slow")
-    async with town.consuming(queue, log, max_hold=50.0, retry=AT_ONCE):
+    async with setup.consuming(queue, log, max_hold=50.0, retry=AT_ONCE):
         await asyncio.sleep(51.0)
         assert log.cancelled == [b"slow"]
         await asyncio.sleep(100.0)
@@ -297,29 +297,29 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_abandoned(town: To
     assert dead.delivery_count == 2
     assert dead.error is not None
     assert "max_hold" in dead.error.message
-    assert {one.why for one in town.told(LockEnded)} == {"max_hold"}
+    assert {one.why for one in setup.emitted(LockEnded)} == {"max_hold"}
 
 
-@in_town
-async def test_a_handler_is_cancelled_before_its_lock_ends(town: Town) -> None:
-    queue, other = town.queue(), town.queue()
+@in_virtual_time
+async def test_a_handler_is_cancelled_before_its_lock_ends(setup: QueueSetup) -> None:
+    queue, other = setup.queue(), setup.queue()
     await queue.send(b"a")
     log, hooked = Log(seconds=100.0), list[BaseException]()
-    town.road.renewing = False
-    async with town.consuming(queue, log, on_error=lambda message, error: hooked.append(error)):
+    setup.broker.renewing = False
+    async with setup.consuming(queue, log, on_error=lambda message, error: hooked.append(error)):
         async with asyncio.timeout(LOCK):
             while not log.cancelled:
                 await asyncio.sleep(0.1)
-        assert town.clock.now() < LOCK
+        assert setup.clock.now() < LOCK
         assert await other.receive() == []
         assert isinstance(hooked[0], LockLost)
-    assert [one.why for one in town.told(LockEnded)] == ["unanswered"]
+    assert [one.why for one in setup.emitted(LockEnded)] == ["unanswered"]
 
 
-@in_town
-async def test_what_is_lost_when_its_handler_stops_at_last_is_told_once(town: Town) -> None:
+@in_virtual_time
+async def test_a_message_lost_before_its_handler_stops_is_reported_once(setup: QueueSetup) -> None:
     for why in ("unanswered", "max_hold"):
-        queue = town.queue(why)
+        queue = setup.queue(why)
         await queue.send(b"a")
         hooked: list[BaseException] = []
 
@@ -336,18 +336,18 @@ async def test_what_is_lost_when_its_handler_stops_at_last_is_told_once(town: To
             hooked.append(error)
             queue.pause()
 
-        town.road.renewing = why == "max_hold"
+        setup.broker.renewing = why == "max_hold"
         most = 5.0 if why == "max_hold" else 1_000.0
-        async with town.consuming(queue, stubborn, on_error=note, concurrency=1, max_hold=most):
+        async with setup.consuming(queue, stubborn, on_error=note, concurrency=1, max_hold=most):
             await asyncio.sleep(2 * LOCK + 5.0)
         assert [type(error) for error in hooked] == [LockLost]
-        assert town.told(MessageFailed) == []
+        assert setup.emitted(MessageFailed) == []
         assert (await queue.stats()).ready == 1
 
 
-@in_town
-async def test_a_lock_that_was_lost_cancels_at_once_and_discards_the_result(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_lock_that_was_lost_cancels_at_once_and_discards_the_result(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"a", id="a")
     stubborn: list[str] = []
 
@@ -355,44 +355,44 @@ async def test_a_lock_that_was_lost_cancels_at_once_and_discards_the_result(town
         try:
             await asyncio.sleep(1_000.0)
         except asyncio.CancelledError:
-            stubborn.append("went on")  # and returns, as if all were well
+            stubborn.append("went on")  # and returns normally
 
-    async with town.consuming(queue, handler):
+    async with setup.consuming(queue, handler):
         await asyncio.sleep(1.0)
-        [row] = town.road._memory.queues["orders"].live.messages.values()
-        row.token = 999  # somebody else has it
+        [row] = setup.broker._memory.queues["orders"].live.messages.values()
+        row.token = 999  # another consumer has it
         await asyncio.sleep(15.0)
         assert stubborn == ["went on"]
         assert (await queue.stats()).locked == 1
         row.token = 0
-    assert [one.why for one in town.told(LockEnded)] == ["denied"]
+    assert [one.why for one in setup.emitted(LockEnded)] == ["denied"]
 
 
-@in_town
-async def test_an_answer_that_is_lost_is_asked_for_again(town: Town) -> None:
-    queue, log = town.queue(), Log()
+@in_virtual_time
+async def test_a_request_whose_answer_is_lost_is_repeated(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log()
     hooked: list[BaseException] = []
     await fill(queue, 5)
-    async with town.consuming(queue, log, on_error=lambda message, error: hooked.append(error)):
+    async with setup.consuming(queue, log, on_error=lambda message, error: hooked.append(error)):
         await asyncio.sleep(0.0)
-        town.road.loses_answers = True
+        setup.broker.loses_answers = True
         await asyncio.sleep(10.0)
-        town.road.loses_answers = False
+        setup.broker.loses_answers = False
         await asyncio.sleep(60.0)
     assert set(log.ended) == {b"0", b"1", b"2", b"3", b"4"}
     assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_a_cut_road_is_waited_out(town: Town) -> None:
-    queue, log = town.queue(), Log(seconds=1.0)
+@in_virtual_time
+async def test_a_cut_connection_is_waited_out(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log(seconds=1.0)
     await fill(queue, 30)
-    async with town.consuming(queue, log, concurrency=3):
+    async with setup.consuming(queue, log, concurrency=3):
         for _ in range(5):
             await asyncio.sleep(2.5)
-            town.road.cut = True
+            setup.broker.cut = True
             await asyncio.sleep(4.0)
-            town.road.cut = False
+            setup.broker.cut = False
         await asyncio.sleep(30.0)
     assert sorted(set(log.ended), key=int) == [b"%d" % number for number in range(30)]
     assert len(log.ended) == 30  # each once: a verdict is kept until it is answered, its lock meanwhile
@@ -400,7 +400,7 @@ async def test_a_cut_road_is_waited_out(town: Town) -> None:
 
 
 def _handles(message: Received) -> None:
-    """Do nothing, in whatever process."""
+    """Do nothing; runs in a process."""
 
 
 def test_the_deadline_of_a_process_is_what_remains_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,10 +411,10 @@ def test_the_deadline_of_a_process_is_what_remains_of_the_lock(monkeypatch: pyte
             self.timing = timing
 
         def remaining(self, message: Message) -> float:
-            clock.advance(3.0)  # a thread may be held up anywhere
+            clock.advance(3.0)  # a thread may be delayed anywhere
             return 20.0
 
     monkeypatch.setattr(handlers, "CLOCK", clock)
     served = handlers.Handlers(_handles, "process", 1, RenewalThread())
-    asked: Any = None  # only its delivery tracker is asked
+    asked: Any = None  # only its delivery tracker is used
     assert served._until(asked) == 100.0 + 20.0 - handlers.KILL_SHARE * timing.grace

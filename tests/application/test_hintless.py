@@ -1,4 +1,4 @@
-"""Queues on a broker that tells of nothing but what was done through it: what one process does, it knows at once."""
+"""Queues on a broker whose only hints are those of its own process, which come at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenure.testing.loop import VirtualLoop, run
 
 
 class Quiet(MemoryBroker):
-    """Like Azure's queues: other processes are not heard of."""
+    """Like Azure's queues: there are no hints from other processes."""
 
     @property
     def traits(self) -> QueueTraits:
@@ -40,7 +40,7 @@ def test_an_idle_consumer_is_woken_by_what_its_own_process_sends() -> None:
             came.append(loop.time())
 
         consuming = asyncio.ensure_future(queue.consume(handle, poll_every=60.0))
-        await asyncio.sleep(600)  # it looks every minute by now
+        await asyncio.sleep(600)  # by now, it polls every minute
         sent = loop.time()
         await queue.send(b"a")
         await asyncio.sleep(120)
@@ -51,7 +51,7 @@ def test_an_idle_consumer_is_woken_by_what_its_own_process_sends() -> None:
     run(main(), seed=1, limit=100_000)
 
 
-def test_who_waits_for_a_message_is_woken_by_what_its_own_process_sends() -> None:
+def test_a_receiver_is_woken_by_what_its_own_process_sends() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         queue = orders(loop)

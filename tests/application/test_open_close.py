@@ -1,4 +1,4 @@
-"""Backends that are opened and closed by two functions, and what they are called by: TENURE_URL, and their ``repr``."""
+"""Backends that are opened and closed by functions; TENURE_URL; and their ``repr``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def test_a_backend_is_opened_and_closed_and_opened_again() -> None:
         await queue.send(b"y")
     async with backend:
         assert await backend.queue("orders").stats() == Stats()
-        await backend.aclose()  # and the end of the block has nothing to do
+        await backend.aclose()  # and the end of the block does nothing
 
 
-async def test_what_is_opened_and_closed_at_once_is_so_one_after_the_other() -> None:
+async def test_concurrent_opens_and_closes_run_one_after_the_other() -> None:
     backend = tenure.connect("memory:")
     await asyncio.gather(backend.open(), backend.open())
     await backend.queue("orders").send(b"x")
@@ -42,7 +42,7 @@ async def test_what_is_opened_and_closed_at_once_is_so_one_after_the_other() -> 
     await backend.aclose()
 
 
-async def test_closing_ends_what_consumes_and_campaigns_and_waits_for_it() -> None:
+async def test_closing_ends_consumers_and_campaigns_and_waits_for_them() -> None:
     backend = await tenure.connect("memory:").open()
     queue, election = backend.queue("orders"), backend.election("report")
     ended: list[str] = []
@@ -78,7 +78,7 @@ def test_loops_may_come_and_go_between_opening_and_closing() -> None:
     asyncio.run(backend.aclose())
 
 
-def test_for_threads_it_is_open_and_close(tmp_path: Path) -> None:
+def test_open_and_close_for_threads(tmp_path: Path) -> None:
     backend = tenure.sync.connect(f"sqlite:///{tmp_path}/work.db").open()
     backend.queue("orders").send(b"x")
     with pytest.raises(tenure.ConfigError, match="is open already"), backend:
@@ -124,7 +124,7 @@ def test_a_child_by_fork_opens_it_again(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_child_by_fork_opens_what_its_parent_was_just_opening() -> None:
+def test_a_forked_child_opens_a_backend_that_its_parent_is_opening() -> None:
     backend = tenure.connect("memory:")
     is_opening, may_end = threading.Event(), threading.Event()
 
@@ -170,7 +170,7 @@ async def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch) 
         tenure.connect("")
 
 
-async def test_what_is_printed_tells_the_state_and_no_secret() -> None:
+async def test_the_repr_shows_the_state_and_no_secret() -> None:
     assert repr(tenure.connect("redis://me:secret@host/0")) == "<Backend redis://me:***@host/0, not open>"
     async with tenure.connect("memory:") as backend:
         queue, election = backend.queue("orders", lock=20), backend.election("report", ttl=9)
@@ -189,9 +189,9 @@ async def test_what_is_printed_tells_the_state_and_no_secret() -> None:
             assert repr(session).startswith("<Session 's' of 'orders', ")
             [message] = await session.receive()
             assert repr(message) == f"<Message {message.id!r} of 'orders', 1048576 bytes, delivery 1>"
-            told = repr(message.delivery)
-            assert f"body={b'x' * 60!r}… (1,048,576 bytes), headers={{'a': 1}}, " in told
-            assert len(told) < 500
+            text = repr(message.delivery)
+            assert f"body={b'x' * 60!r}… (1,048,576 bytes), headers={{'a': 1}}, " in text
+            assert len(text) < 500
             await message.dead_letter("odd")
         [letter] = await queue.dead_letters.peek()
         assert len(repr(letter)) < 500
@@ -199,14 +199,14 @@ async def test_what_is_printed_tells_the_state_and_no_secret() -> None:
     assert len(repr(tenure.Outgoing(b"x" * 2**20))) < 200
 
 
-def test_a_hook_that_closes_what_is_being_closed_does_not_wait_for_itself() -> None:
+def test_a_hook_that_closes_a_closing_backend_does_not_wait_for_itself() -> None:
     closing = threading.Event()
 
-    def hear(event: tenure.Event) -> None:
+    def close(event: tenure.Event) -> None:
         if closing.is_set():
             backend.close()
 
-    backend = tenure.sync.connect("memory:", on_event=hear).open()
+    backend = tenure.sync.connect("memory:", on_event=close).open()
     work = threading.Thread(target=lambda: backend.election("report").run(lambda term: term.lost.wait()))
     work.start()
     while backend.election("report").leader() is None:

@@ -1,4 +1,4 @@
-"""Options that stand in one place: what an unknown one is told, in both faces."""
+"""Unknown options are refused, in both interfaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_an_unknown_setting_is_not_declared() -> None:
             await backend.queue("orders").declare(**wrong)
 
 
-async def test_none_is_as_if_it_was_not_given() -> None:
+async def test_none_counts_as_not_given() -> None:
     async with tenure.connect("memory:") as backend:
         election = backend.election("name", ttl=None, grace=None, health=None, drift=None)
         assert election.timing == tenure.Timing(15.0)

@@ -36,7 +36,7 @@ from tests.ports import ports_held
 Work = Callable[[tenure.Term], Awaitable[None]]
 
 LASTING = "ttl_max=15&heartbeat=1&patience=0.1"
-"""Terms last longer than a busy machine keeps a process waiting."""
+"""Terms last longer than a busy machine delays a process."""
 UNHURRIED = "ttl_max=15&heartbeat=5&patience=0.1"
 """The wait for answers is that long too: two heartbeats."""
 
@@ -51,7 +51,7 @@ def ports() -> Iterator[None]:
 
 
 def fleet_of(count: int) -> list[str]:
-    """Return *count* addresses of this machine on which nobody listens."""
+    """Return *count* unused addresses of this machine."""
     return [f"127.0.0.1:{port}" for port in _held.enter_context(ports_held(count))]
 
 
@@ -131,7 +131,7 @@ async def test_one_leads_and_another_follows(strategy: str) -> None:
         await asyncio.wait(tasks)
 
 
-async def test_a_leader_without_a_majority_steps_down_and_nobody_leads() -> None:
+async def test_a_leader_without_a_majority_steps_down_and_there_is_no_leader() -> None:
     lost: asyncio.Queue[float] = asyncio.Queue()
     began = asyncio.Event()
 
@@ -147,13 +147,13 @@ async def test_a_leader_without_a_majority_steps_down_and_nobody_leads() -> None
         leading = await stack.enter_async_context(tenure.connect(fleet[0]))
         rest = await stack.enter_async_context(AsyncExitStack())
         others = [await rest.enter_async_context(tenure.connect(url)) for url in fleet[1:]]
-        # Much of the term is left to work that is cancelled: on a busy machine, it hears of that late.
+        # Cancelled work has much of the term left: on a busy machine, the cancellation is late.
         election = leading.election("chair", renew_every=0.5, retry_every=0.5, grace=3.5)
         task = asyncio.create_task(election.run(work))
         await start(*others)
         await asyncio.wait_for(began.wait(), 60)
         await rest.aclose()
-        assert await asyncio.wait_for(lost.get(), 60) > 0.0  # told before it was over
+        assert await asyncio.wait_for(lost.get(), 60) > 0.0  # cancelled before the term was over
         with pytest.raises(Unavailable, match="1 of 3 members answered"):
             await election.leader()
         task.cancel()
@@ -186,7 +186,7 @@ async def test_a_client_sees_the_leader_and_may_ask_it_to_resign() -> None:
         watching = asyncio.create_task(collect(watcher.election("chair", retry_every=0.5), seen))
         await until(lambda: seen == [leader])
         assert await onlooker.election("chair").ask_to_resign() is True
-        assert await asyncio.wait_for(began.get(), 60) > token  # nobody else wants it
+        assert await asyncio.wait_for(began.get(), 60) > token  # there is no other candidate
         await until(lambda: seen[-1] is not None and seen[-1].token > token)
         with pytest.raises(ConfigError, match="me="):
             await onlooker.election("chair").run(work)
@@ -197,7 +197,7 @@ async def test_a_client_sees_the_leader_and_may_ask_it_to_resign() -> None:
         await asyncio.wait({task, watching})
 
 
-async def test_an_operator_is_told_when_tokens_run_ahead_of_the_clock() -> None:
+async def test_doctor_warns_when_tokens_run_ahead_of_the_clock() -> None:
     async with tenure.connect(urls(1, "quorum=majority")[0]) as backend:
         await backend.leaders()
 
@@ -266,7 +266,7 @@ def test_threads_lead_as_well() -> None:
     assert tokens[1] > tokens[0]
 
 
-async def test_a_member_that_has_just_started_is_silent_while_somebody_leads() -> None:
+async def test_a_member_that_has_just_started_does_not_vote_while_another_leads() -> None:
     async with AsyncExitStack() as stack:
         fleet = urls()
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet[:2]]
@@ -285,7 +285,7 @@ async def test_a_member_that_has_just_started_is_silent_while_somebody_leads() -
         clock = TurnedClock()
         newcomer = await stack.enter_async_context(Backend(fleet[2], clock=clock))
         voters = [machine_of(each).voter for each in backends]
-        await until(lambda: None not in [voter.last("chair") for voter in voters])  # won before all have heard of it
+        await until(lambda: None not in [voter.last("chair") for voter in voters])  # won before all members know it
         assert (await newcomer.leaders())["chair"] is not None
         _, machine, transport = member_of(newcomer).running()
         clock.turned += 14.0
@@ -308,10 +308,10 @@ async def test_a_connection_made_while_a_member_closes_leaves_nothing_open() -> 
             callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         for each in callers:
             each.close()
-    gc.collect()  # a socket that was left open would be told of here
+    gc.collect()  # an open socket would be reported here
 
 
-# --- what a stranger can do ---
+# --- connections without the key ---
 
 
 async def test_random_bytes_on_the_port_change_nothing() -> None:
@@ -342,7 +342,9 @@ async def test_random_bytes_on_the_port_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["onlookers", "silent strangers"])
-async def test_neither_clients_nor_strangers_keep_a_member_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_neither_clients_nor_unauthenticated_connections_keep_a_member_out(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tenure._backends.peers.tcp.STRANGERS_MAX", 4)
     monkeypatch.setattr("tenure._backends.peers.tcp.CLIENTS_MAX", 4, raising=False)
     monkeypatch.setattr("tenure._backends.peers.tcp.GREET_WITHIN", 60.0)
@@ -365,14 +367,14 @@ async def test_neither_clients_nor_strangers_keep_a_member_out(kind: str, monkey
         await second.leaders()
         await until(lambda: machine.liveness.alive(SystemClock().now()) == [0, 1])
         await second.leaders()
-        # Among so few strangers, it may be crowded out itself for once, and dials again.
+        # With so few slots, its own connection may be dropped once, and it connects again.
         await until(lambda: not transport_of(second).counts.refused)
         for each in questions:
             each.cancel()
         await asyncio.gather(*questions, return_exceptions=True)
 
 
-async def test_members_with_another_key_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_members_with_another_key_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("r" * 32)
     wrong.write_text("w" * 32)
@@ -398,7 +400,7 @@ async def test_members_with_another_key_are_strangers(monkeypatch: pytest.Monkey
 
 
 async def test_a_member_that_reached_itself_releases_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that dials a port on which nobody listens may be given it for its own end."""
+    """A process that connects to an unused port may get the same port for its own end."""
     fleet = urls(3, "ttl_max=15&heartbeat=0.2")
     ports: list[int] = []
     dial = asyncio.open_connection
@@ -462,7 +464,7 @@ def tls(tmp_path: Path) -> str:
     return f"tls_cert={cert}&tls_key={key}&tls_ca={cert}"
 
 
-async def test_members_may_speak_tls(tls: str) -> None:
+async def test_members_may_use_tls(tls: str) -> None:
     fleet = urls(3, f"{UNHURRIED}&{tls}")
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
@@ -517,7 +519,7 @@ async def test_a_connection_without_a_tls_handshake_counts_too(tls: str, monkeyp
         await asyncio.wait(silent)
 
 
-# --- what a URL may say ---
+# --- the URL ---
 
 
 @pytest.mark.parametrize(
@@ -632,17 +634,17 @@ async def test_a_foreign_listen_address_is_an_error_with_advice(tmp_path: Path) 
 
 async def test_dns_lists_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
-    told = ["127.0.0.10", "127.0.0.9", "127.0.0.2"]
+    found = ["127.0.0.10", "127.0.0.9", "127.0.0.2"]
 
     async def getaddrinfo(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in told * 2]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in found * 2]
 
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     fleet = await Settings.of(Url.parse("peers://fleet.test:7000?dns=3&insecure=yes&me=127.0.0.9")).fleet()
     assert fleet.members == ("127.0.0.2:7000", "127.0.0.9:7000", "127.0.0.10:7000")
     assert fleet.me == 1
     assert (await Settings.of(Url.parse("peers://fleet.test:7000?dns=3&insecure=yes&me=auto")).fleet()).me == 0
-    told.pop()
+    found.pop()
     with pytest.raises(Unavailable, match="has 2 addresses"):
         await Settings.of(Url.parse("peers://fleet.test:7000?dns=3&insecure=yes")).fleet()
 
@@ -654,7 +656,7 @@ async def test_dns_lists_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
         ("peers://a:1,b:1,c:1?insecure=true", "any host that reaches their ports may vote and lead"),
     ],
 )
-async def test_a_fleet_without_a_key_says_so_at_its_start(
+async def test_a_fleet_without_a_key_warns_at_its_start(
     url: str, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TENURE_PEERS_KEY", raising=False)

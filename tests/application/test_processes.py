@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: where none can be made, how they end, and that they never outlast the lock."""
+"""Handlers in processes: processes that can't be made, their end, and that they never outlast the lock."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tenure.testing import until
 pytestmark = pytest.mark.process
 
 PATIENCE = 60.0
-"""Seconds after which something hangs."""
+"""Seconds after which a test fails as hanging."""
 
 
-def told_by(program: str, folder: Path, *arguments: str, stdin: bool = False) -> str:
+def output_of(program: str, folder: Path, *arguments: str, stdin: bool = False) -> str:
     """Run *program* from a file, or let it be read from where there is none; return what it prints."""
     text = textwrap.dedent(program)
     file = folder / "program.py"
@@ -54,7 +54,7 @@ def told_by(program: str, folder: Path, *arguments: str, stdin: bool = False) ->
 
 
 def is_gone(pid: int) -> bool:
-    """Tell whether nothing is alive of the group; who of it has ended, and is not waited for, has gone."""
+    """Return whether no process of the group is alive; zombies are not counted."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
@@ -80,7 +80,7 @@ async def main():
             counts = [one.delivery_count for one in await queue.receive()]
             print("refused:", error, stats.locked, stats.dead, counts, flush=True)
         if multiprocessing.parent_process() is not None:
-            await asyncio.sleep(3600)  # who goes on here is a second copy of the whole program
+            await asyncio.sleep(3600)  # a process that gets here is a second copy of the whole program
 """
 
 DAEMONIC = """
@@ -95,31 +95,31 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("session", [None, "s"])
-def test_a_script_that_would_consume_in_each_process_is_told_so(session: str | None, tmp_path: Path) -> None:
+def test_a_script_that_would_consume_in_each_process_is_refused(session: str | None, tmp_path: Path) -> None:
     program = UNFIT.replace("SESSION", repr(session)) + "\nasyncio.run(main())\n"
-    told = told_by(program, tmp_path)
-    assert "refused: each process for handlers runs the script once more" in told
-    assert "if __name__ == '__main__': 0 0 " in told
-    assert session is not None or told.endswith("0 0 [1]\n")  # given back, uncounted
-    assert "Traceback" not in told
+    output = output_of(program, tmp_path)
+    assert "refused: each process for handlers runs the script once more" in output
+    assert "if __name__ == '__main__': 0 0 " in output
+    assert session is not None or output.endswith("0 0 [1]\n")  # given back, uncounted
+    assert "Traceback" not in output
 
 
 def test_a_process_without_children_is_refused(tmp_path: Path) -> None:
-    told = told_by(UNFIT.replace("SESSION", "None").replace("3600", "0") + DAEMONIC, tmp_path)
-    assert "refused: run_in='process' makes processes, but the daemonic process" in told
-    assert "0 0 [1]" in told
+    output = output_of(UNFIT.replace("SESSION", "None").replace("3600", "0") + DAEMONIC, tmp_path)
+    assert "refused: run_in='process' makes processes, but the daemonic process" in output
+    assert "0 0 [1]" in output
 
 
 @pytest.mark.parametrize("how", ["-c", "-"])
 def test_a_handler_in_no_file_is_refused(how: str, tmp_path: Path) -> None:
     program = UNFIT.replace("SESSION", "None") + "\nif __name__ == '__main__': asyncio.run(main())\n"
     if how == "-c":
-        told = told_by(program, tmp_path, "-c", program)
-        assert "is in no file" in told
+        output = output_of(program, tmp_path, "-c", program)
+        assert "is in no file" in output
     else:
-        told = told_by(program, tmp_path, "-", stdin=True)
-        assert "there is no file '<stdin>'" in told
-    assert "0 0 [1]" in told
+        output = output_of(program, tmp_path, "-", stdin=True)
+        assert "there is no file '<stdin>'" in output
+    assert "0 0 [1]" in output
 
 
 @pytest.mark.parametrize("session", [None, "s"])
@@ -130,10 +130,10 @@ def test_a_handler_that_a_process_cannot_load_ends_the_consumer(session: str | N
         def handler(message): ...
         asyncio.run(main())
     """
-    told = told_by(program + textwrap.dedent(guarded), tmp_path)
-    assert "refused: a process can't load the handler: AttributeError" in told
-    assert "define it at the top of a module" in told
-    assert session is not None or told.endswith("0 0 [1]\n")  # given back, uncounted
+    output = output_of(program + textwrap.dedent(guarded), tmp_path)
+    assert "refused: a process can't load the handler: AttributeError" in output
+    assert "define it at the top of a module" in output
+    assert session is not None or output.endswith("0 0 [1]\n")  # given back, uncounted
 
 
 def odd_results(message: Received) -> object:
@@ -156,14 +156,14 @@ def test_what_a_handler_returns_need_not_be_carried_over() -> None:
             failures: list[tuple[bytes, str]] = []
             note = lambda message, error: failures.append((message.body, str(error)))  # noqa: E731
             await queue.consume(odd_results, run_in="process", concurrency=1, until_empty=True, on_error=note)
-            assert [body for body, _ in failures] == [b"coroutine"]  # it has not run, and nobody would run it
+            assert [body for body, _ in failures] == [b"coroutine"]  # it has not run, and never would
             assert "can't be awaited in a process" in failures[0][1]
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("session", [None, "s"])
-def test_no_trouble_in_making_a_process_counts(
+def test_a_failure_to_make_a_process_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, session: str | None
 ) -> None:
     def fail(*_: object) -> None:
@@ -198,7 +198,7 @@ RAW_FORK = getattr(ctypes.CDLL(None), "fork", None) if sys.platform != "win32" e
 
 
 def forking(message: Received) -> None:
-    """Leave a process behind, which Python knows of or not, and die, or be killed."""
+    """Leave a process behind, started by multiprocessing or by fork, and die, or be killed."""
     if message.body == b"well" or message.delivery_count > 1:
         return
     pid = RAW_FORK() if message.headers["raw"] and RAW_FORK is not None else os.fork()
@@ -232,7 +232,7 @@ def test_what_a_handler_has_forked_does_not_hide_its_end(body: bytes, raw: bool)
             await queue.send(b"well")
             await until(lambda: _is_left(queue, dead=0), within=PATIENCE)
             await queue.send(body, headers={"raw": raw})
-            await until(lambda: [one for one in failures if one[0] == body], within=15)  # it has forked for longer
+            await until(lambda: [one for one in failures if one[0] == body], within=15)  # its child runs for longer
             await until(lambda: _is_left(queue, dead=0), within=PATIENCE)  # in another process
             await queue.drain()
             await consuming
@@ -247,7 +247,7 @@ async def _is_left(queue: tenure.Queue, dead: int) -> bool:
     return stats.dead == dead and stats.ready + stats.locked + stats.delayed == 0
 
 
-def weary(message: Received) -> None:
+def overworked(message: Received) -> None:
     time.sleep(3600)
 
 
@@ -259,7 +259,7 @@ def test_a_process_that_has_ended_leaves_nothing_open() -> None:
             failures: list[int] = []  # how many files were open, each time
             note = lambda message, error: failures.append(len(os.listdir("/proc/self/fd")))  # noqa: E731
             consuming = asyncio.ensure_future(
-                queue.consume(weary, run_in="process", concurrency=1, max_hold=0.5, on_error=note)
+                queue.consume(overworked, run_in="process", concurrency=1, max_hold=0.5, on_error=note)
             )
             gc.disable()
             try:
@@ -278,11 +278,11 @@ def test_a_process_that_has_ended_leaves_nothing_open() -> None:
 def test_a_process_that_dies_of_a_body_while_it_reads_it_is_counted() -> None:
     processes = Processes(len)
     lock = Lock(lambda: CLOCK.now() + PATIENCE, 1.0)
-    assert processes.task(b"small", lock)() is None  # what it returns is of no use here
+    assert processes.task(b"small", lock)() is None  # its result is not used
     [process] = processes._idle
     pid, pipe = process._process.pid, process._pipe
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # it reads no more
+    os.kill(pid, signal.SIGSTOP)  # it stops reading
     outcome: Future[object] = Future()
     task = processes.task(bytes(50_000_000), lock)
 
@@ -330,7 +330,7 @@ async def main():
         await queue.send(b"a", session=SESSION)
         consuming = asyncio.ensure_future(queue.consume(handler, run_in="process", sessions=bool(SESSION)))
         await asyncio.to_thread(sys.stdin.readline)
-        if not os.fork():  # it holds whatever the consumer had open
+        if not os.fork():  # it inherits the consumer's open files
             os.close(1)
             time.sleep(20)
             os._exit(0)
@@ -364,7 +364,7 @@ def test_no_process_outlasts_the_lock(number: signal.Signals, session: str | Non
             child.send_signal(number)
             began = time.monotonic()
             while not is_gone(pid):
-                assert time.monotonic() - began < within  # whenever it was locked, that was before
+                assert time.monotonic() - began < within  # it was locked before that
                 time.sleep(0.02)
         finally:
             child.kill()

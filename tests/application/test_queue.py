@@ -1,4 +1,4 @@
-"""Queues themselves: looked into, emptied, deleted, and closed with their backend."""
+"""Queues: peeked, purged, deleted, and closed with their backend."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
 from tenure.errors import ConfigError, QueueNotEmpty
 from tenure.testing import until
-from tests.application.town import Town, in_town
+from tests.application.queue_setup import QueueSetup, in_virtual_time
 
 
-@in_town
-async def test_a_queue_that_was_deleted_is_made_anew_as_it_was_asked_for(town: Town) -> None:
-    queue = town.queue(max_deliveries=3)
+@in_virtual_time
+async def test_a_queue_that_was_deleted_is_created_again_with_its_settings(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=3)
     await queue.send(b"a")
     with pytest.raises(QueueNotEmpty, match="could not delete 'orders': it holds 1 ready; consume, redrive or purge"):
         await queue.delete()
     assert (await queue.delete(force=True)).ready == 1
-    assert (await town.road.settings("orders")).max_deliveries == 10
+    assert (await setup.broker.settings("orders")).max_deliveries == 10
     await queue.send(b"b")
-    assert (await town.road.settings("orders")).max_deliveries == 3
+    assert (await setup.broker.settings("orders")).max_deliveries == 3
     assert [message.body for message in await queue.receive(max=2)] == [b"b"]
 
 
-@in_town
-async def test_a_queue_is_looked_into_and_emptied(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_queue_is_peeked_and_purged(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send_batch(
         [Outgoing(b"%d" % number, id=f"id-{number}", delay=60.0 * (number % 2)) for number in range(6)]
     )
@@ -63,10 +63,10 @@ async def test_a_queue_is_looked_into_and_emptied(town: Town) -> None:
         ({"sent_before": "today"}, "sent_before must be"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(wrong: dict[str, Any], complaint: str) -> None:
-    @in_town
-    async def test(town: Town) -> None:
-        queue = town.queue()
+def test_invalid_filters_are_refused(wrong: dict[str, Any], complaint: str) -> None:
+    @in_virtual_time
+    async def test(setup: QueueSetup) -> None:
+        queue = setup.queue()
         await queue.send(b"stays")
         for ask in (queue.peek, queue.purge):
             with pytest.raises(ConfigError, match=complaint):
@@ -80,9 +80,9 @@ def test_what_can_not_be_meant_is_refused(wrong: dict[str, Any], complaint: str)
     test()
 
 
-@in_town
-async def test_chores_that_another_loop_begins_meanwhile_do_no_harm_to_the_end_of_a_queue(town: Town) -> None:
-    context = town.queue()._context
+@in_virtual_time
+async def test_chores_that_another_loop_begins_meanwhile_do_no_harm_to_the_end_of_a_queue(setup: QueueSetup) -> None:
+    context = setup.queue()._context
 
     class Chore(asyncio.Task[None]):
         def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -90,14 +90,14 @@ async def test_chores_that_another_loop_begins_meanwhile_do_no_harm_to_the_end_o
             return super().get_loop()
 
     other = asyncio.ensure_future(asyncio.sleep(0.0))
-    context._chores.keep(Chore(asyncio.sleep(0.0), loop=town.loop))
+    context._chores.keep(Chore(asyncio.sleep(0.0), loop=setup.loop))
     await context.rest()
 
 
 def test_a_backend_ends_its_consumers_all_at_once() -> None:
-    """As long as each takes with a store that is away, five would take five times as long one after another."""
-    told = {name: asyncio.Event() for name in ("orders", "letters")}
-    heard: list[str] = []
+    """With a store that does not answer, ending five one after another would take five times as long."""
+    stopped = {name: asyncio.Event() for name in ("orders", "letters")}
+    ended: list[str] = []
 
     async def main() -> None:
         async def handler(message: tenure.Message) -> None:
@@ -105,25 +105,25 @@ def test_a_backend_ends_its_consumers_all_at_once() -> None:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                told[message.queue].set()
-                for other in told.values():
+                stopped[message.queue].set()
+                for other in stopped.values():
                     await other.wait()
-                heard.append(message.queue)
+                ended.append(message.queue)
                 raise
 
         begun: list[str] = []
         async with tenure.connect("memory:") as backend:
-            for name in told:
+            for name in stopped:
                 await backend.queue(name).send(b"a")
-            consuming = [asyncio.ensure_future(backend.queue(name).consume(handler)) for name in told]
-            await until(lambda: len(begun) == len(told))
+            consuming = [asyncio.ensure_future(backend.queue(name).consume(handler)) for name in stopped]
+            await until(lambda: len(begun) == len(stopped))
         await asyncio.gather(*consuming)
 
     asyncio.run(main())
-    assert sorted(heard) == ["letters", "orders"]
+    assert sorted(ended) == ["letters", "orders"]
 
 
-def test_the_front_door() -> None:
+def test_connect_queue_send_and_consume() -> None:
     async def main() -> None:
         async with tenure.connect("memory:") as backend:
             queue = backend.queue("orders", lock=5, max_deliveries=3)

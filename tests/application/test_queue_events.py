@@ -1,4 +1,4 @@
-"""Events of a queue: each is told once."""
+"""Events of a queue: each is emitted once."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from tenure.events import (
     ResultDiscarded,
 )
 from tenure.testing.loop import run
-from tests.application.town import LOCK, Log, Town, fill, in_town
+from tests.application.queue_setup import LOCK, Log, QueueSetup, fill, in_virtual_time
 
 
-@in_town
-async def test_many_deaths_are_told_in_portions_between_which_the_loop_turns(town: Town) -> None:
+@in_virtual_time
+async def test_many_deaths_are_reported_in_portions_and_the_loop_runs_between(setup: QueueSetup) -> None:
     died = [Died(number, f"gone {number}", 0, "expired") for number in range(1_000)]
-    context = town.queue()._context
+    context = setup.queue()._context
     context.tell_of_dead(died)
-    told = [len(town.told(MessageDied))]  # after each turn
-    while told[-1] < len(died):
+    counts = [len(setup.emitted(MessageDied))]  # after each turn
+    while counts[-1] < len(died):
         await asyncio.sleep(0)
-        told.append(len(town.told(MessageDied)))
-    assert [one.id for one in town.told(MessageDied)] == [one.id for one in died]
-    assert max(after - before for before, after in pairwise([0, *told])) == DEATHS_PER_TURN
+        counts.append(len(setup.emitted(MessageDied)))
+    assert [one.id for one in setup.emitted(MessageDied)] == [one.id for one in died]
+    assert max(after - before for before, after in pairwise([0, *counts])) == DEATHS_PER_TURN
 
 
-def test_a_loop_that_ends_tells_all_deaths_before() -> None:
-    told: list[Event] = []
+def test_a_loop_that_ends_reports_all_deaths_before() -> None:
+    events: list[Event] = []
 
     async def main() -> None:
-        context = Town().queue()._context
-        context.on_event = told.append
+        context = QueueSetup().queue()._context
+        context.on_event = events.append
         context.tell_of_dead([Died(number, "gone", 0, "expired") for number in range(1_000)])
 
     run(main())
-    assert len(told) == 1_000
+    assert len(events) == 1_000
 
 
-@in_town
-async def test_deaths_that_are_heard_of_late_are_told(town: Town) -> None:
-    """By a question that nobody waits for any more: of what time has buried, and of what dies on being given back."""
-    queue = town.queue()
+@in_virtual_time
+async def test_deaths_that_are_found_late_are_reported(setup: QueueSetup) -> None:
+    """By a request that was given up: messages that expired, and messages that die when they are given back."""
+    queue = setup.queue()
     await queue.send(b"late", id="a", expires_in=1.0)
-    town.road.delay = 5.0
+    setup.broker.delay = 5.0
     asks: list[Callable[[], Coroutine[Any, Any, object]]] = [queue.receive, queue.session().__aenter__]
     for number, ask in enumerate(asks):
         await queue.send(b"late", id=f"gone {number}", expires_in=1.0)
@@ -73,97 +73,97 @@ async def test_deaths_that_are_heard_of_late_are_told(town: Town) -> None:
     await asyncio.sleep(0.5)
     asking.cancel()
     await asyncio.sleep(20.0)
-    assert [one.id for one in town.told(MessageDied)] == ["a", "gone 0", "gone 1", "given back"]
+    assert [one.id for one in setup.emitted(MessageDied)] == ["a", "gone 0", "gone 1", "given back"]
 
 
-@in_town
-async def test_a_result_that_comes_too_late_is_told_of_once(town: Town) -> None:
+@in_virtual_time
+async def test_a_result_that_comes_too_late_is_reported_once(setup: QueueSetup) -> None:
     for sessions in (False, True):
-        town.events.clear()
-        queue = town.queue(f"orders-{sessions}")
+        setup.events.clear()
+        queue = setup.queue(f"orders-{sessions}")
         await queue.send(b"a", session="s" if sessions else None)
-        counts: list[int] = []
+        delivered: list[int] = []
 
-        async def handler(message: Message, counts: list[int] = counts) -> None:
-            counts.append(message.delivery_count)
+        async def handler(message: Message, delivered: list[int] = delivered) -> None:
+            delivered.append(message.delivery_count)
             if message.delivery_count == 1:
-                town.loop.block(2 * LOCK)  # this process does not run, and nobody has noticed
+                setup.loop.block(2 * LOCK)  # this process does not run, and no timer has fired
 
         await queue.consume(handler, sessions=sessions, until_empty=True)
-        assert counts == [1, 2]
-        assert len(town.told(ResultDiscarded)) + len(town.told(LockEnded)) == 1
+        assert delivered == [1, 2]
+        assert len(setup.emitted(ResultDiscarded)) + len(setup.emitted(LockEnded)) == 1
         if not sessions:
-            [told] = town.told(ResultDiscarded)
-            assert (told.why, told.delivery_count) == ("stalled", 1)
+            [discarded] = setup.emitted(ResultDiscarded)
+            assert (discarded.why, discarded.delivery_count) == ("stalled", 1)
 
 
-@in_town
-async def test_a_handler_cut_short_because_its_process_stood_still_is_not_counted(town: Town) -> None:
-    queue = town.queue(max_deliveries=2)
+@in_virtual_time
+async def test_a_handler_cut_short_because_its_process_was_stopped_is_not_counted(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=2)
     await queue.send(b"a")
     timing = Timing(LOCK)
-    counts: list[int] = []
+    delivered: list[int] = []
 
     async def handler(message: Message) -> None:
-        counts.append(message.delivery_count)
-        if len(counts) < 4:
-            town.loop.block(sure_until(0.0, timing) - timing.grace / 2)  # too long to go on, and the lock still holds
+        delivered.append(message.delivery_count)
+        if len(delivered) < 4:
+            setup.loop.block(sure_until(0.0, timing) - timing.grace / 2)  # too long to go on, and the lock still holds
             await asyncio.sleep(LOCK)
 
     await queue.consume(handler, until_empty=True)
-    assert counts == [1, 1, 1, 1]
-    assert {told.why for told in town.told(LockEnded)} == {"stalled"}
-    assert town.told(MessageFailed) == town.told(MessageDied) == []
+    assert delivered == [1, 1, 1, 1]
+    assert {event.why for event in setup.emitted(LockEnded)} == {"stalled"}
+    assert setup.emitted(MessageFailed) == setup.emitted(MessageDied) == []
     assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_a_verb_that_comes_too_late_is_told_of_once(town: Town) -> None:
+@in_virtual_time
+async def test_a_verb_that_comes_too_late_is_reported_once(setup: QueueSetup) -> None:
     for sessions in (False, True):
-        town.events.clear()
-        queue = town.queue(f"orders-{sessions}")
+        setup.events.clear()
+        queue = setup.queue(f"orders-{sessions}")
         await queue.send(b"a", session="s" if sessions else None)
 
         async def handler(message: Message) -> None:
             if message.delivery_count == 1:
-                town.loop.block(2 * LOCK)
+                setup.loop.block(2 * LOCK)
                 with pytest.raises(LockLost):
                     await message.complete()
 
         await queue.consume(handler, sessions=sessions, until_empty=True)
-        assert len(town.told(ResultDiscarded)) + len(town.told(LockEnded)) == 1
+        assert len(setup.emitted(ResultDiscarded)) + len(setup.emitted(LockEnded)) == 1
 
 
-@in_town
-async def test_a_verdict_without_an_answer_at_the_end_is_told_of(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_verdict_without_an_answer_at_the_end_is_reported(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 1)
-    town.road.settling = False
+    setup.broker.settling = False
     await asyncio.gather(queue.consume(Log(), grace=1.0), _drain_after(queue, 1.0))
-    [told] = town.told(ResultDiscarded)
-    assert told.why == "unanswered"
-    town.road.settling = True
+    [discarded] = setup.emitted(ResultDiscarded)
+    assert discarded.why == "unanswered"
+    setup.broker.settling = True
 
 
-@in_town
-async def test_a_session_lost_while_its_verdict_has_no_answer_is_told_of(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_session_lost_while_its_verdict_has_no_answer_is_reported(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"a", session="s")
     hooked: list[str] = []
 
     async def handler(message: Message) -> None:
         if message.delivery_count == 1:
-            town.road.settling = town.road.renewing = False
+            setup.broker.settling = setup.broker.renewing = False
 
     def note(message: Message, error: BaseException) -> None:
         hooked.append(str(error))
-        town.road.settling = town.road.renewing = True
+        setup.broker.settling = setup.broker.renewing = True
 
-    async with town.consuming(queue, handler, sessions=True, concurrency=1, on_error=note):
+    async with setup.consuming(queue, handler, sessions=True, concurrency=1, on_error=note):
         await asyncio.sleep(3 * LOCK)
-    [told] = town.told(ResultDiscarded)
-    assert (told.why, told.delivery_count) == ("unanswered", 1)
-    assert town.told(LockEnded) == []
+    [discarded] = setup.emitted(ResultDiscarded)
+    assert (discarded.why, discarded.delivery_count) == ("unanswered", 1)
+    assert setup.emitted(LockEnded) == []
     [error] = hooked
     assert "before there was an answer to its verdict" in error
     assert await queue.stats() == Stats()
@@ -174,11 +174,11 @@ async def _drain_after(queue: Queue, seconds: float) -> None:
     await queue.drain(grace=1.0)
 
 
-@in_town
-async def test_every_death_is_told_of_once(town: Town) -> None:
+@in_virtual_time
+async def test_every_death_is_reported_once(setup: QueueSetup) -> None:
     for sessions in (False, True):
-        town.events.clear()
-        queue = town.queue(f"orders-{sessions}", max_deliveries=1)
+        setup.events.clear()
+        queue = setup.queue(f"orders-{sessions}", max_deliveries=1)
         one = "s" if sessions else None
         for body in (b"rejected", b"failed", b"by hand", b"never", b"fine"):
             await queue.send(body, session=one)
@@ -197,42 +197,42 @@ async def test_every_death_is_told_of_once(town: Town) -> None:
 
         await asyncio.sleep(2.0)
         await queue.consume(handler, sessions=sessions, until_empty=True, retry=RetryPolicy(never=(KeyError,)))
-        assert [event.reason for event in town.told(MessageDied)].count("max_deliveries") == 1
-        told = sorted((event.sequence, event.reason) for event in town.told(MessageDied))
+        assert [event.reason for event in setup.emitted(MessageDied)].count("max_deliveries") == 1
+        reported = sorted((event.sequence, event.reason) for event in setup.emitted(MessageDied))
         dead = [(letter.sequence, letter.reason) for letter in await queue.dead_letters.peek()]
-        assert told == dead
+        assert reported == dead
         assert len(dead) == 5
 
 
-@in_town
-async def test_the_death_of_a_message_whose_last_lock_ended_is_told_of(town: Town) -> None:
-    queue = town.queue(max_deliveries=1)
+@in_virtual_time
+async def test_the_death_of_a_message_whose_last_lock_ended_is_reported(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=1)
     await fill(queue, 1)
     await queue.receive()  # and never settled, as by a process that crashed
     await asyncio.sleep(2 * LOCK)
-    await queue.stats()  # whoever looks on finds it dead
+    await queue.stats()  # this finds it dead
     await queue.consume(Log(), until_empty=True)
-    [told] = town.told(MessageDied)
-    assert (told.reason, told.delivery_count) == ("max_deliveries", 1)
+    [died] = setup.emitted(MessageDied)
+    assert (died.reason, died.delivery_count) == ("max_deliveries", 1)
 
 
-@in_town
-async def test_a_death_that_a_receiver_finds_is_told_of(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_death_that_a_receiver_finds_is_reported(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"late", expires_in=1.0)
     await queue.send(b"live")
     await asyncio.sleep(2.0)
     [got] = await queue.receive()
     assert got.body == b"live"
-    [told] = town.told(MessageDied)
-    assert (told.reason, told.delivery_count) == ("expired", 0)
+    [died] = setup.emitted(MessageDied)
+    assert (died.reason, died.delivery_count) == ("expired", 0)
 
 
-@in_town
-async def test_an_unanswered_accept_is_told_of(town: Town) -> None:
-    queue = town.queue()
-    town.road.loses_answers = True
-    async with town.consuming(queue, Log(), sessions=True, concurrency=1):
+@in_virtual_time
+async def test_an_unanswered_accept_is_reported(setup: QueueSetup) -> None:
+    queue = setup.queue()
+    setup.broker.loses_answers = True
+    async with setup.consuming(queue, Log(), sessions=True, concurrency=1):
         await asyncio.sleep(3.0)
-        town.road.loses_answers = False
-    assert {event.what for event in town.told(BrokerUnanswered)} == {"accept"}
+        setup.broker.loses_answers = False
+    assert {event.what for event in setup.emitted(BrokerUnanswered)} == {"accept"}

@@ -1,4 +1,4 @@
-"""Requests and their answers; the inbox."""
+"""Requests and replies; the inbox."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tenure.events import (
     MessageDied,
 )
 from tenure.testing import until
-from tests.application.town import LOCK, Log, Town, in_town
+from tests.application.queue_setup import LOCK, Log, QueueSetup, in_virtual_time
 
 
-@in_town
-async def test_the_inbox_spares_the_handler_what_was_handled(town: Town) -> None:
-    queue = town.queue(dedupe_window=1.0)
+@in_virtual_time
+async def test_the_inbox_skips_messages_that_were_handled(setup: QueueSetup) -> None:
+    queue = setup.queue(dedupe_window=1.0)
     log = Log()
-    async with town.consuming(queue, log, inbox_window=1_000.0):
+    async with setup.consuming(queue, log, inbox_window=1_000.0):
         for _ in range(3):
             await queue.send(b"a", id="a")
-            await asyncio.sleep(100.0)  # the dedupe window is over, the inbox still knows
+            await asyncio.sleep(100.0)  # the dedupe window is over, the inbox window is not
         assert log.ended == [b"a"]
         assert await queue.handled("a", "b") == [True, False]
         await asyncio.sleep(1_000.0)
@@ -39,28 +39,28 @@ async def test_the_inbox_spares_the_handler_what_was_handled(town: Town) -> None
 
 
 @pytest.mark.parametrize("session", [None, "s"])
-@pytest.mark.parametrize(("noted", "told"), [("orders$17", "orders--17"), ("orders--17", "orders$17")])
-def test_the_inbox_knows_an_id_in_both_forms(session: str | None, noted: str, told: str) -> None:
-    """One is as an older tenure made it up."""
+@pytest.mark.parametrize(("noted", "sent"), [("orders$17", "orders--17"), ("orders--17", "orders$17")])
+def test_the_inbox_knows_an_id_in_both_forms(session: str | None, noted: str, sent: str) -> None:
+    """One has the form of an older release."""
 
-    @in_town
-    async def test(town: Town) -> None:
-        queue = town.queue()
+    @in_virtual_time
+    async def test(setup: QueueSetup) -> None:
+        queue = setup.queue()
         log = Log()
-        async with town.consuming(queue, log, inbox_window=1_000.0, sessions=session is not None):
-            for named in (noted, told, "orders--18"):
+        async with setup.consuming(queue, log, inbox_window=1_000.0, sessions=session is not None):
+            for named in (noted, sent, "orders--18"):
                 await queue.send(named.encode(), id=named, session=session)
                 await asyncio.sleep(100.0)
         assert log.ended == [noted.encode(), b"orders--18"]
-        assert await queue.handled(told, "orders--1", noted, "orders--18") == [True, False, True, True]
+        assert await queue.handled(sent, "orders--1", noted, "orders--18") == [True, False, True, True]
 
     test()
 
 
-@in_town
-async def test_an_inbox_that_can_not_be_asked_is_no_failure_of_the_message(town: Town) -> None:
+@in_virtual_time
+async def test_an_inbox_that_can_not_be_asked_is_no_failure_of_the_message(setup: QueueSetup) -> None:
     for session in (None, "s"):
-        queue, log, hooked = town.queue(max_deliveries=2), Log(), list[BaseException]()
+        queue, log, hooked = setup.queue(max_deliveries=2), Log(), list[BaseException]()
         counts: list[int] = []
 
         async def handler(message: Message, log: Log = log, counts: list[int] = counts) -> None:
@@ -68,27 +68,27 @@ async def test_an_inbox_that_can_not_be_asked_is_no_failure_of_the_message(town:
             await log(message)
 
         await queue.send(b"a", id=f"a of {session}", session=session)
-        town.road.knows = False
+        setup.broker.inbox_answers = False
 
         def note(message: Message, error: BaseException, hooked: list[BaseException] = hooked) -> None:
             hooked.append(error)
 
         options: dict[str, Any] = {"inbox_window": 1_000.0, "sessions": session is not None, "concurrency": 2}
-        async with town.consuming(queue, handler, on_error=note, **options):
+        async with setup.consuming(queue, handler, on_error=note, **options):
             await asyncio.sleep(3 * LOCK)
             assert counts == []
-            assert len([one for one in town.road.asked if one == "handled"]) < 300
-            town.road.knows = True
+            assert len([one for one in setup.broker.requests if one == "handled"]) < 300
+            setup.broker.inbox_answers = True
             await asyncio.sleep(10.0)
             assert counts == [1]
         assert hooked == []
-        assert town.told(BrokerUnanswered)[0].what == "look into the inbox"
+        assert setup.emitted(BrokerUnanswered)[0].what == "look into the inbox"
         assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_complete_may_send_in_the_same_step(town: Town) -> None:
-    queue, results = town.queue(), town.queue("results")
+@in_virtual_time
+async def test_complete_may_send_in_the_same_step(setup: QueueSetup) -> None:
+    queue, results = setup.queue(), setup.queue("results")
     await queue.send(b"2")
     [message] = await queue.receive()
     with pytest.raises(ConfigError, match="body"):
@@ -98,40 +98,40 @@ async def test_complete_may_send_in_the_same_step(town: Town) -> None:
     assert result.body == b"4"
 
 
-@in_town
-async def test_an_answer_that_nobody_waits_for_is_told_of_when_closing_meets_it(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_reply_that_no_request_waits_for_is_reported_during_closing(setup: QueueSetup) -> None:
+    queue = setup.queue()
     with pytest.raises(tenure.TimedOut):
         await queue.request(b"?", timeout=1.0)
     [asked] = await queue.receive()
-    town.road.delay = 1.0
+    setup.broker.delay = 1.0
     replying = asyncio.ensure_future(asked.reply(b"late"))
     async with asyncio.timeout(60.0):
-        while town.road.asked.count("settle 1") < 2:  # the second is the verdict on the answer
+        while setup.broker.requests.count("settle 1") < 2:  # the second is the verdict on the answer
             await asyncio.sleep(0.01)
     await queue.close()
     await replying
-    assert [one.reason for one in town.told(MessageDied)] == ["nobody_waits"]
+    assert [one.reason for one in setup.emitted(MessageDied)] == ["nobody_waits"]
 
 
-@in_town
-async def test_a_request_gets_its_answer(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_request_gets_its_reply(setup: QueueSetup) -> None:
+    queue = setup.queue()
 
     async def square(message: Message) -> None:
         await asyncio.sleep(int(message.body) % 3)
         await message.reply(b"%d" % int(message.body) ** 2)
 
-    async with town.consuming(queue, square):
+    async with setup.consuming(queue, square):
         answers = await asyncio.gather(*(queue.request(b"%d" % number, timeout=60) for number in range(20)))
         assert [one.body for one in answers] == [b"%d" % number**2 for number in range(20)]
-        assert town.clock.now() < 5.0
+        assert setup.clock.now() < 5.0
     assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_a_request_ends_with_its_queue(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_request_ends_with_its_queue(setup: QueueSetup) -> None:
+    queue = setup.queue()
     requesting = asyncio.ensure_future(queue.request(b"?", timeout=60))
     await asyncio.sleep(1.0)
     await queue._requests[queue.name].close()  # as closing the backend does
@@ -139,9 +139,9 @@ async def test_a_request_ends_with_its_queue(town: Town) -> None:
         await requesting
 
 
-@in_town
-async def test_an_answer_may_be_any_json_but_not_that_and_a_body(town: Town) -> None:
-    queue, refused = town.queue(), list[str]()
+@in_virtual_time
+async def test_a_reply_may_be_any_json_but_not_that_and_a_body(setup: QueueSetup) -> None:
+    queue, refused = setup.queue(), list[str]()
 
     async def say_nothing(message: Message) -> None:
         try:
@@ -150,28 +150,28 @@ async def test_an_answer_may_be_any_json_but_not_that_and_a_body(town: Town) -> 
             refused.append(str(error))
         await message.reply(json=None)
 
-    async with town.consuming(queue, say_nothing):
+    async with setup.consuming(queue, say_nothing):
         answer = await queue.request(json={"question": 1}, timeout=60)
     assert (answer.body, answer.json(), len(refused)) == (b"null", None, 1)
 
 
-@in_town
-async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_reply_that_no_request_waits_for_is_kept(setup: QueueSetup) -> None:
+    queue = setup.queue()
 
     async def late(message: Message) -> None:
         await asyncio.sleep(10.0)
         await message.reply(b"at last")
 
-    async with town.consuming(queue, late):
+    async with setup.consuming(queue, late):
         with pytest.raises(tenure.TimedOut, match="no answer to request 'mine' on 'orders' within 5 s"):
             await queue.request(b"?", timeout=5.0, correlation_id="mine")
         await asyncio.sleep(10.0)
-        [name] = [one for one in await town.road.names() if "replies" in one]
-        [dead] = await town.queue(name).dead_letters.peek()
+        [name] = [one for one in await setup.broker.names() if "replies" in one]
+        [dead] = await setup.queue(name).dead_letters.peek()
         assert (dead.body, dead.reason, dead.correlation_id) == (b"at last", "nobody_waits", "mine")
         await asyncio.sleep(100.0)
-        [died] = town.told(MessageDied)
+        [died] = setup.emitted(MessageDied)
         assert (died.name, died.id, died.reason, died.delivery_count) == (name, dead.id, "nobody_waits", 1)
     with pytest.raises(ConfigError, match="reply queue of its own"):
         await queue.request(b"?", reply_to="elsewhere")
@@ -181,87 +181,87 @@ async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
         await message.reply(b"x")
 
 
-@in_town
-async def test_an_answer_that_comes_twice_was_waited_for(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_reply_that_comes_twice_was_waited_for(setup: QueueSetup) -> None:
+    queue = setup.queue()
 
     async def answers(message: Message) -> None:
-        town.road.settling = False
+        setup.broker.settling = False
         assert message.reply_to is not None
-        await town.queue(message.reply_to).send(b"yes", correlation_id=message.correlation_id)
+        await setup.queue(message.reply_to).send(b"yes", correlation_id=message.correlation_id)
 
-    async with town.consuming(queue, answers):
+    async with setup.consuming(queue, answers):
         assert (await queue.request(b"?", timeout=20.0)).body == b"yes"
-        town.road.settling = True
-        await asyncio.sleep(3 * LOCK)  # it is delivered again, as nobody has heard that it is gone
-        [name] = [one for one in await town.road.names() if "replies" in one]
-        assert await town.queue(name).stats() == Stats()
+        setup.broker.settling = True
+        await asyncio.sleep(3 * LOCK)  # it is delivered again, as its verdict got no answer
+        [name] = [one for one in await setup.broker.names() if "replies" in one]
+        assert await setup.queue(name).stats() == Stats()
 
 
-@in_town
-async def test_an_answer_that_was_taken_after_its_lock_had_ended_was_waited_for(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_reply_that_was_taken_after_its_lock_had_ended_was_waited_for(setup: QueueSetup) -> None:
+    queue = setup.queue()
 
     async def answers(message: Message) -> None:
         await message.reply(b"yes")
 
-    async with town.consuming(queue, answers):
+    async with setup.consuming(queue, answers):
         await queue.request(b"?", timeout=20.0)  # its verdict has passed, and the next claim is under way
-        town.road.settle_late = 2 * LOCK
+        setup.broker.settle_late = 2 * LOCK
         assert (await queue.request(b"?", timeout=20.0)).body == b"yes"
         await asyncio.sleep(5 * LOCK)
-        [name] = [one for one in await town.road.names() if "replies" in one]
-        assert await town.queue(name).stats() == Stats()
-    assert town.told(MessageDied) == []
+        [name] = [one for one in await setup.broker.names() if "replies" in one]
+        assert await setup.queue(name).stats() == Stats()
+    assert setup.emitted(MessageDied) == []
 
 
-@in_town
-async def test_an_answer_that_comes_at_the_last_moment_is_not_lost(town: Town) -> None:
-    context = town.queue()._context
+@in_virtual_time
+async def test_a_reply_that_comes_at_the_last_moment_is_not_lost(setup: QueueSetup) -> None:
+    context = setup.queue()._context
     requests = Requests(context)
-    [delivery] = (await _claimed(town, b"yes")).deliveries
-    town.loop.call_at(town.loop.time() + 5.0, lambda: requests._waiting["x"].set_result(Received(delivery)))
+    [delivery] = (await _claimed(setup, b"yes")).deliveries
+    setup.loop.call_at(setup.loop.time() + 5.0, lambda: requests._waiting["x"].set_result(Received(delivery)))
     answer = await requests.ask(Producer(context), Outgoing(b"?", correlation_id="x"), 5.0)
     assert answer.body == b"yes"
     await requests.close()
 
 
-async def _claimed(town: Town, body: bytes) -> Claim:
-    await town.road.send("elsewhere", [Outgoing(body)])
-    return await town.road.receive("elsewhere", 1, LOCK)
+async def _claimed(setup: QueueSetup, body: bytes) -> Claim:
+    await setup.broker.send("elsewhere", [Outgoing(body)])
+    return await setup.broker.receive("elsewhere", 1, LOCK)
 
 
-@in_town
-async def test_a_reply_queue_goes_with_its_process(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_reply_queue_goes_with_its_process(setup: QueueSetup) -> None:
+    queue = setup.queue()
 
     async def answer(message: Message) -> None:
         await message.reply(b"yes")
 
     async def replies() -> list[str]:
-        return [one for one in await town.road.names() if "replies" in one]
+        return [one for one in await setup.broker.names() if "replies" in one]
 
-    async with town.consuming(queue, answer):
+    async with setup.consuming(queue, answer):
         await queue.request(b"?", timeout=20.0)
         assert len(await replies()) == 1
-        await asyncio.sleep(3 * IDLE)  # it lives, and so does its queue
+        await asyncio.sleep(3 * IDLE)  # the process runs, so its queue is kept
         assert len(await replies()) == 1
         await queue.request(b"?", timeout=20.0)
         await queue.close()
         assert await replies() == []
 
 
-@in_town
-async def test_the_reply_queue_of_a_process_that_died_is_deleted_by_the_next(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_the_reply_queue_of_a_process_that_died_is_deleted_by_the_next(setup: QueueSetup) -> None:
+    queue = setup.queue()
     dead, letter, alive = (Requests(queue._context) for _ in range(3))
     for one in (dead, letter):
-        await town.road.delete_when_idle(one.reply_to, IDLE)  # as it does when it begins
-    await town.road.send(letter.reply_to, [Outgoing(b"late")])
-    await town.road.delete_when_idle("orders.replies.of.a.user", 1.0)
+        await setup.broker.delete_when_idle(one.reply_to, IDLE)  # as it does when it begins
+    await setup.broker.send(letter.reply_to, [Outgoing(b"late")])
+    await setup.broker.delete_when_idle("orders.replies.of.a.user", 1.0)
     listening = asyncio.ensure_future(alive._listen())
     await asyncio.sleep(IDLE * 1.5)
-    names = await town.road.names()
+    names = await setup.broker.names()
     assert dead.reply_to not in names
     assert letter.reply_to in names  # not with a message in it
     assert alive.reply_to in names
@@ -286,7 +286,7 @@ def test_reply_queues_are_listed_only_if_something_is_in_them() -> None:
                 return await backend.queues()
 
             await until(lambda: _is(queues, ["orders"]))
-            await backend.queue(answer.queue).send(b"nobody waits for this", correlation_id="x")
+            await backend.queue(answer.queue).send(b"no request waits for this", correlation_id="x")
             await until(lambda: _is(queues, ["orders", answer.queue]))
             await queue.drain()
             await consuming
@@ -298,21 +298,21 @@ async def _is(ask: Callable[[], Coroutine[Any, Any, Any]], wanted: object) -> bo
     return bool(await ask() == wanted)
 
 
-@in_town
-async def test_reply_queues_that_are_not_empty_hide_no_others(town: Town) -> None:
+@in_virtual_time
+async def test_reply_queues_that_are_not_empty_hide_no_others(setup: QueueSetup) -> None:
     left = [f"rpc.replies.{number:016x}" for number in range(150)]
     for name in left[:120]:
-        await town.road.send(name, [Outgoing(b"late")])
-        await town.road.delete_when_idle(name, 0.0)
+        await setup.broker.send(name, [Outgoing(b"late")])
+        await setup.broker.delete_when_idle(name, 0.0)
     await asyncio.sleep(1.0)
     for name in left[120:]:
-        await town.road.delete_when_idle(name, 0.0)
-    queue = town.queue("rpc")
+        await setup.broker.delete_when_idle(name, 0.0)
+    queue = setup.queue("rpc")
 
     async def answer(message: Message) -> None:
         await message.reply(b"yes")
 
-    async with town.consuming(queue, answer):
+    async with setup.consuming(queue, answer):
         await queue.request(b"?")
         await asyncio.sleep(IDLE)
-    assert [name for name in await town.road.names() if name in left] == left[:120]
+    assert [name for name in await setup.broker.names() if name in left] == left[:120]

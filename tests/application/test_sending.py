@@ -1,4 +1,4 @@
-"""What is sent, and what a receiver gets and may do with it."""
+"""Sending, receiving, and the verbs of a received message."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
 from tenure.errors import ConfigError, LockLost, Unavailable
-from tests.application.town import LOCK, Town, fill, in_town
+from tests.application.queue_setup import LOCK, QueueSetup, fill, in_virtual_time
 
 
-@in_town
-async def test_what_is_sent_is_received_with_all_its_marks(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_message_is_received_with_all_its_fields(setup: QueueSetup) -> None:
+    queue = setup.queue()
     sent = await queue.send(
         b"body", id="a", headers={"k": 1}, priority=3, reply_to="answers", correlation_id="c", expires_in=60.0
     )
@@ -48,9 +48,9 @@ class Order:
     rebate: float = 0.0
 
 
-@in_town
-async def test_json_and_dataclasses_are_a_thin_layer(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_json_and_dataclasses(setup: QueueSetup) -> None:
+    queue = setup.queue()
     order = Order(7, [Line("Öl", 2), Line("x")], datetime(2026, 1, 1, tzinfo=UTC), 1)
     await queue.send(json=order)
     await queue.send(json={"a": [1, None]}, headers={"content-type": "application/vnd.mine+json"})
@@ -98,9 +98,9 @@ async def test_json_and_dataclasses_are_a_thin_layer(town: Town) -> None:
     ],
 )
 def test_bad_messages_are_refused_before_anything_is_written(options: dict[str, Any], complaint: str) -> None:
-    @in_town
-    async def test(town: Town) -> None:
-        queue = town.queue(body_max=100)
+    @in_virtual_time
+    async def test(setup: QueueSetup) -> None:
+        queue = setup.queue(body_max=100)
         with pytest.raises(ConfigError, match=complaint):
             await queue.send(**options)
         batch = [Outgoing(b"good"), Outgoing(**{"body": b"", **options}), Outgoing(b"good")]
@@ -111,9 +111,9 @@ def test_bad_messages_are_refused_before_anything_is_written(options: dict[str, 
     test()
 
 
-@in_town
-async def test_a_batch_may_be_empty_and_its_bodies_any_bytes(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_batch_may_be_empty_and_its_bodies_any_bytes(setup: QueueSetup) -> None:
+    queue = setup.queue()
     assert await queue.send_batch([]) == []
     bodies: list[Any] = [bytearray(b"a"), memoryview(b"b")]
     await queue.send_batch(Outgoing(body) for body in bodies)
@@ -122,9 +122,9 @@ async def test_a_batch_may_be_empty_and_its_bodies_any_bytes(town: Town) -> None
         await queue.send_batch([b"raw"])  # type: ignore[list-item]
 
 
-@in_town
-async def test_delayed_at_a_datetime(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_delayed_at_a_datetime(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"probe")
     [probe] = await queue.receive()
     await probe.complete()
@@ -132,26 +132,26 @@ async def test_delayed_at_a_datetime(town: Town) -> None:
     assert await queue.receive() == []
     [later] = await queue.receive(wait=100)
     assert later.body == b"later"
-    assert 59 < town.clock.now() < 62
+    assert 59 < setup.clock.now() < 62
 
 
-@in_town
-async def test_receive_waits_for_a_message_and_no_longer(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_receive_waits_for_a_message_and_no_longer(setup: QueueSetup) -> None:
+    queue = setup.queue()
     assert await queue.receive(wait=3.0) == []
-    assert town.clock.now() == pytest.approx(3.0)
+    assert setup.clock.now() == pytest.approx(3.0)
     waiting = asyncio.ensure_future(queue.receive(10, wait=60.0))
     await asyncio.sleep(1.0)
     await queue.send(b"now")
     assert [one.body for one in await waiting] == [b"now"]
-    assert town.clock.now() == pytest.approx(4.0)
+    assert setup.clock.now() == pytest.approx(4.0)
 
 
-@in_town
-async def test_a_receive_that_is_given_up_gives_back(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_receive_that_is_given_up_gives_back(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"a")
-    town.road.delay = 1.0
+    setup.broker.delay = 1.0
     receiving = asyncio.ensure_future(queue.receive())
     await asyncio.sleep(0.5)
     receiving.cancel()
@@ -162,9 +162,9 @@ async def test_a_receive_that_is_given_up_gives_back(town: Town) -> None:
     assert message.delivery_count == 1
 
 
-@in_town
-async def test_verbs_answer_truthfully(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_verbs_return_what_the_store_did(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 6)
     done, failed, deferred, bad, back, slow = await queue.receive(10)
     await done.complete()
@@ -193,13 +193,13 @@ async def test_verbs_answer_truthfully(town: Town) -> None:
         await again.dead_letter("")
 
 
-@in_town
-async def test_no_answer_is_neither_yes_nor_no(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_no_answer_is_unavailable(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await fill(queue, 1)
     [message] = await queue.receive()
-    town.road.cut = True
+    setup.broker.cut = True
     with pytest.raises(Unavailable):
         await message.complete()
-    town.road.cut = False
+    setup.broker.cut = False
     await message.complete()

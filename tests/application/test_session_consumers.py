@@ -17,25 +17,25 @@ from tenure._queue.session_pump import SessionPump
 from tenure._queue.verdicts import SETTLED, Abandon, Lapsed, Settled, Settlement
 from tenure._timing import Timing
 from tenure.errors import Unavailable
-from tests.application.town import LOCK, Town, in_town
+from tests.application.queue_setup import LOCK, QueueSetup, in_virtual_time
 
 
 async def _nothing(message: Message) -> None:
     pass
 
 
-@in_town
-async def test_a_handler_that_settled_its_message_is_cancelled_at_max_hold(town: Town) -> None:
-    await _watched(town, max_hold=10.0, renewing=True)
+@in_virtual_time
+async def test_a_handler_that_settled_its_message_is_cancelled_at_max_hold(setup: QueueSetup) -> None:
+    await _watched(setup, max_hold=10.0, renewing=True)
 
 
-@in_town
-async def test_a_handler_that_settled_its_message_is_cancelled_when_its_session_is_lost(town: Town) -> None:
-    await _watched(town, max_hold=1_000.0, renewing=False)
+@in_virtual_time
+async def test_a_handler_that_settled_its_message_is_cancelled_when_its_session_is_lost(setup: QueueSetup) -> None:
+    await _watched(setup, max_hold=1_000.0, renewing=False)
 
 
-async def _watched(town: Town, *, max_hold: float, renewing: bool) -> None:
-    queue, ended = town.queue(), list[float]()
+async def _watched(setup: QueueSetup, *, max_hold: float, renewing: bool) -> None:
+    queue, ended = setup.queue(), list[float]()
     await queue.send_batch([Outgoing(b"%d" % number, session="s") for number in range(2)])
 
     async def handler(message: Message) -> None:
@@ -43,18 +43,18 @@ async def _watched(town: Town, *, max_hold: float, renewing: bool) -> None:
         try:
             await asyncio.sleep(2_000.0)
         finally:
-            ended.append(town.clock.now())
+            ended.append(setup.clock.now())
 
-    async with town.consuming(queue, handler, sessions=True, concurrency=1, max_hold=max_hold, grace=0.0):
+    async with setup.consuming(queue, handler, sessions=True, concurrency=1, max_hold=max_hold, grace=0.0):
         await asyncio.sleep(1.0)
-        town.road.renewing = renewing
+        setup.broker.renewing = renewing
         await asyncio.sleep(LOCK)
         assert ended
         assert ended[0] < 1.0 + LOCK
-        town.road.renewing = True
+        setup.broker.renewing = True
 
 
-def test_what_is_noted_of_a_delivery_is_not_taken_for_the_next_one_of_its_message() -> None:
+def test_notes_on_a_delivery_do_not_apply_to_the_next_one() -> None:
     pump = SessionPump("q", "me", PumpSettings(Timing(LOCK)), random.Random(1), {}, now=0.0)
     lock = SessionLock("q", "s", 7, 0.0)
     assert [type(one) for one in pump.handle(Tick(), 0.0)] == [Accept]
@@ -70,27 +70,27 @@ def test_what_is_noted_of_a_delivery_is_not_taken_for_the_next_one_of_its_messag
     assert [one for one in effects if isinstance(one, Release)]
 
 
-@in_town
-async def test_until_empty_waits_for_what_may_have_been_abandoned_in_a_lost_session(town: Town) -> None:
-    queue, handled = town.queue(), list[tuple[int, float]]()
+@in_virtual_time
+async def test_until_empty_waits_for_messages_that_may_have_been_abandoned_in_a_lost_session(setup: QueueSetup) -> None:
+    queue, handled = setup.queue(), list[tuple[int, float]]()
     await queue.send(b"a", session="s")
-    settle = town.road.settle
+    settle = setup.broker.settle
 
     async def lost(settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         await settle(settlements)
         raise Unavailable("the answer was lost")
 
     async def handler(message: Message) -> Retry | None:
-        handled.append((message.delivery_count, town.clock.now()))
-        town.road.renewing = False
+        handled.append((message.delivery_count, setup.clock.now()))
+        setup.broker.renewing = False
         return Retry(80.0) if message.delivery_count == 1 else None
 
     def heal() -> None:
-        town.road.renewing = True
-        town.road.settle = settle  # type: ignore[method-assign]
+        setup.broker.renewing = True
+        setup.broker.settle = settle  # type: ignore[method-assign]
 
-    town.road.settle = lost  # type: ignore[method-assign]
-    town.loop.call_later(60.0, heal)
+    setup.broker.settle = lost  # type: ignore[method-assign]
+    setup.loop.call_later(60.0, heal)
     async with asyncio.timeout(300.0):
         await queue.consume(handler, sessions=True, concurrency=1, until_empty=True, grace=2.0, sigterm=False)
     assert [count for count, _ in handled] == [1, 2]
@@ -98,10 +98,10 @@ async def test_until_empty_waits_for_what_may_have_been_abandoned_in_a_lost_sess
     assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_the_end_of_the_loop_while_a_session_is_received_in_leaves_nothing_locked(town: Town) -> None:
-    queue = town.queue()
-    answer, asking = town.road.receive_session, asyncio.Event()
+@in_virtual_time
+async def test_the_end_of_the_loop_while_a_session_is_received_in_leaves_nothing_locked(setup: QueueSetup) -> None:
+    queue = setup.queue()
+    answer, asking = setup.broker.receive_session, asyncio.Event()
 
     async def slow(held: SessionLock, limit: int) -> Claim | Lapsed:
         asking.set()
@@ -109,29 +109,29 @@ async def test_the_end_of_the_loop_while_a_session_is_received_in_leaves_nothing
         return await answer(held, limit)
 
     await queue.send(b"a", session="s")
-    town.road.receive_session = slow  # type: ignore[method-assign]
+    setup.broker.receive_session = slow  # type: ignore[method-assign]
     before = asyncio.all_tasks()
     running = asyncio.ensure_future(queue.consume(_nothing, sessions=True, sigterm=False))
     await asyncio.wait_for(asking.wait(), 60.0)
-    began = town.clock.now()
+    began = setup.clock.now()
     for task in asyncio.all_tasks() - before:  # as asyncio.run does
         task.cancel()
     await asyncio.wait({running})
-    assert town.clock.now() - began < 1.0
+    assert setup.clock.now() - began < 1.0
     assert await queue.stats() == Stats(ready=1, oldest_age=began)
 
 
-@in_town
-async def test_a_hint_wakes_one_of_those_who_wait_for_sessions(town: Town) -> None:
-    queue, accepts = town.queue(), 0
-    accept = town.road.accept
+@in_virtual_time
+async def test_a_hint_wakes_one_waiter_for_sessions(setup: QueueSetup) -> None:
+    queue, accepts = setup.queue(), 0
+    accept = setup.broker.accept
 
     async def counted(queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         nonlocal accepts
         accepts += 1
         return await accept(queue, session, lock)
 
-    town.road.accept = counted  # type: ignore[method-assign]
+    setup.broker.accept = counted  # type: ignore[method-assign]
     consumers = [
         queue.consumer(_nothing, sessions=True, concurrency=1, poll_every=1e6, sigterm=False) for _ in range(20)
     ]

@@ -1,4 +1,4 @@
-"""Sessions, entered one by one or consumed side by side."""
+"""Sessions, entered one at a time or consumed concurrently."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tenure.events import (
     LockEnded,
     MessageFailed,
 )
-from tests.application.town import AT_ONCE, LOCK, Log, Town, fill, in_town
+from tests.application.queue_setup import AT_ONCE, LOCK, Log, QueueSetup, fill, in_virtual_time
 
 
-@in_town
-async def test_a_session_is_ours_alone_and_in_order(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_session_has_one_consumer_and_is_in_order(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send_batch([Outgoing(b"%d" % number, session="ab"[number % 2]) for number in range(6)])
     async with queue.session() as first, queue.session() as second:
         assert (first.name, second.name, first.state) == ("a", "b", None)
@@ -58,9 +58,9 @@ async def test_a_session_is_ours_alone_and_in_order(town: Town) -> None:
         assert [one.delivery_count for one in await other.receive(10)] == [1, 1, 1]
 
 
-@in_town
-async def test_a_session_waits_for_its_first_message(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_session_waits_for_its_first_message(setup: QueueSetup) -> None:
+    queue = setup.queue()
 
     async def later() -> None:
         await asyncio.sleep(30.0)
@@ -69,15 +69,15 @@ async def test_a_session_waits_for_its_first_message(town: Town) -> None:
     sending = asyncio.ensure_future(later())
     async with queue.session() as session:
         assert session.name == "s"
-        assert town.clock.now() == pytest.approx(30.0, abs=0.1)
+        assert setup.clock.now() == pytest.approx(30.0, abs=0.1)
     await sending
 
 
-@in_town
-async def test_a_session_that_comes_when_nobody_waits_any_more_is_let_go(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_session_that_arrives_after_the_wait_is_released(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"a", session="s")
-    town.road.delay = 1.0
+    setup.broker.delay = 1.0
     for kind in ("receiver", "consumer"):
         waiting = asyncio.ensure_future(
             queue.session().__aenter__() if kind == "receiver" else queue.consume(Log(), sessions=True, concurrency=1)
@@ -87,21 +87,21 @@ async def test_a_session_that_comes_when_nobody_waits_any_more_is_let_go(town: T
         with suppress(asyncio.CancelledError):
             await waiting
         await asyncio.sleep(5.0)
-        answer = await MemoryBroker.accept(town.road, "orders", None, LOCK)
+        answer = await MemoryBroker.accept(setup.broker, "orders", None, LOCK)
         assert isinstance(answer, SessionLock), kind
-        await town.road.release(answer)
+        await setup.broker.release(answer)
 
 
-@in_town
-async def test_a_lost_session_cancels_the_block(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_a_lost_session_cancels_the_block(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"x", session="s")
-    town.road.renewing = False
+    setup.broker.renewing = False
     with pytest.raises(LockLost, match="session 's'"):
         async with queue.session() as session:
             [message] = await session.receive()
             await asyncio.sleep(1_000.0)
-    assert town.clock.now() < LOCK
+    assert setup.clock.now() < LOCK
     assert session.lost.is_set()
     with pytest.raises(LockLost):
         await session.receive()
@@ -110,9 +110,9 @@ async def test_a_lost_session_cancels_the_block(town: Town) -> None:
         await message.complete()
 
 
-@in_town
-async def test_sessions_are_consumed_side_by_side_each_in_order(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_sessions_are_consumed_side_by_side_each_in_order(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send_batch([Outgoing(b"%d" % number, session=f"s{number % 5}") for number in range(50)])
     await queue.send(b"of no session")
     seen: dict[str | None, list[int]] = {}
@@ -134,9 +134,9 @@ async def test_sessions_are_consumed_side_by_side_each_in_order(town: Town) -> N
     assert (await queue.stats()).ready == 1
 
 
-@in_town
-async def test_a_failed_message_holds_up_its_session_until_it_is_dead(town: Town) -> None:
-    queue = town.queue(max_deliveries=3)
+@in_virtual_time
+async def test_a_failed_message_holds_up_its_session_until_it_is_dead(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=3)
     await queue.send_batch([Outgoing(b"a1", session="a"), Outgoing(b"a2", session="a"), Outgoing(b"b1", session="b")])
     seen: list[bytes] = []
     hooked: list[str] = []
@@ -147,7 +147,7 @@ async def test_a_failed_message_holds_up_its_session_until_it_is_dead(town: Town
             raise ValueError("no")
 
     options: dict[str, Any] = {"sessions": True, "retry": RetryPolicy(initial=5.0, jitter=0.0)}
-    async with town.consuming(queue, handler, on_error=lambda message, error: hooked.append(str(error)), **options):
+    async with setup.consuming(queue, handler, on_error=lambda message, error: hooked.append(str(error)), **options):
         await asyncio.sleep(60.0)
         await queue.send(b"b2", session="b")
         await asyncio.sleep(0.1)
@@ -156,12 +156,12 @@ async def test_a_failed_message_holds_up_its_session_until_it_is_dead(town: Town
     assert await queue.stats() == Stats(dead=1)
 
 
-@in_town
-async def test_a_session_asks_again_when_a_verdict_is_not_answered(town: Town) -> None:
+@in_virtual_time
+async def test_a_session_asks_again_when_a_verdict_is_not_answered(setup: QueueSetup) -> None:
     for way in ("cut", "loses_answers"):
-        queue, log = town.queue(), Log()
+        queue, log = setup.queue(), Log()
         await queue.send_batch([Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
-        async with town.consuming(queue, log, sessions=True, concurrency=1):
+        async with setup.consuming(queue, log, sessions=True, concurrency=1):
 
             async def handler_began(log: Log = log) -> None:
                 while not log.began:
@@ -169,46 +169,46 @@ async def test_a_session_asks_again_when_a_verdict_is_not_answered(town: Town) -
 
             log.seconds = 1.0
             await handler_began()
-            setattr(town.road, way, True)
+            setattr(setup.broker, way, True)
             await asyncio.sleep(5.0)
             assert log.ended == [b"1"]
-            setattr(town.road, way, False)
+            setattr(setup.broker, way, False)
             await asyncio.sleep(10.0)
         assert log.ended == [b"1", b"2"]  # and not the first one again
         assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_draining_sessions_does_not_count(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_draining_sessions_does_not_count(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send_batch([Outgoing(b"%d" % number, session=f"s{number % 2}") for number in range(4)])
     log = Log(seconds=20.0)
-    async with town.consuming(queue, log, sessions=True):
+    async with setup.consuming(queue, log, sessions=True):
         await asyncio.sleep(1.0)
         queue.pause()
         queue.resume()
-    assert town.clock.now() == pytest.approx(6.0)
+    assert setup.clock.now() == pytest.approx(6.0)
     assert len(log.cancelled) == 2
     assert (await queue.stats()).ready == 4
     async with queue.session("s0", wait=1.0) as session:
         assert [one.delivery_count for one in await session.receive(5)] == [1, 1]
 
 
-@in_town
-async def test_a_handler_of_a_session_has_its_limits(town: Town) -> None:
-    queue = town.queue(max_deliveries=1)
+@in_virtual_time
+async def test_a_handler_of_a_session_has_its_limits(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=1)
     await queue.send(b"slow", session="s")
     log, hooked = Log(seconds=1_000.0), list[str]()
     note = lambda message, error: hooked.append(str(error))  # noqa: E731
-    async with town.consuming(queue, log, sessions=True, max_hold=100.0, on_error=note):
+    async with setup.consuming(queue, log, sessions=True, max_hold=100.0, on_error=note):
         await asyncio.sleep(110.0)
     assert log.cancelled == [b"slow"]
     assert (await queue.stats()).dead == 1
     assert "max_hold" in hooked[0]
     await queue.send(b"lost", session="s")
-    async with town.consuming(queue, log, sessions=True, on_error=note):
+    async with setup.consuming(queue, log, sessions=True, on_error=note):
         await asyncio.sleep(1.0)
-        town.road.renewing = False
+        setup.broker.renewing = False
         await asyncio.sleep(29.0)
         assert log.cancelled == [b"slow", b"lost"]
         assert "lost while" in hooked[1]
@@ -216,12 +216,12 @@ async def test_a_handler_of_a_session_has_its_limits(town: Town) -> None:
         await queue.consume(log, sessions=True, auto_complete=False)
 
 
-@in_town
-async def test_a_handler_that_runs_on_in_a_lost_session_is_told_of(town: Town) -> None:
+@in_virtual_time
+async def test_a_handler_that_runs_on_in_a_lost_session_is_reported(setup: QueueSetup) -> None:
     for why in ("unanswered", "denied"):
-        queue = town.queue(why)
+        queue = setup.queue(why)
         await queue.send(b"a", session="s")
-        told = len(town.events)
+        before = len(setup.events)
         began, go_on = asyncio.Event(), asyncio.Event()
         hooked: list[BaseException] = []
 
@@ -232,29 +232,29 @@ async def test_a_handler_that_runs_on_in_a_lost_session_is_told_of(town: Town) -
                     await go_on.wait()
 
         note = lambda message, error, hooked=hooked: hooked.append(error)  # noqa: E731
-        async with town.consuming(queue, stubborn, sessions=True, concurrency=1, on_error=note):
+        async with setup.consuming(queue, stubborn, sessions=True, concurrency=1, on_error=note):
             await began.wait()
-            since = town.clock.now()
+            since = setup.clock.now()
             if why == "unanswered":
-                town.road.renewing = False
+                setup.broker.renewing = False
             else:
-                await town.road.release(town.road.accepted[-1])
+                await setup.broker.release(setup.broker.accepted[-1])
             async with queue.session("s", wait=LOCK + 1.0):  # another has it
                 pass
             await asyncio.sleep(LOCK / 2)
-            events = town.events[told:]
+            events = setup.events[before:]
             [ended] = [event for event in events if isinstance(event, LockEnded)]
             assert (ended.why, ended.delivery_count) == (why, 1)
             [overran] = [event for event in events if isinstance(event, HandlerOverran)]
             assert ended.at < overran.at < since + LOCK
-            town.road.renewing = True
+            setup.broker.renewing = True
             go_on.set()
         assert not [event for event in events if isinstance(event, MessageFailed)]
 
 
-@in_town
-async def test_the_verdict_on_a_message_of_a_session_may_come_too_late(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_the_verdict_on_a_message_of_a_session_may_come_too_late(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send_batch([Outgoing(b"blocks", session="s"), Outgoing(b"settles", session="s")])
     hooked: list[str] = []
     counts: list[int] = []
@@ -263,29 +263,29 @@ async def test_the_verdict_on_a_message_of_a_session_may_come_too_late(town: Tow
         counts.append(message.delivery_count)
         match message.body, message.delivery_count:
             case b"blocks", 1:
-                town.road.renewing = False
-                town.loop.block(2 * LOCK)
-                town.road.renewing = True
+                setup.broker.renewing = False
+                setup.loop.block(2 * LOCK)
+                setup.broker.renewing = True
             case b"blocks", 2:  # its verdict stands, though the answer comes only when the session is lost
-                town.road.renewing = False
-                town.road.delay = LOCK
+                setup.broker.renewing = False
+                setup.broker.delay = LOCK
             case b"settles", _:
                 await message.complete()
 
     note = lambda message, error: hooked.append(f"{message.id} {type(error).__name__}: {error}")  # noqa: E731
-    async with town.consuming(queue, handler, sessions=True, concurrency=1, on_error=note):
+    async with setup.consuming(queue, handler, sessions=True, concurrency=1, on_error=note):
         await asyncio.sleep(3.5 * LOCK)
-        town.road.delay, town.road.renewing = 0.0, True
+        setup.broker.delay, setup.broker.renewing = 0.0, True
         await asyncio.sleep(2 * LOCK)
     assert counts == [1, 2, 1]
-    [told] = hooked
-    assert "its handler had ended, and that was too late" in told
+    [error] = hooked
+    assert "its handler had ended, and that was too late" in error
     assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_a_worker_outlives_handlers_that_catch_their_cancellation(town: Town) -> None:
-    queue = town.queue(max_deliveries=20)
+@in_virtual_time
+async def test_a_worker_outlives_handlers_that_catch_their_cancellation(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=20)
     await queue.send_batch([Outgoing(b"%d" % number, session="s") for number in range(3)])
     ended: list[bytes] = []
 
@@ -299,23 +299,23 @@ async def test_a_worker_outlives_handlers_that_catch_their_cancellation(town: To
                 raise
         ended.append(message.body)
 
-    async with town.consuming(queue, handler, sessions=True, concurrency=1, max_hold=5.0, retry=AT_ONCE):
+    async with setup.consuming(queue, handler, sessions=True, concurrency=1, max_hold=5.0, retry=AT_ONCE):
         await asyncio.sleep(25.0)
         assert ended == [b"0", b"1", b"2"]
         await queue.send(b"3", session="s")
         await asyncio.sleep(1.0)
-        town.road.renewing = False
+        setup.broker.renewing = False
         await asyncio.sleep(LOCK)  # lost: the worker looks for another one
-        town.road.renewing = True
+        setup.broker.renewing = True
         await queue.send(b"4", session="t")
         await asyncio.sleep(LOCK)
     assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_a_handler_may_end_the_consuming_that_it_is_part_of(town: Town) -> None:
+@in_virtual_time
+async def test_a_handler_may_end_its_own_consumer(setup: QueueSetup) -> None:
     for sessions in (False, True):
-        queue = town.queue(f"orders-{sessions}")
+        queue = setup.queue(f"orders-{sessions}")
         await queue.send_batch([Outgoing(b"last", session="s" if sessions else None)])
         ended: list[bytes] = []
 
@@ -328,9 +328,9 @@ async def test_a_handler_may_end_the_consuming_that_it_is_part_of(town: Town) ->
         assert await queue.stats() == Stats()
 
 
-@in_town
-async def test_a_handler_that_cancels_itself_has_failed(town: Town) -> None:
-    queue = town.queue(max_deliveries=1)
+@in_virtual_time
+async def test_a_handler_that_cancels_itself_has_failed(setup: QueueSetup) -> None:
+    queue = setup.queue(max_deliveries=1)
     await fill(queue, 2)
 
     async def handler(message: Message) -> None:
@@ -344,12 +344,12 @@ async def test_a_handler_that_cancels_itself_has_failed(town: Town) -> None:
     assert dead.error.type == "asyncio.exceptions.CancelledError"
 
 
-@in_town
-async def test_the_lock_of_a_session_is_counted_from_the_question(town: Town) -> None:
-    queue = town.queue()
+@in_virtual_time
+async def test_the_lock_of_a_session_is_counted_from_the_request(setup: QueueSetup) -> None:
+    queue = setup.queue()
     await queue.send(b"a", session="s")
-    asked_at = town.clock.now()
-    town.road.delay = 5.0
+    asked_at = setup.clock.now()
+    setup.broker.delay = 5.0
     async with queue.session() as session:
-        assert session.remaining() == sure_until(asked_at, Timing(LOCK)) - town.clock.now()
-        town.road.delay = 0.0
+        assert session.remaining() == sure_until(asked_at, Timing(LOCK)) - setup.clock.now()
+        setup.broker.delay = 0.0

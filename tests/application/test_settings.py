@@ -1,4 +1,4 @@
-"""The settings of a queue: declared for everybody, expected by each program."""
+"""The settings of a queue: declared for all processes, expected by each program."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_of_two_that_race_one_is_refused(url: str) -> None:
         assert (await backend.queue("orders").stats()).ready == 1
 
 
-async def test_declare_changes_what_it_names_for_everybody(url: str) -> None:
+async def test_declare_changes_what_it_names_for_all_processes(url: str) -> None:
     async with tenure.connect(url) as backend, tenure.connect(url) as other:
         queue, theirs = backend.queue("orders", lock=5), other.queue("orders")
         await queue.send(b"x")

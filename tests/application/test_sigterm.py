@@ -1,4 +1,4 @@
-"""SIGTERM in programs of their own: all that serve and lead are told, and a second one ends the process."""
+"""SIGTERM in real programs: all consumers and campaigns end, and a second one ends the process."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ import tenure.sync, time
 def lead(term):
     print("leads\\n", end="", flush=True)
     term.lost.wait()
-    print("told", flush=True)
+    print("signalled", flush=True)
     time.sleep(3600)
 
 with tenure.sync.connect("sqlite:///work.db") as backend:
@@ -171,7 +171,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Start:
 
 
 def read(child: subprocess.Popen[str], *lines: str) -> None:
-    """See that *child* says these lines, in whatever order."""
+    """Check that *child* prints these lines, in any order."""
     assert child.stdout is not None
     assert sorted(child.stdout.readline() for _ in lines) == sorted(f"{line}\n" for line in lines)
 
@@ -181,12 +181,12 @@ def test_a_process_that_leads_and_consumes_stops_both(start: Start, program: str
     child = start(program)
     read(child, "leads", "begins") if program is BOTH else read(child, "leads", "begins", "done")
     child.send_signal(signal.SIGTERM)
-    told, _ = child.communicate(timeout=PATIENCE)
-    assert sorted(told.split("\n")[:-2]) == (["done", "work ended"] if program is BOTH else ["work ended"])
-    assert told.endswith("over\n")
+    output, _ = child.communicate(timeout=PATIENCE)
+    assert sorted(output.split("\n")[:-2]) == (["done", "work ended"] if program is BOTH else ["work ended"])
+    assert output.endswith("over\n")
     assert child.returncode == 0
     with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
-        assert backend.election("chair").leader() is None  # handed back, an hour before its end
+        assert backend.election("chair").leader() is None  # released, an hour before its end
 
 
 def test_a_leader_in_the_main_thread_steps_down(start: Start, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_second_one_ends_the_process(start: Start) -> None:
     child = start(STUBBORN)
     read(child, "leads")
     child.send_signal(signal.SIGTERM)
-    read(child, "told")
+    read(child, "signalled")
     child.send_signal(signal.SIGTERM)
     assert child.wait(PATIENCE) == -signal.SIGTERM
 
@@ -224,7 +224,7 @@ def test_a_program_may_keep_the_signal(start: Start) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_a_forked_child_is_meant_alone(start: Start) -> None:
+def test_a_signal_to_a_forked_child_ends_only_the_child(start: Start) -> None:
     child = start(FORKING)
     assert child.communicate(timeout=PATIENCE)[0] == "1 2\n" * 3 + "still there\n"
 
@@ -296,14 +296,14 @@ def begin(start: Start, program: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def interrupt(child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]) -> None:
-    """Interrupt *child*, and see it say so on stderr, and nothing else."""
+    """Interrupt *child*, and check that stderr has the notice, and nothing else."""
     child.send_signal(signal.SIGINT)
-    told, give_up = "", time.monotonic() + PATIENCE
-    while not told.endswith("\n"):
+    output, give_up = "", time.monotonic() + PATIENCE
+    while not output.endswith("\n"):
         assert time.monotonic() < give_up
         time.sleep(0.01)
-        told += capfd.readouterr().err
-    assert told == "orders: interrupted: finishing 1 message; interrupt once more to hurry\n"
+        output += capfd.readouterr().err
+    assert output == "orders: interrupted: finishing 1 message; interrupt once more to hurry\n"
 
 
 def go_on(child: subprocess.Popen[str]) -> None:
@@ -322,7 +322,7 @@ def test_an_interrupt_lets_handlers_finish(start: Start, kind: str, capfd: pytes
     assert capfd.readouterr().err == ""
 
 
-def test_a_second_interrupt_hurries(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_interrupt_cancels(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     child = begin(start, CONSUMING, "long")
     interrupt(child, capfd)
     child.send_signal(signal.SIGINT)
@@ -376,13 +376,13 @@ except KeyboardInterrupt:
 """
 
 
-def test_no_handler_is_left_behind_in_whatever_order_they_end(start: Start) -> None:
-    """One of asyncio.run whose consumer ends after its main task; and ours, saved and put back by somebody else."""
+def test_no_signal_handler_is_left_behind_in_any_order(start: Start) -> None:
+    """That of asyncio.run, if the consumer ends after the main task; and tenure's, if a program restored it."""
     child = start(ENDED)
     assert child.communicate(timeout=PATIENCE)[0] == "python's True\nsaved ours True\ninterrupted\n"
 
 
-def test_an_interrupt_lets_work_end_and_hands_the_lease_back(start: Start, tmp_path: Path) -> None:
+def test_an_interrupt_lets_work_end_and_releases_the_lease(start: Start, tmp_path: Path) -> None:
     child = start(ALONE)
     read(child, "leads")
     child.send_signal(signal.SIGINT)

@@ -25,10 +25,10 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event, TermBegan, TermEnding
 
 PATIENCE = 60.0
-"""Seconds after which something hangs."""
+"""Seconds after which a test fails as hanging."""
 
 TTL = 30.0
-"""Of a lease that is handed back; no machine is so busy that it would run out."""
+"""Of a lease that is released; long enough for the busiest machine."""
 
 KEPT = 3.0
 """Of a lease that is renewed during the test, also on a machine that is busy with other things."""
@@ -59,7 +59,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_a_thread_leads_and_hands_back(url: str) -> None:
+def test_a_thread_leads_and_releases(url: str) -> None:
     with tenure.sync.connect(url) as backend:
         election = backend.election("chair", ttl=TTL)
         tokens: list[int] = []
@@ -158,7 +158,7 @@ def test_a_thread_that_does_not_beat_loses_its_lease(url: str) -> None:
             term.check()
 
 
-def test_threads_see_changes(url: str) -> None:
+def test_threads_observe_changes(url: str) -> None:
     with tenure.sync.connect(url) as backend:
         changes = backend.election("chair").observe()
         assert next(changes) is None
@@ -328,7 +328,7 @@ def test_calls_while_the_last_backend_closes_end(url: str) -> None:
 
 @contextmanager
 def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
-    """Have what tenure says go to *handle*."""
+    """Pass tenure's log records to *handle*."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -344,11 +344,11 @@ def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def test_hooks_and_log_handlers_that_block_cost_no_lease(url: str) -> None:
-    told, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
+def test_hooks_and_log_handlers_that_block_end_no_lease(url: str) -> None:
+    called, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
 
     def hook(event: object) -> None:
-        told.set()
+        called.set()
         may_go_on.wait(PATIENCE)
 
     def handle(record: logging.LogRecord) -> None:
@@ -362,9 +362,9 @@ def test_hooks_and_log_handlers_that_block_cost_no_lease(url: str) -> None:
         tenure.sync.connect(url, on_event=hook) as hooked,
         hooked.election("hooked", ttl=SHORT).campaign() as told_of,
     ):
-        assert told.wait(PATIENCE)
+        assert called.wait(PATIENCE)
         assert logged.wait(PATIENCE)
-        until = time.monotonic() + 1.2 * SHORT  # neither lives on without a renewal
+        until = time.monotonic() + 1.2 * SHORT  # neither lease lasts without a renewal
         wait_until(lambda: time.monotonic() > until)
         term.check()
         told_of.check()
@@ -412,20 +412,20 @@ def test_the_renewal_thread_sees_no_context_of_a_caller_and_hooks_do(url: str) -
 async def test_events_on_a_loop_are_logged_there_in_the_context_of_the_owner(url: str) -> None:
     request = contextvars.ContextVar("request", default="none")
     request.set("mine")
-    heard: list[tuple[str, str]] = []
+    seen: list[tuple[str, str]] = []
 
-    def hear(_: object) -> None:
-        heard.append((threading.current_thread().name, request.get()))
+    def note(_: object) -> None:
+        seen.append((threading.current_thread().name, request.get()))
 
-    with logged_by(hear):
-        async with tenure.connect(url, on_event=hear) as backend, backend.election("chair", ttl=TTL).campaign():
+    with logged_by(note):
+        async with tenure.connect(url, on_event=note) as backend, backend.election("chair", ttl=TTL).campaign():
             pass
-    assert len(heard) == 4  # that it began, and that it has ended: by both
-    assert set(heard) == {(threading.current_thread().name, "mine")}
+    assert len(seen) == 4  # begun and ended, from the hook and the log
+    assert set(seen) == {(threading.current_thread().name, "mine")}
 
 
 @pytest.mark.parametrize("raised", [StopIteration("7"), KeyboardInterrupt("7"), asyncio.CancelledError("7")])
-def test_whatever_work_on_a_thread_raises_its_campaign_ends(url: str, raised: BaseException) -> None:
+def test_any_exception_of_work_on_a_thread_ends_its_campaign(url: str, raised: BaseException) -> None:
     def work(term: tenure.sync.Term) -> None:
         raise raised
 
@@ -511,7 +511,7 @@ def test_a_forgotten_observer_ends_quietly_after_its_backend(url: str) -> None:
     changes.close()
 
 
-def test_an_observer_hears_that_its_backend_was_closed(url: str) -> None:
+def test_an_observer_gets_an_error_when_its_backend_is_closed(url: str) -> None:
     with tenure.sync.connect(url), tenure.sync.connect(url) as backend:  # the first keeps the renewal thread
         changes = backend.election("chair").observe()
         assert next(changes) is None
@@ -538,7 +538,7 @@ def test_an_observer_hears_that_its_backend_was_closed(url: str) -> None:
         ("ftp://me:geheim@host/x", "no backend serves 'ftp'"),
     ],
 )
-def test_urls_of_no_backend(url: str, message: str) -> None:
+def test_urls_without_a_backend(url: str, message: str) -> None:
     with pytest.raises(tenure.ConfigError, match=message) as caught:
         tenure.connect(url)
     assert "geheim" not in str(caught.value)
@@ -553,7 +553,7 @@ async def test_a_ttl_outside_the_backends_limits(url: str) -> None:
 
 
 class Stubborn:
-    """Work that does not stop before it may."""
+    """Work that ignores its cancellation."""
 
     def __init__(self) -> None:
         self.began, self.may_end = asyncio.Event(), asyncio.Event()
@@ -589,7 +589,7 @@ async def test_a_close_that_is_cancelled_leaves_no_caller_waiting(url: str) -> N
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        while driver.candidacies:  # type: ignore[union-attr]  # it is told on the renewal thread, a moment later
+        while driver.candidacies:  # type: ignore[union-attr]  # this happens on the renewal thread, a moment later
             await asyncio.sleep(0.005)
         work.may_end.set()
         with pytest.raises(tenure.Unavailable, match="closed while work was still running"):
@@ -642,7 +642,7 @@ def test_a_thread_whose_backend_is_closed_under_its_work(url: str, others: bool)
 
 
 class Interrupted(BaseException):
-    """What Ctrl-C raises, but for pytest, which would end with it."""
+    """Like KeyboardInterrupt, which would end pytest."""
 
 
 def interrupt_at(step: int, act: Callable[[], None]) -> bool:
@@ -671,7 +671,7 @@ def interrupt_at(step: int, act: Callable[[], None]) -> bool:
 
 
 def confined(step: int, act: Callable[[], None]) -> Iterator[bool]:
-    """Do the same in a generator, whose error in hand is its own: Python may keep one for good when a trace raises."""
+    """Do the same in a generator, with a current exception of its own: Python may keep one when a trace raises."""
     yield interrupt_at(step, act)
 
 
@@ -687,7 +687,7 @@ def test_interrupted_at_any_line_nothing_is_held_for_ever(url: str, form: str) -
                 with election.campaign() as term:
                     term.check()
             else:
-                with queue.session("letters to Ada", wait=PATIENCE) as session:  # it waits for the one before
+                with queue.session("s", wait=PATIENCE) as session:  # it waits for the one before
                     assert session.remaining()
 
         step = 1

@@ -1,4 +1,4 @@
-"""A message whose body is not what its handler reads it as: dead at once, wherever the handler runs."""
+"""A message whose body its handler can't decode: dead-lettered at once, wherever the handler runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_handler_can_ask_for_a_retry_instead() -> None:
 
 
 async def test_another_message_that_can_not_be_decoded_is_a_failure_like_any_other() -> None:
-    """An answer, perhaps: the next one may be better."""
+    """A reply, for example: the next one may be valid."""
     async with connect("memory:") as backend:
         queue, other = backend.queue("orders"), backend.queue("answers")
         await queue.send(b"{}")

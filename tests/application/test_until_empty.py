@@ -38,7 +38,7 @@ async def send(queue: tenure.Queue, sessions: bool, *bodies: bytes, delay: float
 
 @KINDS
 @pytest.mark.parametrize("by", ["raises", "Retry", "abandons"])
-def test_what_failed_is_waited_for(sessions: bool, by: str) -> None:
+def test_a_failed_message_is_waited_for(sessions: bool, by: str) -> None:
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         async def handle(message: tenure.Message) -> None:
             if message.delivery_count == 1 or (message.body == b"often" and message.delivery_count < 4):
@@ -59,7 +59,7 @@ def test_what_failed_is_waited_for(sessions: bool, by: str) -> None:
 
 
 @KINDS
-def test_what_dies_is_not_waited_for(sessions: bool) -> None:
+def test_a_dead_letter_is_not_waited_for(sessions: bool) -> None:
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         def handle(message: tenure.Message) -> object:
             return ValueError("never")
@@ -76,7 +76,7 @@ def test_what_dies_is_not_waited_for(sessions: bool) -> None:
 
 
 @KINDS
-def test_what_others_delayed_is_not_waited_for(sessions: bool) -> None:
+def test_messages_delayed_by_others_are_not_waited_for(sessions: bool) -> None:
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         async def fail_once(message: tenure.Message) -> None:
             if message.delivery_count == 1:
@@ -90,7 +90,7 @@ def test_what_others_delayed_is_not_waited_for(sessions: bool) -> None:
     assert in_a_queue(test, sessions) < 10
 
 
-def test_what_failed_here_and_is_now_with_another_is_not_waited_for() -> None:
+def test_a_failed_message_that_another_consumer_has_is_not_waited_for() -> None:
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         async def fail(message: tenure.Message) -> None:
             raise ValueError("not yet")
@@ -109,8 +109,8 @@ def test_what_failed_here_and_is_now_with_another_is_not_waited_for() -> None:
 
 
 @KINDS
-def test_what_comes_late_is_handled_with_full_concurrency(sessions: bool) -> None:
-    """Nothing was waiting for a while, but something was still in hand."""
+def test_late_messages_are_handled_with_full_concurrency(sessions: bool) -> None:
+    """The queue was empty for a while, but a handler was running."""
 
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         async def handle(message: tenure.Message) -> None:
@@ -157,7 +157,7 @@ def test_the_first_exception_of_a_handler_is_raised(sessions: bool) -> None:
 
 
 @KINDS
-def test_a_handler_that_is_cancelled_for_its_time_raises_too(sessions: bool) -> None:
+def test_a_handler_that_is_cancelled_at_max_hold_raises_too(sessions: bool) -> None:
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         async def handle(message: tenure.Message) -> None:
             await asyncio.sleep(3_600)
@@ -172,8 +172,8 @@ def test_a_handler_that_is_cancelled_for_its_time_raises_too(sessions: bool) -> 
 
 @KINDS
 @pytest.mark.parametrize("by", ["raises", "abandons"])
-def test_what_was_abandoned_without_an_answer_is_waited_for(sessions: bool, by: str) -> None:
-    """The verdict stands, and what passes it once more hears that the lock is over."""
+def test_a_message_abandoned_without_an_answer_is_waited_for(sessions: bool, by: str) -> None:
+    """The verdict was carried out, and its repetition gets LockLost."""
 
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         handled: list[int] = []
@@ -206,7 +206,7 @@ def test_what_was_abandoned_without_an_answer_is_waited_for(sessions: bool, by: 
 
 
 @KINDS
-def test_a_handler_that_cancels_itself_raises_what_no_task_group_swallows(sessions: bool) -> None:
+def test_a_handler_that_cancels_itself_raises_an_error_that_no_task_group_swallows(sessions: bool) -> None:
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         async def handle(message: tenure.Message) -> None:
             raise asyncio.CancelledError("by itself")

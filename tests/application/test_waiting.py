@@ -1,4 +1,4 @@
-"""Many who wait for one queue in one process: a hint wakes one of them, and is never lost with it."""
+"""Many waiters for one queue in one process: a hint wakes one of them, and is passed on if that one is gone."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tenure.testing import until
 from tenure.testing.loop import VirtualLoop, run
 
 AGES = 100_000.0
-"""Nobody looks by itself for so long: whoever gets a message here was woken."""
+"""No waiter polls for so long: a waiter that gets a message here was woken."""
 
 
 class Counting(MemoryBroker):
-    """Counts what it is asked; a question may be held up, or fail."""
+    """Counts its requests; a request may be delayed, or fail."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.gate = asyncio.Event()
         self.gate.set()
         self.fails = 0
@@ -43,7 +43,7 @@ class Counting(MemoryBroker):
         return Failing(self.hint_errors.pop()) if self.hint_errors else super().hints(queue)
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
-        self.asked["receive"] += 1
+        self.requests["receive"] += 1
         await self.gate.wait()
         if self.fails:
             self.fails -= 1
@@ -53,12 +53,12 @@ class Counting(MemoryBroker):
         return await super().receive(queue, limit, lock)
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
-        self.asked["accept"] += 1
+        self.requests["accept"] += 1
         return await super().accept(queue, session, lock)
 
 
 class Failing(AsyncIterator[None]):
-    """Hints that fail as nobody expects."""
+    """Hints that fail with an unexpected error."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -67,8 +67,8 @@ class Failing(AsyncIterator[None]):
         raise self.error
 
 
-class Room:
-    """A queue on such a broker."""
+class Setup:
+    """A queue on a counting broker."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -84,11 +84,11 @@ class Room:
         return [asyncio.ensure_future(self.queue.receive(1, wait=AGES)) for _ in range(many)]
 
 
-def in_room(test: Callable[[Room], Coroutine[None, None, None]]) -> Callable[[], None]:
+def in_virtual_time(test: Callable[[Setup], Coroutine[None, None, None]]) -> Callable[[], None]:
     @wraps(test)
     def runs() -> None:
         async def main() -> None:
-            await test(Room())
+            await test(Setup())
 
         run(main(), seed=1, limit=1_000_000)
 
@@ -97,7 +97,7 @@ def in_room(test: Callable[[Room], Coroutine[None, None, None]]) -> Callable[[],
 
 
 @pytest.fixture(autouse=True)
-def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "POLL", AGES)
 
 
@@ -105,103 +105,103 @@ async def rest() -> None:
     await asyncio.sleep(1)
 
 
-@in_room
-async def test_of_a_hundred_who_wait_a_message_wakes_a_few(room: Room) -> None:
-    tasks = room.receiving(100)
+@in_virtual_time
+async def test_of_a_hundred_receivers_a_message_wakes_a_few(setup: Setup) -> None:
+    tasks = setup.receiving(100)
     await rest()
-    assert room.broker.asked["receive"] == 100
-    await room.queue.send(b"a")
+    assert setup.broker.requests["receive"] == 100
+    await setup.queue.send(b"a")
     await rest()
-    assert room.broker.asked["receive"] <= 103
+    assert setup.broker.requests["receive"] <= 103
     assert sum(task.done() for task in tasks) == 1
     for _ in range(99):
-        await room.queue.send(b"a")
+        await setup.queue.send(b"a")
     await asyncio.wait(tasks, timeout=1)
     assert all(task.done() for task in tasks)
-    assert room.broker.asked["receive"] <= 100 + 3 * 100
+    assert setup.broker.requests["receive"] <= 100 + 3 * 100
 
 
-@in_room
-async def test_of_a_hundred_consumers_a_message_wakes_a_few(room: Room) -> None:
+@in_virtual_time
+async def test_of_a_hundred_consumers_a_message_wakes_a_few(setup: Setup) -> None:
     handled: list[Message] = []
 
     async def handle(message: Message) -> None:
         handled.append(message)
 
-    tasks = [asyncio.ensure_future(room.queue.consume(handle, concurrency=1, poll_every=AGES)) for _ in range(100)]
+    tasks = [asyncio.ensure_future(setup.queue.consume(handle, concurrency=1, poll_every=AGES)) for _ in range(100)]
     await rest()
-    before = room.broker.asked["receive"]
+    before = setup.broker.requests["receive"]
     assert before == 100
-    await room.queue.send(b"a")
+    await setup.queue.send(b"a")
     await rest()
     assert len(handled) == 1
-    assert room.broker.asked["receive"] - before <= 5
+    assert setup.broker.requests["receive"] - before <= 5
     for _ in range(99):
-        await room.queue.send(b"a")
+        await setup.queue.send(b"a")
     await rest()
     assert len(handled) == 100
-    await room.queue.drain()
+    await setup.queue.drain()
     await asyncio.gather(*tasks)
 
 
-@in_room
-async def test_who_is_cancelled_when_woken_wakes_another(room: Room) -> None:
-    tasks = room.receiving(3)
+@in_virtual_time
+async def test_a_receiver_cancelled_when_woken_wakes_another(setup: Setup) -> None:
+    tasks = setup.receiving(3)
     await rest()
-    room.broker.gate.clear()
-    await room.queue.send(b"a")
-    await until(lambda: room.broker.asked["receive"] == 4)
-    tasks[0].cancel()  # it was there first, so it asks; what its question brings yet is given back
-    await until(lambda: room.broker.asked["receive"] == 5)
-    room.broker.gate.set()
+    setup.broker.gate.clear()
+    await setup.queue.send(b"a")
+    await until(lambda: setup.broker.requests["receive"] == 4)
+    tasks[0].cancel()  # it was the first, so it asks; a message that its request still brings is given back
+    await until(lambda: setup.broker.requests["receive"] == 5)
+    setup.broker.gate.set()
     await rest()
     assert [task.done() for task in tasks].count(True) == 2
 
 
-@in_room
-async def test_who_is_cancelled_before_it_asks_wakes_another(room: Room) -> None:
-    tasks = room.receiving(2)
+@in_virtual_time
+async def test_a_receiver_cancelled_before_it_asks_wakes_another(setup: Setup) -> None:
+    tasks = setup.receiving(2)
     await rest()
-    sending = asyncio.ensure_future(room.queue.send(b"a"))
+    sending = asyncio.ensure_future(setup.queue.send(b"a"))
     while not sending.done():
         await asyncio.sleep(0)
     for turn in range(10):  # whatever turn of the loop it is woken in
-        if room.broker.asked["receive"] > 2:
+        if setup.broker.requests["receive"] > 2:
             break
-        tasks.append(asyncio.ensure_future(room.queue.receive(1, wait=AGES)))
+        tasks.append(asyncio.ensure_future(setup.queue.receive(1, wait=AGES)))
         tasks[turn].cancel()
         await asyncio.sleep(0)
     await rest()
     assert sum(task.done() and not task.cancelled() for task in tasks) == 1
 
 
-@in_room
-async def test_whose_question_fails_wakes_another(room: Room) -> None:
-    tasks = room.receiving(3)
+@in_virtual_time
+async def test_a_receiver_whose_request_fails_wakes_another(setup: Setup) -> None:
+    tasks = setup.receiving(3)
     await rest()
-    room.broker.fails = 2
-    await room.queue.send(b"a")
+    setup.broker.fails = 2
+    await setup.queue.send(b"a")
     await rest()
     outcomes = [task.exception() if task.done() else "waits" for task in tasks]
     assert [type(one) for one in outcomes] == [Unavailable, Unavailable, type(None)]
 
 
-@in_room
-async def test_a_consumer_that_ends_wakes_another(room: Room) -> None:
+@in_virtual_time
+async def test_a_consumer_that_ends_wakes_another(setup: Setup) -> None:
     async def handle(message: Message) -> None:
         await asyncio.sleep(AGES)
 
-    consumer = room.queue.consumer(handle, concurrency=1, poll_every=AGES, grace=0.0)
+    consumer = setup.queue.consumer(handle, concurrency=1, poll_every=AGES, grace=0.0)
     consuming = asyncio.ensure_future(consumer.run())
     await rest()
-    await room.queue.send(b"a")
+    await setup.queue.send(b"a")
     await rest()  # it is busy
-    await room.queue.send(b"b")
-    await rest()  # it was told, as nobody else waits; now somebody does
-    [receiving] = room.receiving(1)
+    await setup.queue.send(b"b")
+    await rest()  # it got the hint, as there was no other waiter; now there is one
+    [receiving] = setup.receiving(1)
     await rest()
     assert [message.body for message in receiving.result()] == [b"b"]
-    [receiving] = room.receiving(1)
+    [receiving] = setup.receiving(1)
     await rest()
     consumer.drain()
     await consuming
@@ -209,34 +209,34 @@ async def test_a_consumer_that_ends_wakes_another(room: Room) -> None:
     assert [message.body for message in receiving.result()] == [b"a"]  # which it has given back
 
 
-@in_room
-async def test_a_consumer_whose_question_fails_wakes_another(room: Room) -> None:
+@in_virtual_time
+async def test_a_consumer_whose_request_fails_wakes_another(setup: Setup) -> None:
     async def handle(message: Message) -> None:
         pass
 
-    consuming = [asyncio.ensure_future(room.queue.consume(handle, poll_every=AGES)) for _ in range(2)]
+    consuming = [asyncio.ensure_future(setup.queue.consume(handle, poll_every=AGES)) for _ in range(2)]
     await rest()
-    room.broker.fails = 1
-    await room.queue.send(b"a")
+    setup.broker.fails = 1
+    await setup.queue.send(b"a")
     for _ in range(20):  # before the one that failed asks again
         await asyncio.sleep(0)
-    assert (await room.queue.stats()).ready == 0
-    await room.queue.drain()
+    assert (await setup.queue.stats()).ready == 0
+    await setup.queue.drain()
     await asyncio.gather(*consuming)
 
 
-@in_room
-async def test_nobody_listens_when_the_last_consumer_has_ended(room: Room) -> None:
+@in_virtual_time
+async def test_hints_end_with_the_last_consumer(setup: Setup) -> None:
     async def handle(message: Message) -> None:
         pass
 
-    await room.queue.consume(handle, until_empty=True)
+    await setup.queue.consume(handle, until_empty=True)
     await rest()
     assert [task for task in asyncio.all_tasks() if task.get_name() == "tenure-hints"] == []
 
 
-@in_room
-async def test_a_consumer_that_is_busy_swallows_nothing(room: Room) -> None:
+@in_virtual_time
+async def test_a_consumer_that_is_busy_loses_no_hint(setup: Setup) -> None:
     ended = asyncio.Event()
     handled: list[bytes] = []
 
@@ -244,129 +244,129 @@ async def test_a_consumer_that_is_busy_swallows_nothing(room: Room) -> None:
         handled.append(message.body)
         await ended.wait()
 
-    consuming = [asyncio.ensure_future(room.queue.consume(handle, concurrency=1, poll_every=AGES)) for _ in range(3)]
+    consuming = [asyncio.ensure_future(setup.queue.consume(handle, concurrency=1, poll_every=AGES)) for _ in range(3)]
     await rest()
     for _ in range(3):
-        await room.queue.send(b"a")
+        await setup.queue.send(b"a")
     await rest()
     assert len(handled) == 3
-    await room.queue.send(b"b")  # for whoever has room first
-    [receiving] = room.receiving(1)
+    await setup.queue.send(b"b")  # for the first consumer with free slots
+    [receiving] = setup.receiving(1)
     await rest()
     assert receiving.done()
-    await room.queue.send(b"c")
+    await setup.queue.send(b"c")
     await rest()
     ended.set()
     await rest()
     assert handled == [b"a"] * 3 + [b"c"]
-    await room.queue.drain()
+    await setup.queue.drain()
     await asyncio.gather(*consuming)
 
 
-@in_room
-async def test_who_asks_for_something_else_is_woken_too(room: Room) -> None:
-    any_session, named = room.queue.session(), room.queue.session("b")
-    held = await room.queue.session("c").__aenter__()
-    answering = asyncio.ensure_future(room.queue.request(b"question", timeout=AGES))
-    await room.queue.receive(1)  # the request
+@in_virtual_time
+async def test_waiters_for_something_else_are_woken_too(setup: Setup) -> None:
+    any_session, named = setup.queue.session(), setup.queue.session("b")
+    held = await setup.queue.session("c").__aenter__()
+    answering = asyncio.ensure_future(setup.queue.request(b"question", timeout=AGES))
+    await setup.queue.receive(1)  # the request
     waiting: dict[str, asyncio.Task[Any]] = {
-        "message": asyncio.ensure_future(room.queue.receive(1, wait=AGES)),
+        "message": asyncio.ensure_future(setup.queue.receive(1, wait=AGES)),
         "in session": asyncio.ensure_future(held.receive(1, wait=AGES)),
         "any": asyncio.ensure_future(any_session.__aenter__()),
     }
     await rest()
-    await room.queue.send(b"c", session="c")
+    await setup.queue.send(b"c", session="c")
     await rest()
     assert [name for name, task in waiting.items() if task.done()] == ["in session"]
-    await room.queue.send(b"a", session="a")
+    await setup.queue.send(b"a", session="a")
     await rest()
     assert not waiting["message"].done()
     assert (await waiting["any"]).name == "a"
-    await room.queue.send(b"m")
+    await setup.queue.send(b"m")
     await rest()
     assert waiting["message"].done()
     async with named:
-        waits = asyncio.ensure_future(room.queue.session("b", wait=AGES).__aenter__())
+        waits = asyncio.ensure_future(setup.queue.session("b", wait=AGES).__aenter__())
         await rest()
     await rest()
     assert waits.done()  # by the release
     answering.cancel()
     for session in (await waits, await waiting["any"], held):
         await session.__aexit__(None, None, None)
-    await room.queue.close()
-    for asking in room.queue._requests.values():
+    await setup.queue.close()
+    for asking in setup.queue._requests.values():
         await asking.close()
 
 
-@in_room
-async def test_what_time_brings_reaches_another_if_who_heard_of_it_is_gone(room: Room) -> None:
-    tasks = room.receiving(3)
+@in_virtual_time
+async def test_a_due_message_wakes_another_waiter_if_the_first_is_gone(setup: Setup) -> None:
+    tasks = setup.receiving(3)
     await rest()
-    await room.queue.send(b"a", delay=60.0)
+    await setup.queue.send(b"a", delay=60.0)
     await rest()
-    assert room.broker.asked["receive"] == 4
-    tasks[0].cancel()  # it alone has heard when that is
+    assert setup.broker.requests["receive"] == 4
+    tasks[0].cancel()  # only this one knows the time
     await asyncio.sleep(70)
     assert sum(task.done() and not task.cancelled() for task in tasks) == 1
 
 
-@in_room
-async def test_all_that_comes_due_at_once_reaches_all(room: Room) -> None:
-    tasks = room.receiving(20)
+@in_virtual_time
+async def test_all_that_comes_due_at_once_reaches_all(setup: Setup) -> None:
+    tasks = setup.receiving(20)
     await rest()
     for _ in range(20):
-        await room.queue.send(b"a", delay=60.0)
+        await setup.queue.send(b"a", delay=60.0)
     await asyncio.sleep(70)
     assert all(task.done() for task in tasks)
 
 
-@in_room
-async def test_a_failing_broker_is_not_asked_round_in_a_circle(room: Room) -> None:
+@in_virtual_time
+async def test_a_failing_broker_is_not_asked_in_an_endless_circle(setup: Setup) -> None:
     async def handle(message: Message) -> None:
         pass
 
-    consuming = [asyncio.ensure_future(room.queue.consume(handle, poll_every=AGES)) for _ in range(5)]
+    consuming = [asyncio.ensure_future(setup.queue.consume(handle, poll_every=AGES)) for _ in range(5)]
     await rest()
-    room.broker.fails = 10_000
-    before = room.broker.asked["receive"]
-    await room.queue.send(b"a")
+    setup.broker.fails = 10_000
+    before = setup.broker.requests["receive"]
+    await setup.queue.send(b"a")
     await asyncio.sleep(0.5)
-    assert room.broker.asked["receive"] - before <= 6
-    room.broker.fails = 0
+    assert setup.broker.requests["receive"] - before <= 6
+    setup.broker.fails = 0
     await asyncio.sleep(30)
-    assert (await room.queue.stats()).ready == 0
-    await room.queue.drain()
+    assert (await setup.queue.stats()).ready == 0
+    await setup.queue.drain()
     await asyncio.gather(*consuming)
 
 
-@in_room
-async def test_a_paused_consumer_passes_on_a_hint_that_its_question_did_not_answer(room: Room) -> None:
+@in_virtual_time
+async def test_a_paused_consumer_passes_on_a_hint_whose_request_failed(setup: Setup) -> None:
     async def handle(message: Message) -> None:
         pass
 
-    consumer = room.queue.consumer(handle, concurrency=1, poll_every=AGES)
+    consumer = setup.queue.consumer(handle, concurrency=1, poll_every=AGES)
     consuming = asyncio.ensure_future(consumer.run())
     await rest()
-    [receiving] = room.receiving(1)
+    [receiving] = setup.receiving(1)
     await rest()
-    room.broker.gate.clear()
-    await room.queue.send(b"a")
-    await until(lambda: room.broker.asked["receive"] == 3)  # the consumer was woken for it, as it was there first
-    room.broker.dues = [0.0]
+    setup.broker.gate.clear()
+    await setup.queue.send(b"a")
+    await until(lambda: setup.broker.requests["receive"] == 3)  # the consumer was woken for it, as the first
+    setup.broker.dues = [0.0]
     consumer.pause()
-    room.broker.gate.set()
+    setup.broker.gate.set()
     await rest()
     assert receiving.done()
     consumer.drain()
     await consuming
 
 
-@in_room
-async def test_hints_are_heard_again_whatever_they_failed_with(room: Room) -> None:
-    room.broker.hint_errors = [asyncio.CancelledError(), RuntimeError("not what a broker may raise")]
-    [receiving] = room.receiving(1)
+@in_virtual_time
+async def test_hints_are_followed_again_after_any_failure(setup: Setup) -> None:
+    setup.broker.hint_errors = [asyncio.CancelledError(), RuntimeError("not what a broker may raise")]
+    [receiving] = setup.receiving(1)
     await asyncio.sleep(5)
-    assert not room.broker.hint_errors
-    await room.queue.send(b"a")
+    assert not setup.broker.hint_errors
+    await setup.queue.send(b"a")
     await rest()
     assert receiving.done()

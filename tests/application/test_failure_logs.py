@@ -1,4 +1,4 @@
-"""What the log says of a handler that fails: everything the first time, and then a line."""
+"""The log of a handler that fails: a traceback the first time, then one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     ("handler", "run_in"),
     [(on_loop, "auto"), (calls, "thread"), pytest.param(calls, "process", marks=pytest.mark.process)],
 )
-def test_the_first_failure_is_told_in_full(
+def test_the_first_failure_has_a_traceback(
     handler: Any, run_in: Any, sessions: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[Event] = []
@@ -56,12 +56,12 @@ def test_the_first_failure_is_told_in_full(
             )
 
     asyncio.run(main())
-    told = records(caplog)
-    assert len(told) == 9
+    logged = records(caplog)
+    assert len(logged) == 9
     formatter = logging.Formatter("%(message)s")
-    for one in told:
+    for one in logged:
         line, *traceback = formatter.format(one).splitlines()
-        assert "test_failures_told.py:" in line
+        assert "test_failure_logs.py:" in line
         assert " in calls" in line
         of = one.__dict__["tenure"]
         kind = line.partition("failed (")[2].partition(":")[0]
@@ -71,14 +71,14 @@ def test_the_first_failure_is_told_in_full(
             assert any("raise ValueError" in row or "json.loads(" in row or "KeyError(" in row for row in traceback)
             if run_in != "process":  # from there on, not from where tenure called it
                 assert traceback[0] == "Traceback (most recent call last):"
-                assert 'test_failures_told.py"' in traceback[1]
+                assert 'test_failure_logs.py"' in traceback[1]
     [failed, *_] = [event for event in events if isinstance(event, MessageFailed)]
-    assert failed.place.partition(":")[0].endswith("tests/application/test_failures_told.py")
+    assert failed.place.partition(":")[0].endswith("tests/application/test_failure_logs.py")
 
 
 @SESSIONS
-async def test_verdicts_are_told_in_a_line(sessions: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """And so is what never was in a handler of the user's."""
+async def test_verdicts_are_logged_in_one_line(sessions: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """And so are errors outside the user's handlers."""
 
     async def handler(message: Received) -> None:
         match message.body:
@@ -104,7 +104,7 @@ async def test_verdicts_are_told_in_a_line(sessions: bool, caplog: pytest.LogCap
 
 
 @SESSIONS
-async def test_what_no_retry_mends_is_told_in_full(sessions: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_without_retry_has_a_traceback(sessions: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with connect("memory:") as backend:
         queue = backend.queue("orders")
         await queue.send(b"one", session="s" if sessions else None)

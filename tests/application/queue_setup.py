@@ -1,4 +1,4 @@
-"""A queue on one loop in virtual time, over the memory broker and what can go wrong before it."""
+"""A queue on one loop in virtual time, on a memory broker whose connection can fail."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ LOCK = 30.0
 AT_ONCE = RetryPolicy(initial=0.0, maximum=0.0)
 
 
-class Road(MemoryBroker):
-    """The way to the broker: it can be slow, be cut, or lose what comes back."""
+class FaultyBroker(MemoryBroker):
+    """A broker whose connection can be slow, be cut, or lose answers."""
 
     cut = False
     loses_answers = False
     delay = 0.0
     renewing = True
-    knows = True
+    inbox_answers = True
     settling = True
     settle_late = 0.0
-    """The next verdict on an answer to a request is so long on its way."""
+    """The seconds by which the next verdict on a reply is delayed."""
     parts_to_go = 0
-    """So many claims end with a part of what time has brought looked through, and say that there is more."""
+    """The number of claims that end after a part of the expired messages, and say that there are more."""
 
     def __init__(self, *inside: Any) -> None:
         super().__init__(*inside)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.accepted: list[SessionLock] = []
         self.answers = asyncio.Event()
         self.answers.set()
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
-        self.asked.append("handled")
-        if not self.knows:
+        self.requests.append("handled")
+        if not self.inbox_answers:
             raise Unavailable("the inbox can't be asked")
         return await super().handled(queue, ids)
 
@@ -61,24 +61,24 @@ class Road(MemoryBroker):
         return await super().settings(queue)
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
-        await self._set_out("receive")
+        await self._send_request("receive")
         answer = Claim((), 0.0) if self._is_part() else await super().receive(queue, limit, lock)
-        await self._come_back()
+        await self._return_answer()
         return answer
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         answer = NoSession(0.0) if self._is_part() else await super().accept(queue, session, lock)
         if isinstance(answer, SessionLock):
             self.accepted.append(answer)
-        await self._come_back()
+        await self._return_answer()
         return answer
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
-        await self._set_out(f"renew {len(held)}")
+        await self._send_request(f"renew {len(held)}")
         if not self.renewing:
             raise Unavailable("no renewal gets through")
         answer = await super().renew(held, lock)
-        await self._come_back()
+        await self._return_answer()
         return answer
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
@@ -87,35 +87,35 @@ class Road(MemoryBroker):
         if self.settle_late and "replies" in settlements[0].delivery.queue:
             late, self.settle_late = self.settle_late, 0.0
             await asyncio.sleep(late)
-        await self._set_out(f"settle {len(settlements)}")
+        await self._send_request(f"settle {len(settlements)}")
         answer = await super().settle(settlements)
-        await self._come_back()
+        await self._return_answer()
         return answer
 
     def _is_part(self) -> bool:
         self.parts_to_go -= 1
         return self.parts_to_go >= 0
 
-    async def _set_out(self, what: str) -> None:
-        self.asked.append(what)
+    async def _send_request(self, what: str) -> None:
+        self.requests.append(what)
         if self.cut:
-            raise Unavailable("the road is cut")
+            raise Unavailable("the connection is cut")
 
-    async def _come_back(self) -> None:
+    async def _return_answer(self) -> None:
         await asyncio.sleep(self.delay)
         if self.loses_answers:
             raise Unavailable("the answer was lost")
 
 
-class Town:
-    """One broker, several consumers, one virtual time."""
+class QueueSetup:
+    """One broker, several consumers, one virtual clock."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
         self.clock = loop.clock()
-        self.road = Road(self.clock)
+        self.broker = FaultyBroker(self.clock)
         self.events: list[Event] = []
         self.queues: list[Queue] = []
 
@@ -124,7 +124,7 @@ class Town:
         queue = Queue(
             QueueContext(
                 name,
-                self.road,
+                self.broker,
                 RenewalThread.here(),
                 self.clock,
                 QueueSettings(**settings),
@@ -136,7 +136,7 @@ class Town:
         self.queues.append(queue)
         return queue
 
-    def told(self, kind: type[Event]) -> list[Any]:
+    def emitted(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
     @asynccontextmanager
@@ -149,13 +149,13 @@ class Town:
             await task
 
 
-def in_town(test: Callable[[Town], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run *test* in virtual time, and hand it a town."""
+def in_virtual_time(test: Callable[[QueueSetup], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run *test* in virtual time, with a setup as its argument."""
 
     async def main() -> None:
-        town = Town()
-        await test(town)
-        for queue in town.queues:
+        setup = QueueSetup()
+        await test(setup)
+        for queue in setup.queues:
             await queue.close()
 
     def wrapped() -> None:
@@ -166,7 +166,7 @@ def in_town(test: Callable[[Town], Coroutine[Any, Any, None]]) -> Callable[[], N
 
 
 class Log:
-    """A handler that writes down what it gets, and for how long."""
+    """A handler that records the messages it gets, and runs for *seconds*."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
