@@ -104,13 +104,16 @@ class Simulation:
             self.nodes[number] = self._start(number)
 
     def restart_later(self, number: int) -> None:
-        """Start the process again, after a while."""
-        self.world.after(self.world.rng.random() * self.plan.timing.ttl, self._replace, self.nodes[number])
+        """Start the process again when it has ended; once the faults are over, only if no other candidate is left."""
+        timing = self.plan.timing
+        wait = timing.retry_every / 4 if self.healed else self.world.rng.random() * timing.ttl
+        self.world.after(wait, self._replace, self.nodes[number])
 
     def _replace(self, node: Node) -> None:
-        if self.nodes[node.number] is not node or self.healed:
+        if self.nodes[node.number] is not node or self.closing:
             return
-        if node.alive and not node.machine.is_finished:
+        # The last candidate may leave after the faults, too: its work overruns, or has ended for good.
+        if (node.alive and not node.machine.is_finished) or (self.healed and self._has_candidate()):
             self.restart_later(node.number)
             return
         node.die("gone")
@@ -159,12 +162,16 @@ class Simulation:
             node.event_hook = ""
             if not node.alive and self.world.rng.random() < 0.5:
                 self.restart(number)
-        if not any(node.alive and not node.told_to_stop for node in self.nodes):
+        if not self._has_candidate():
             self.nodes[0].die("gone")
             self.restart(0)
         self.world.run(max(self.world.now, self.network.latest))
         if self.world.traced:
             self.world.log("fault", "no more")
+
+    def _has_candidate(self) -> bool:
+        """Tell whether a process runs that may lead."""
+        return any(node.alive and not node.told_to_stop for node in self.nodes)
 
     def leader(self) -> Node | None:
         """Return the node that leads by the store and by itself, and has no reason to leave."""
