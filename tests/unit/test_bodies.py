@@ -346,7 +346,7 @@ def test_fields_that_a_type_does_not_know_are_ignored() -> None:
         (b'[1,"a"]', tuple[int, ...], "the body[1] must be int, not 'a'"),
         (b'{"a":1}', dict[int, int], "the body has the key 'a', which must be int, not 'a'"),
         (b'{"1.0":1}', dict[int, int], "the body has the key '1.0', which must be int"),
-        (b"[[1],[1]]", set[Any], "the body can't be a set: unhashable type"),
+        (b"[[1],[1]]", set[Any], "the body can't be a set: "),  # the rest are Python's words, which differ
         (b"3", Literal["a", 4], "the body must be 'a' or 4, not 3"),
         (b"true", Level, "the body must be one of 1, 2, not True"),
         (b"true", Literal[1], "the body must be 1, not True"),
