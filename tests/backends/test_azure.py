@@ -165,7 +165,7 @@ async def test_a_message_that_could_not_be_buried_holds_up_nobody(monkeypatch: p
         [bad] = (await broker.receive("not-buried", 10, 60.0)).deliveries
         held = broker._receipts.find(bad)
         assert held is not None
-        await backend._account.ask(lambda connections: broker._receipts.update(connections, held, 0))
+        await backend._account.run(lambda connections: broker._receipts.update(connections, held, 0))
         await broker.send("not-buried", [Outgoing(b"good")])
         monkeypatch.setattr(dead_letters, "put", refused)
         assert [one.body for one in (await broker.receive("not-buried", 10, 60.0)).deliveries] == [b"good"]
@@ -397,11 +397,11 @@ async def test_a_verdict_waits_for_the_receipt_that_a_renewal_brings() -> None:
         held = broker._receipts.find(got)
         assert held is not None
         newest, old = held.receipt, "AgAAAAMAAAAAAAAAAAAAAAAAAAA="
-        held.receipt, held.requests_under_way = old, 1  # as if a renewal on another thread were under way
+        held.receipt, held.open_requests = old, 1  # as if a renewal on another thread were under way
         settling = asyncio.ensure_future(broker.settle([Settlement(got, Abandon(delay=20.0))]))
-        await until(lambda: held.requests_under_way == 2)
-        await until(lambda: held.requests_under_way == 1 or settling.done())
-        held.receipt, held.requests_under_way = newest, held.requests_under_way - 1
+        await until(lambda: held.open_requests == 2)
+        await until(lambda: held.open_requests == 1 or settling.done())
+        held.receipt, held.open_requests = newest, held.open_requests - 1
         assert list(await settling) == [Settled()]
 
         async def never(receipt: str) -> None:

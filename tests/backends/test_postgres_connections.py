@@ -181,7 +181,7 @@ async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres
         blocked = Blocked(name)
         await blocked.prepare(patient, stranger)
         await until(lambda: answers(backend))
-        [[before]] = await client.ask("SELECT pg_backend_pid()")
+        [[before]] = await client.fetch("SELECT pg_backend_pid()")
 
         async def is_back() -> bool:
             [line] = [line for (_, urgent), line in client._by_loop.items() if not urgent]
@@ -197,7 +197,7 @@ async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres
             with pytest.raises(asyncio.CancelledError):
                 await asking
             await until(is_back)
-        [[after]] = await client.ask("SELECT pg_backend_pid()")
+        [[after]] = await client.fetch("SELECT pg_backend_pid()")
         assert after == before
 
 
@@ -239,7 +239,7 @@ async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing
 async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: Postgres, name: str) -> None:
     async with opened(server.url + "?pool=1&listen=false") as backend, native(server.url) as stranger:
         client = backend.leases._client
-        [[pid]] = await client.ask("SELECT pg_backend_pid()")
+        [[pid]] = await client.fetch("SELECT pg_backend_pid()")
         [line] = client._by_loop.values()
         connection: Any = line._idle[0]
         told = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
@@ -247,12 +247,12 @@ async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: 
             b"E" + struct.pack("!i", len(told) + 4) + told
         )  # the end is still on its way
         assert not connection.is_closed()
-        [[other]] = await client.ask("SELECT pg_backend_pid()")
+        [[other]] = await client.fetch("SELECT pg_backend_pid()")
         assert other != pid
         await stranger.execute("SELECT pg_terminate_backend($1)", other)
         [connection] = line._idle
         await until(connection.is_closed)
-        assert [tuple(row) for row in await client.ask("SELECT 7")] == [(7,)]
+        assert [tuple(row) for row in await client.fetch("SELECT 7")] == [(7,)]
 
 
 class RoundTrips:

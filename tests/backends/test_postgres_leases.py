@@ -197,8 +197,8 @@ async def test_a_row_that_is_locked_costs_the_other_leases_nothing(steady: Scene
         first, locked, third, lost = await store.renew(grants, TTL * 2)
         assert (first, third, lost) == (Granted(grants[0]), Granted(grants[2]), Lost(grants[3]))
         assert isinstance(locked, NoAnswer)
-        assert "another transaction holds the row" in locked.why
-        with pytest.raises(Unavailable, match="another transaction holds the row"):
+        assert "another transaction has locked the row" in locked.why
+        with pytest.raises(Unavailable, match="another transaction has locked the row"):
             await store.renew(grants[1:2], TTL * 2)
         later = [await scene.ends_at(grant.name) for grant in grants[:3]]
     assert [now > then for now, then in zip(later, ends, strict=True)] == [True, False, True]

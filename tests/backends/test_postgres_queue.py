@@ -439,7 +439,7 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
                 for _ in range(0, count, 100):
                     await broker.send(name, [Outgoing(b"x", expires_in=3600)] * 50 + [Outgoing(b"x", priority=4)] * 50)
                     while await consumed(broker, name):
-                        await backend.broker._housekeeping.rest()
+                        await backend.broker._housekeeping.finish()
                 await broker.stats(name)  # which makes one row of the tally
                 for what, asked in {
                     "receive": "SELECT FROM tenure.receive($1, 10, 60, 7)",
@@ -466,7 +466,7 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
 
         for _ in range(2):  # with enough to do
             assert len(await consumed(broker, name, 300)) == 300
-            await broker._housekeeping.rest()
+            await broker._housekeeping.finish()
         assert begun + LOCK - RAISE_BEHIND <= (await raising.marks())[11] < begun + LOCK
         _, few = [await walked(looks_ahead=False) for _ in range(2)]  # the first time, it is planned, too
         assert await walked(looks_ahead=True) > few + 100
@@ -477,12 +477,12 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
         assert marks[11] >= begun + LOCK
 
         assert len(await consumed(broker, name, 300)) == 100  # which has asked
-        await broker._housekeeping.rest()
+        await broker._housekeeping.finish()
         again = await raising.marks()
         assert again[11] > marks[11]
     async with opened(url) as backend:  # it doesn't know how far the others have raised them
         await backend.broker.receive(name, 1, LOCK)
-        await backend.broker._housekeeping.rest()
+        await backend.broker._housekeeping.finish()
         async with native(url) as connection:
             assert (await Raising(connection, name).marks())[11] > again[11]
 
@@ -502,7 +502,7 @@ async def used_up(broker: Broker, name: str, count: int) -> None:
     assert isinstance(broker, postgres.PostgresBroker)
     await broker.send(name, [Outgoing(b"x" * 1500)] * count)
     while await consumed(broker, name, 500):
-        await broker._housekeeping.rest()
+        await broker._housekeeping.finish()
     await broker.stats(name)  # which makes one row of the tally
 
 
@@ -970,9 +970,9 @@ async def test_sessions_that_nobody_asks_about_again_are_forgotten_in_time() -> 
         sessions.received(number, [number])
         sessions.hold(0, ends=number + 100, now=number)  # one is renewed all the time
         assert len(sessions) <= 256
-    assert sessions.in_hand(0) == [0]
-    assert sessions.in_hand(9_950) == [9_950]
-    assert sessions.in_hand(5_000) == []
+    assert sessions.unsettled(0) == [0]
+    assert sessions.unsettled(9_950) == [9_950]
+    assert sessions.unsettled(5_000) == []
 
 
 async def can_be_asked(broker: Broker, name: str) -> bool:

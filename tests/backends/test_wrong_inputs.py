@@ -265,7 +265,7 @@ def test_azure_with_a_key_of_another_account(says: Says, monkeypatch: pytest.Mon
 
 def test_azurite_that_is_not_there(says: Says, capsys: Captured) -> None:
     port, url = free_port(), url_of(Azurite)
-    words = [f"can't be reached at 127.0.0.1:{port}: Connection refused", "see that Azurite runs"]
+    words = [f"can't be reached at 127.0.0.1:{port}: Connection refused", "check that Azurite runs"]
     says("doctor", f"azurite://127.0.0.1:{port}", code=69, words=words)
     elsewhere = f"{url.partition('?')[0]}?queue_port={port}"
     says("send", elsewhere, code=69, words=words)

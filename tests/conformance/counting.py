@@ -92,9 +92,9 @@ async def rows_visited(client: Client, ask: Callable[[], Awaitable[T]]) -> tuple
 
 async def _visited(client: Client) -> int:
     for urgent in (False, True):  # each connection keeps its figures to itself for a while
-        await client.ask("SELECT pg_stat_force_next_flush()", urgent=urgent)
+        await client.fetch("SELECT pg_stat_force_next_flush()", urgent=urgent)
     schema = client.options.schema
-    [[rows]] = await client.ask(
+    [[rows]] = await client.fetch(
         "SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = $1)"
         " + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = $1)",
         schema,

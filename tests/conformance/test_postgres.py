@@ -78,7 +78,7 @@ class Cabinet:
     @asynccontextmanager
     async def lose_answer(self, door: object) -> AsyncIterator[None]:
         proxy = self._proxies[id(door)]
-        await until(_has_told)  # or it is the answer to a chore that is lost, and the connection with it
+        await until(_are_chores_done)  # or it is the answer to a chore that is lost, and the connection with it
         proxy.lose_answers()
         try:
             yield
@@ -87,7 +87,7 @@ class Cabinet:
 
     @asynccontextmanager
     async def late(self, door: object) -> AsyncIterator[GiveUp]:
-        await until(_has_told)  # or it is a chore that is caught
+        await until(_are_chores_done)  # or it is a chore that is caught
         async with late(self._proxies[id(door)]) as give_up:
             yield give_up
 
@@ -143,7 +143,7 @@ async def connected_to(url: str) -> AsyncIterator[asyncpg.Connection]:
         await user.close()
 
 
-def _has_told() -> bool:
+def _are_chores_done() -> bool:
     chores = {"tenure-postgres-notify", "tenure-postgres-tidy"}
     return not any(task.get_name() in chores for task in asyncio.all_tasks())
 

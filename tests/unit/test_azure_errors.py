@@ -16,7 +16,7 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 
-from tenure._backends.azure_storage.client import Patient, translate
+from tenure._backends.azure_storage.client import SharedLogin, translate
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -42,7 +42,7 @@ def refused(status: int, code: str) -> HttpResponseError:
         (ClientAuthenticationError("a long letter"), ConfigError, "az login"),
         (ServiceRequestError("c2VjcmV0"), Unavailable, "can't be reached"),
         (ServiceResponseError("c2VjcmV0"), Unavailable, "can't be reached"),
-        (OSError("c2VjcmV0"), Unavailable, "could not be asked"),
+        (OSError("c2VjcmV0"), Unavailable, "failed: OSError"),
     ],
 )
 def test_errors_are_letters_to_an_operator(error: Exception, kind: type[TenureError], says: str) -> None:
@@ -74,7 +74,7 @@ class Slow:
 
 async def test_a_login_outlasts_the_question() -> None:
     slow = Slow()
-    async with Patient(slow) as patient:
+    async with SharedLogin(slow) as patient:
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(patient.get_token("scope"), 0.01)

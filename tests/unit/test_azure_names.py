@@ -283,9 +283,9 @@ def test_secrets_are_found_and_never_shown(url: str, env: dict[str, str], login:
         ("azure://My_Account", {}, "3 to 24"),
         ("azure://mine?queue_port=1", {}, "azurite"),
         ("azure://other?connection_string_env=MINE", {"MINE": STRING}, "names the account"),
-        ("azure://?connection_string_env=MINE", {"MINE": f"AccountKey={SECRET}"}, "lacks"),
+        ("azure://?connection_string_env=MINE", {"MINE": f"AccountKey={SECRET}"}, "is incomplete"),
         ("azure://?connection_string_env=MINE", {"MINE": SECRET.rstrip("=")}, "can't be read"),
-        ("azurite://", {}, "needs a host"),
+        ("azurite://", {}, "must have a host"),
         ("azurite://host:port", {}, "no number"),
     ],
 )

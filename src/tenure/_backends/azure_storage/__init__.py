@@ -40,7 +40,7 @@ def open(url: Url, *, clock: Clock | None = None) -> AzureBackend:
 
 
 class AzureBackend:
-    """An account in use. Its two services have connections of their own, and a login may open one of them only."""
+    """An account in use. Its two services have separate connections, as a login may have access to one of them only."""
 
     def __init__(self, blobs: Account, queues: Account, clock: Clock) -> None:
         self._account = blobs
@@ -49,7 +49,7 @@ class AzureBackend:
         self.broker: AzureBroker = AzureBroker(queues, clock)
 
     async def describe(self) -> Sequence[Fact]:
-        """Ask both services about the account."""
+        """Return facts about the account, from both services."""
         return await diagnose(self._account, self.leases, self.broker)
 
     async def close(self) -> None:

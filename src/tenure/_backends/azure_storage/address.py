@@ -1,6 +1,6 @@
-"""Where an Azure Storage account is, and what opens it: read from a URL, a connection string, or the environment.
+"""The address of an Azure Storage account and its credential: from a URL, a connection string, or the environment.
 
-Secrets belong into the environment. None is ever shown: what can hold one has no ``repr``.
+Secrets belong into the environment. None is ever shown: a field that can hold one is not part of the ``repr``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tenure.errors import ConfigError
 
 DEVELOPMENT_ACCOUNT = "devstoreaccount1"
 DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The account and the key that every Azurite has: well known, and no secret."""
+"""The account and the key of every Azurite: well known, not secret."""
 
 _SAS = frozenset(
     "sv ss srt sp se st spr sip sr si sig ses sdd skoid sktid skt ske sks skv saoid suoid scid".split()  # noqa: SIM905
 )
-"""The parameters of a shared access signature, which may stand in a URL's query as they do in the portal's."""
+"""The parameters of a shared access signature, which may be in a URL's query, as the portal writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Options:
 
     Args:
         container: The container of the lease blobs.
-        timeout: For how many seconds at most to wait for an answer.
+        timeout: Seconds that a request may take.
         connection_string_env: The environment variable that holds a connection string.
         key_env: The environment variable that holds the account's key.
         sas_env: The environment variable that holds a shared access signature.
-        endpoint_suffix: The end of the account's host names; other clouds than the public one have others.
-        queue_port: Azurite's port for queues; the next after that for blobs, if not given.
+        endpoint_suffix: The end of the account's host names, which differs between clouds.
+        queue_port: Azurite's port for queues; by default, one more than that for blobs.
     """
 
     container: str = "leases"
@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The two services of an account, and the key or the signature; with neither, whoever the process runs as."""
+    """The two services of an account, and the key or the signature; with neither, the identity of the process."""
 
     account: str
     blobs: str
@@ -74,12 +74,12 @@ class Address:
 
     @property
     def login(self) -> str:
-        """What opens it, in a word."""
+        """The kind of its credential."""
         return "account key" if self.key else "shared access signature" if self.sas else "identity"
 
 
 def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) -> tuple[Address, Options]:
-    """Return what *url* names.
+    """Return the account that *url* names, and the options.
 
     Raises:
         ConfigError: It names no account, an option doesn't fit, or a variable of the environment isn't set.
@@ -88,11 +88,11 @@ def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) 
     plain = replace(url, query={name: text for name, text in url.query.items() if name not in signature})
     options = plain.options(Options)
     if url.path not in ("", "/"):
-        raise ConfigError(f"{url} has a path, which means nothing here; did you mean ?container=…?")
+        raise ConfigError(f"{url} has a path, which azure: doesn't use; did you mean ?container=…?")
     if url.scheme == "azurite":
         return _azurite(url, options), options
     if options.queue_port is not None:
-        raise ConfigError("queue_port is for azurite:// only; an account has its queues under a name of their own")
+        raise ConfigError("queue_port is for azurite:// only; an account has a host name of its own for its queues")
     if signature:
         written = url.written.partition("?")[2].split("&")
         sas = "&".join(part for part in written if part.partition("=")[0] in signature)
@@ -107,14 +107,14 @@ def _azurite(url: Url, options: Options) -> Address:
     except ValueError:
         raise ConfigError(f"{url} has a port that is no number; write azurite://127.0.0.1:10000") from None
     if not host or "@" in host:
-        raise ConfigError(f"{url} needs a host, and takes no login; write azurite://127.0.0.1:10000")
+        raise ConfigError(f"{url} must have a host, and no login; write azurite://127.0.0.1:10000")
     queue_port = options.queue_port or blob_port + 1
     blobs, queues = (f"http://{host}:{each}/{DEVELOPMENT_ACCOUNT}" for each in (blob_port, queue_port))
     return Address(DEVELOPMENT_ACCOUNT, blobs, queues, DEVELOPMENT_KEY)
 
 
 def _account(url: Url, name: str, options: Options) -> Address:
-    # A host's whole name is taken as well: it is what the portal shows.
+    # The whole host name is accepted, too: the portal shows it.
     account, dot, rest = name.partition(".")
     suffix = options.endpoint_suffix
     if dot:
@@ -133,7 +133,7 @@ def _with_secret(url: Url, options: Options, env: Mapping[str, str]) -> Address:
     if options.connection_string_env:
         return _checked(url, connected(_read(env, options.connection_string_env)))
     if not url.netloc and (text := env.get("AZURE_STORAGE_CONNECTION_STRING")):
-        return _checked(url, connected(text))  # where Microsoft's own tools look, too
+        return _checked(url, connected(text))  # the variable that Microsoft's own tools read
     found = _account(url, url.netloc or env.get("AZURE_STORAGE_ACCOUNT", ""), options)
     if options.key_env:
         return replace(found, key=_key(_read(env, options.key_env), f"the environment variable {options.key_env}"))
@@ -152,7 +152,7 @@ def _key(text: str, where: str) -> str:
         base64.b64decode(text, validate=True)
     except ValueError:
         raise ConfigError(
-            f"{where} holds no account key: that is base64; copy it from the account's access keys, whole"
+            f"{where} holds no account key, which is base64; copy the whole key from the account's access keys"
         ) from None
     return text
 
@@ -169,30 +169,29 @@ def _signature(text: str, name: str) -> str:
 def _read(env: Mapping[str, str], name: str) -> str:
     text = env.get(name, "").strip()
     if not text:
-        raise ConfigError(f"the environment variable {name} is not set, and the URL says that the secret is in it")
+        raise ConfigError(f"the environment variable {name} is not set; the URL names it for the secret")
     return text
 
 
 def _checked(url: Url, found: Address) -> Address:
     if url.netloc and url.netloc.partition(".")[0] != found.account:
         raise ConfigError(
-            f"{url} names the account {url.netloc!r}, and the connection string {found.account!r}; "
-            "leave it out of one of them"
+            f"{url} names the account {url.netloc!r}, and the connection string {found.account!r}; remove one of them"
         )
     return found
 
 
 def connected(text: str) -> Address:
-    """Return what a connection string names.
+    """Return the account that a connection string names.
 
     Raises:
-        ConfigError: It is none; what it holds is not told.
+        ConfigError: It is not a connection string; the error doesn't quote it.
     """
     parts = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, value = part.partition("=")
         if not equals:
-            raise ConfigError("the connection string can't be read: it must consist of NAME=VALUE, parted by ';'")
+            raise ConfigError("the connection string can't be read: it must consist of NAME=VALUE, separated by ';'")
         parts[name.strip().lower()] = value.strip()
     if parts.get("usedevelopmentstorage", "").lower() == "true":
         return _azurite(Url.parse("azurite://127.0.0.1:10000"), Options())
@@ -203,7 +202,7 @@ def connected(text: str) -> Address:
     key, sas = parts.get("accountkey"), parts.get("sharedaccesssignature", "").lstrip("?") or None
     if not (blobs or queues) or not (key or sas) or (key and not account):
         raise ConfigError(
-            "the connection string lacks something: it needs AccountName and AccountKey, or SharedAccessSignature with "
+            "the connection string is incomplete: it needs AccountName and AccountKey, or SharedAccessSignature with "
             "AccountName or BlobEndpoint and QueueEndpoint"
         )
     key = _key(key, "the AccountKey of the connection string") if key else None

@@ -1,4 +1,4 @@
-"""Tasks that nobody waits for: moves to the dead letters, and verdicts whose answer is late."""
+"""Tasks that no request waits for: moves to the dead letters, and verdicts whose answer is late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOSE_WAIT = 2.0
 
 
 class Background:
-    """Keeps tasks until they are done: a loop alone would let them be collected."""
+    """Keeps tasks until they are done: a loop keeps no reference to its tasks."""
 
     def __init__(self) -> None:
         self._tasks = Tasks()
@@ -23,7 +23,7 @@ class Background:
         self._tasks.keep(task).add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def close(self) -> None:
-        """Give the tasks of every loop a moment to finish, then cancel them."""
+        """Wait up to ``CLOSE_WAIT`` seconds for the tasks of every loop, then cancel them."""
         for loop in self._tasks.loops():
             await on_loop(loop, self._finish)
 

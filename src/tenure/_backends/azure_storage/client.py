@@ -1,7 +1,7 @@
-"""The client of an Azure Storage account: translate its errors, keep two clients for each loop, bound every request.
+"""The client of an Azure Storage account: translates its errors, keeps two clients for each loop, bounds every request.
 
-Microsoft's own client would repeat a request for longer than a lease lasts, and some requests must not be repeated
-blindly. So each is sent once here, and the caller decides.
+Microsoft's own client would repeat a request for longer than a lease lasts, and some requests must not be repeated.
+So each is sent once here, and the caller decides whether to repeat it.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
-AT_ONCE = 32
-"""How many requests of one question, such as the renewal of many leases, are under way at the same time."""
+CONCURRENCY = 32
+"""Requests of one operation, such as the renewal of many leases, that run at the same time."""
 
 _NO_RIGHTS = frozenset(["AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"])
 _NO_RIGHTS |= frozenset(["AuthorizationServiceMismatch", "InsufficientAccountPermissions"])
 _ADVICE = {
     "AuthenticationFailed": "refused the key or the signature; check it, when it ends, and this machine's clock",
     "InvalidAuthenticationInfo": "refused the login; check the identity that this process runs as",
-    "NoAuthenticationInformation": "wants a login, and was given none",
-    "AuthorizationProtocolMismatch": "wants https",
-    "AuthorizationSourceIPMismatch": "doesn't let this machine's address in; look at the account's network rules",
+    "NoAuthenticationInformation": "requires a login, and got none",
+    "AuthorizationProtocolMismatch": "requires https",
+    "AuthorizationSourceIPMismatch": "refuses this machine's address; check the account's network rules",
     "AccountIsDisabled": "is disabled",
-    "KeyBasedAuthenticationNotPermitted": "takes no keys; use azure://ACCOUNT and an identity",
-    "FeatureNotSupportedForAccount": "is of a kind that can't do this; use a general-purpose v2 account",
+    "KeyBasedAuthenticationNotPermitted": "permits no keys; use azure://ACCOUNT and an identity",
+    "FeatureNotSupportedForAccount": "doesn't support this with its kind of account; use a general-purpose v2 account",
 }
 _ROLES = "check the key, if one is used; give the identity the roles Storage Blob Data Contributor and Storage Queue \
 Data Contributor, or the signature the rights to read, add, create, write, update, process, delete and list"
 
 
 def code_of(error: HttpResponseError) -> str:
-    """Return the service's own word for what is wrong, such as ``BlobNotFound``."""
+    """Return the service's error code, such as ``BlobNotFound``."""
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code) or "")
 
 
 def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> TenureError:
-    """Turn what the client or the service said into one of ours.
+    """Turn an error of the client or the service into one of ours.
 
-    What could never work is a ``ConfigError``, unless it has worked before: then keys or rights are being changed, and
-    may fit soon. *worked* tells.
+    A permanent error is a ``ConfigError``, unless the account *worked* before: then keys or rights are being changed,
+    and may fit soon.
     """
     lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so it is tried again)" if worked else ""
+    before = " (it worked before, so tenure tries again)" if worked else ""
     match error:
         case TimeoutError():
             return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
         case HttpResponseError() if code_of(error) in _NO_RIGHTS:
-            return lasting(f"{url} refuses this, for lack of rights it says ({code_of(error)}): {_ROLES}{before}")
+            return lasting(f"{url} refuses the request for lack of rights ({code_of(error)}): {_ROLES}{before}")
         case HttpResponseError() if code_of(error) in _ADVICE:
             return lasting(f"{url} {_ADVICE[code_of(error)]} ({code_of(error)}){before}")
         case HttpResponseError(status_code=401 | 403):
@@ -79,26 +79,26 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
                 f"no identity was found for {url}; log in with az login, or name a secret: ?key_env=…{before}"
             )
         case HttpResponseError():
-            return Unavailable(f"{url} could not do it: status {error.status_code}, {code_of(error) or 'no code'}")
+            return Unavailable(f"{url} failed: status {error.status_code}, {code_of(error) or 'no code'}")
         case ServiceRequestError() | ServiceResponseError():
             return Unavailable(_unreachable_text(error, url))
         case AzureError() | OSError():
-            return Unavailable(f"{url} could not be asked: {type(error).__name__}")
-    raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
+            return Unavailable(f"the request to {url} failed: {type(error).__name__}")
+    raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
 
 def _unreachable_text(error: AzureError, url: Url) -> str:
-    """Say which service can't be reached, and why; not in the client's words, which may hold a signature."""
+    """Return which service can't be reached, and why, without the client's own text, which may hold a signature."""
     inside = getattr(error, "inner_exception", None) or error
     host, port, system = (getattr(inside, name, None) for name in ("host", "port", "os_error"))
     where = f" at {host}:{port}" if host and port else ""
     number = getattr(system, "errno", None) or 0
-    why = os.strerror(number) if number > 0 else getattr(system, "strerror", None) or type(inside).__name__
+    cause = os.strerror(number) if number > 0 else getattr(system, "strerror", None) or type(inside).__name__
     if url.scheme == "azurite":
-        check = "see that Azurite runs, with its blobs at the URL's port and its queues at queue_port (the next one)"
+        check = "check that Azurite runs, with its blobs at the URL's port and its queues at queue_port (the next one)"
     else:
-        check = "check the account's name, and the way to it"
-    return f"{url} can't be reached{where}: {why}; {check}"
+        check = "check the account's name, and the network"
+    return f"{url} can't be reached{where}: {cause}; {check}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,9 @@ class LoopConnections:
         self._credential, self._identity = _credential(address)
         settings: dict[str, Any] = {
             "credential": self._credential,
-            # The retries are ours: the client's own back off for longer than a lease.
+            # The callers retry: the client's own retries take longer than a lease.
             "retry_total": 0,
-            "connection_timeout": options.timeout + 1.0,  # a net below our own limit
+            "connection_timeout": options.timeout + 1.0,  # only if our own limit fails
             "read_timeout": options.timeout + 1.0,
         }
         self._blobs = BlobServiceClient(address.blobs, **settings) if address.blobs else None
@@ -138,14 +138,14 @@ class LoopConnections:
     def container(self) -> ContainerClient:
         """The container of the lease blobs."""
         if self._blobs is None:
-            raise ConfigError("the connection string names no BlobEndpoint, and leases are kept in blobs")
+            raise ConfigError("the connection string names no BlobEndpoint, which leases need")
         return self._blobs.get_container_client(self._container)
 
     @property
     def queues(self) -> QueueServiceClient:
         """The account's queues."""
         if self._queues is None:
-            raise ConfigError("the connection string names no QueueEndpoint, so there are no queues")
+            raise ConfigError("the connection string names no QueueEndpoint, which queues need")
         return self._queues
 
     async def close(self) -> None:
@@ -157,7 +157,7 @@ class LoopConnections:
 
 
 class Account:
-    """An account in use: connections for each loop that asks."""
+    """An account in use: connections for each loop that uses it."""
 
     def __init__(self, url: Url, address: Address, options: Options) -> None:
         self.url: Url = url
@@ -168,14 +168,14 @@ class Account:
         self._worked = False
         self._closed = False
 
-    async def ask(
+    async def run(
         self, request: Callable[[LoopConnections], Coroutine[Any, Any, T]], *, within: float | None = None
     ) -> T:
-        """Return what *question* makes of a line, within the time given; it may consist of several requests.
+        """Return the result of *request* within *within* seconds; it may consist of several requests to the service.
 
         Raises:
-            Unavailable: There was no answer: it may have been done or not, wholly or in part.
-            ConfigError: The account can't be used so.
+            Unavailable: There was no answer: the request may have been executed, wholly or in part, or not.
+            ConfigError: The account can't be used as it is.
         """
         if self._closed:
             raise Unavailable(f"{self.url} is closed; connect again")
@@ -187,35 +187,35 @@ class Account:
                 answer = await request(connections)
         except (AzureError, OSError) as error:  # a TimeoutError is an OSError
             if limit.expired():
-                self._retire(connections)  # if one connection is silent, so may be the others
+                self._retire(connections)  # if one connection is silent, the others may be, too
             raise translate(error, self.url, within, worked=self._worked) from error
         self._worked = True
         return answer
 
-    async def ask_all(
+    async def run_all(
         self, requests: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
     ) -> list[T]:
-        """Return the answers to many questions in their order, asked side by side, some at a time.
+        """Return the results of many requests, in their order; up to ``CONCURRENCY`` run at a time.
 
         Raises:
-            Unavailable: One of them had no answer; all of them were asked.
+            Unavailable: One of them had no answer; all of them were sent.
         """
         if len(requests) == 1:
-            return [await self.ask(requests[0], within=within)]
+            return [await self.run(requests[0], within=within)]
         found: list[T] = []
-        for answer in await self.ask_each(requests, within=within):
+        for answer in await self.run_each(requests, within=within):
             if isinstance(answer, Unavailable):
                 raise answer
             found.append(answer)
         return found
 
-    async def ask_each(
+    async def run_each(
         self, requests: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
     ) -> list[T | Unavailable]:
-        """Return the answers as ``ask_all`` does, each by itself: where there is none stands why."""
-        free = asyncio.Semaphore(AT_ONCE)
-        asking = [self.begin(request, free, within=within) for request in requests]
-        answers = await asyncio.gather(*asking, return_exceptions=True)
+        """Return the results as :meth:`run_all` does, with ``Unavailable`` for each request that had no answer."""
+        free = asyncio.Semaphore(CONCURRENCY)
+        tasks = [self.begin(request, free, within=within) for request in requests]
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
         found: list[T | Unavailable] = []
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
@@ -230,13 +230,13 @@ class Account:
         *,
         within: float | None = None,
     ) -> asyncio.Task[T]:
-        """Begin to ask *question* when *free* lets it, within a time of its own."""
+        """Start a task that runs *request* once *free* permits it, with a time limit of its own."""
 
-        async def ask() -> T:
+        async def run() -> T:
             async with free:
-                return await self.ask(request, within=within)
+                return await self.run(request, within=within)
 
-        return asyncio.ensure_future(ask())
+        return asyncio.ensure_future(run())
 
     async def close(self) -> None:
         """Close the connections of every loop."""
@@ -257,7 +257,7 @@ class Account:
         return connections
 
     def _retire(self, connections: LoopConnections) -> None:
-        """Use *line* for nothing new; close it when what it is still asked has ended."""
+        """Use *connections* for no new request; close them when their requests have ended."""
         loop = asyncio.get_running_loop()
         if self._connections.get(loop) is connections:
             del self._connections[loop]
@@ -267,11 +267,11 @@ class Account:
     def _close_retired(self, connections: LoopConnections) -> None:
         if self._retired.pop(connections, None) is not None:
             closing = asyncio.ensure_future(connections.close())
-            self._closing = closing  # kept: a loop drops tasks without a reference
+            self._closing = closing  # a loop keeps no reference to its tasks
 
 
 def _credential(address: Address) -> tuple[Any, Any]:
-    """Return what opens the account, and what of it must be closed."""
+    """Return the credential for the account, and the part of it that must be closed."""
     if address.key is not None:
         return AzureNamedKeyCredential(address.account, address.key), None
     if address.sas is not None:
@@ -279,26 +279,26 @@ def _credential(address: Address) -> tuple[Any, Any]:
     from azure.identity.aio import DefaultAzureCredential  # slow to import, and not needed with a secret
 
     identity = DefaultAzureCredential()
-    return Patient(identity), identity
+    return SharedLogin(identity), identity
 
 
-class Patient:
-    """A credential whose login goes on when the question that began it is given up: the next one finds it done."""
+class SharedLogin:
+    """A credential whose login continues when the request that began it is given up, for the next request."""
 
-    def __init__(self, inside: Any) -> None:
-        self._inside = inside
-        self._asking: asyncio.Task[AccessToken] | None = None
+    def __init__(self, credential: Any) -> None:
+        self._credential = credential
+        self._login: asyncio.Task[AccessToken] | None = None
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
-        """Log in, or return what is left of the last login."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._inside.get_token(*scopes, **options))
-        return await asyncio.shield(self._asking)
+        """Log in, or wait for the login that is in progress."""
+        if self._login is None or self._login.done():
+            self._login = asyncio.ensure_future(self._credential.get_token(*scopes, **options))
+        return await asyncio.shield(self._login)
 
     async def close(self) -> None:
-        """Do nothing: what is inside is closed by whoever made it."""
+        """Do nothing: :class:`LoopConnections` closes the credential."""
 
-    async def __aenter__(self) -> Patient:
+    async def __aenter__(self) -> SharedLogin:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -306,7 +306,7 @@ class Patient:
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run *act* on another *loop* if that still runs; otherwise its tasks have ended with it."""
+    """Run *act* on *loop*. If the loop doesn't run any more, its tasks have ended."""
     if loop is asyncio.get_running_loop():
         await act()
     elif loop.is_running():

@@ -1,10 +1,10 @@
-"""Dead letters: a queue beside the queue, as with Azure Functions.
+"""Dead letters: a second queue for each queue, as in Azure Functions.
 
-Azure has no transactions. So a verdict first writes the death into the message itself, under a lock taken anew; then a
-copy is put among the dead letters, and the message is removed. From the first step on the message is not handed out any
+Azure has no transactions. So a verdict first writes the death into the message itself, and renews its lock; then a copy
+is put among the dead letters, and the message is removed. From the first step on, the message is not delivered any
 more: after a crash in between, the next process that receives it finishes the move. So nothing is lost, and no message
-is dead that was completed. The copy may be put twice; copies of one message have the same sequence and id, and are
-shown, redriven and purged as one.
+that was completed is dead-lettered. The copy may be put twice; copies of one message have the same sequence and id, and
+are shown, redriven and purged as one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tenure.errors import Unavailable
 Request: TypeAlias = Callable[[LoopConnections], Coroutine[Any, Any, None]]
 
 DEATHS_MAX = 10_000
-"""How many deaths are remembered for a queue until a claim reports them."""
+"""The newest deaths of a queue that are kept at most until a claim reports them."""
 
 
 class DeadLetters:
@@ -57,7 +57,7 @@ class DeadLetters:
         self._receipts = receipts
         self._background = background
         self._notifier = notifier
-        self._deaths: dict[str, deque[Died]] = {}  # by queue: by time, and not yet reported by a claim
+        self._deaths: dict[str, deque[Died]] = {}  # by queue: found by a claim, and not reported yet
 
     async def move(
         self,
@@ -68,7 +68,7 @@ class DeadLetters:
         *,
         renews: bool = False,
     ) -> Settled | Lapsed:
-        """Move a message to the dead letters. *renews* takes its lock once more, which proves that it is ours."""
+        """Move a message to the dead letters. *renews* first renews its lock, which proves that it still holds."""
         if renews and not await self._decide(connections, held, properties, body):
             return LAPSED
         dead = dead_letters_of(held.queue)
@@ -76,7 +76,7 @@ class DeadLetters:
             text = encode_to_fit(held.text, body, properties) or held.text
             held.copy = await put(connections, queue=dead, text=text, delay=0)
         answer = await self._receipts.delete(connections, held)
-        if isinstance(answer, Lapsed):  # another process has received it, and decides
+        if isinstance(answer, Lapsed):  # another process has received the message, and settles it
             client = client_of(connections, dead)
             await unless_refused(client.delete_message(held.copy.id, held.copy.pop_receipt), *NOT_OURS)
         self._notifier.notify(dead)
@@ -85,7 +85,7 @@ class DeadLetters:
     async def _decide(
         self, connections: LoopConnections, held: HeldMessage, properties: Properties, body: bytes
     ) -> bool:
-        """Write the death into the message and take its lock anew; False if the message isn't ours."""
+        """Write the death into the message and renew its lock; False if the lock is lost."""
         text = encode_to_fit(held.text, body, replace(properties, moving=True))  # None if there is no room for it
         if await self._receipts.update(connections, held, MOVE_LOCK, text) is None:
             return False
@@ -96,15 +96,15 @@ class DeadLetters:
     # --- messages found dead when they are received ---
 
     def move_found(self, held: HeldMessage, one: FoundMessage) -> Request:
-        """Return the request that moves a message that is dead already, has expired, or was delivered too often."""
+        """Return the request that moves a message that was dead-lettered, has expired, or was delivered too often."""
         return partial(self._move_found, held=held, one=one)
 
     def start(self, moves: Sequence[Request]) -> list[asyncio.Task[None]]:
-        """Begin *moves* in the background; return the task to wait for, if there is any."""
+        """Begin *moves* in the background; return the task to wait for, if there are any."""
 
         async def move_all() -> None:
             with suppress(Unavailable):  # when its lock has ended, it is received and moved again
-                await self._account.ask_all(moves)
+                await self._account.run_all(moves)
 
         if not moves:
             return []
@@ -126,21 +126,21 @@ class DeadLetters:
             self._record_death(held.queue, Died(one.sequence, one.id, deliveries, reason))
 
     async def _finish(self, connections: LoopConnections, held: HeldMessage, one: FoundMessage) -> None:
-        """Finish a move that another process, or a verdict without an answer, has left unfinished."""
+        """Finish a move that another process, or a verdict without an answer, has begun."""
         dead = replace(one.properties, moving=False)
         copies = await peek(connections, queue=dead_letters_of(held.queue))
         if any(copy.key == one.key for copy in copies):
             answer = await self._receipts.delete(connections, held)
         else:
             answer = await self.move(connections, held, dead, one.body)
-        if isinstance(answer, Settled):  # else the process that decided it has finished meanwhile, and reports it
+        if isinstance(answer, Settled):  # else the process that began it has finished meanwhile, and reports it
             self._record_death(held.queue, Died(one.sequence, one.id, dead.deliveries, dead.reason or UNKNOWN))
 
     def _record_death(self, queue: str, died: Died) -> None:
         self._deaths.setdefault(queue, deque(maxlen=DEATHS_MAX)).append(died)
 
     def take_deaths(self, queue: str) -> Sequence[Died]:
-        """Return the deaths by time that were found here since the last call."""
+        """Return the deaths that claims of this process have found since the last call."""
         deaths, taken = self._deaths.get(queue), []
         with suppress(IndexError):  # moves on another loop may add to it meanwhile
             while deaths:
@@ -151,7 +151,7 @@ class DeadLetters:
 
     async def peek(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters: of the 32 that Azure shows without locking."""
-        found = await self._account.ask(partial(peek, queue=dead_letters_of(queue)))
+        found = await self._account.run(partial(peek, queue=dead_letters_of(queue)))
         which = which.at(self._clock.now())
         letters = {one.key: one for one in found if is_selected_dead(one, which)}
         return [dead_message(queue, letters[key]) for key in sorted(letters)[:limit]]
@@ -161,7 +161,7 @@ class DeadLetters:
         if dry_run:
             shown = len(await self.peek(queue, which, PAGE))
             if which == EVERYTHING:
-                shown = max(shown, await self._account.ask(partial(count, queue=dead_letters_of(queue))))
+                shown = max(shown, await self._account.run(partial(count, queue=dead_letters_of(queue))))
             return shown if limit is None else min(shown, limit)
 
         async def put_back(connections: LoopConnections, one: FoundMessage) -> None:

@@ -1,4 +1,4 @@
-"""What ``describe()`` and ``tenure doctor`` show of an account."""
+"""The facts that ``describe()`` and ``tenure doctor`` show of an account."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tenure.errors import TenureError
 
 
 async def diagnose(account: Account, leases: AzureLeases, broker: AzureBroker) -> Sequence[Fact]:
-    """Ask both services of *account* about it."""
+    """Return facts about *account*, from both services."""
     address, options = account.address, account.options
     is_local = address.account == DEVELOPMENT_ACCOUNT
-    key = "a key opens the whole account; an identity with two roles (azure://ACCOUNT) opens what is needed"
+    key = "a key gives access to the whole account; an identity with two roles (azure://ACCOUNT) is enough"
     return [
-        Fact("account", address.account, "an emulator, which loses its last writes when it is killed" * is_local),
+        Fact("account", address.account, "an emulator, which loses its newest writes when it is killed" * is_local),
         Fact("login", address.login, "" if is_local or address.key is None else key),
         Fact("container", f"{options.container}; names in it: {len(await leases.names())}"),
         await _queues(broker),
-        Fact("polling", "Azure sends no hints", "followers look every retry_every, idle consumers ever less often"),
+        Fact("polling", "Azure sends no hints", "followers poll every retry_every, idle consumers ever less often"),
     ]
 
 
 async def _queues(broker: AzureBroker) -> Fact:
-    """Try the other service: it has an address of its own, and a login may open one of them only."""
+    """Check the other service: it has an address of its own, and a login may have access to one of them only."""
     try:
         return Fact("queues", str(len(await broker.names())))
     except TenureError as error:

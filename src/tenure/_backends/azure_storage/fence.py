@@ -1,4 +1,4 @@
-"""A fence for data in blobs: writes of an old term are refused, even if its process doesn't know that it is over."""
+"""A fence for data in blobs: refuses writes of an old term, even if its process doesn't know that the term is over."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Fence:
         fence = Fence(container.get_blob_client("report.json"))
         await fence.upload(data, term.token)
 
-    Look, compare and write are one step, by the blob's ETag. It holds among writers that use a fence.
+    Read, comparison and write are one step, by the blob's ETag. It works only if all writers use a fence.
 
     Args:
-        blob: A blob of Microsoft's asynchronous client, with whatever credential it has.
+        blob: A blob of Microsoft's asynchronous client, with any credential.
 
     .. versionadded:: 0.1
     """
@@ -37,7 +37,7 @@ class Fence:
 
         Raises:
             TermLost: A newer term has written it; nothing was changed.
-            Unavailable: Others wrote it each time that we were about to.
+            Unavailable: Another writer changed the blob during each of ten tries.
         """
         for _ in range(TRIES):
             found = await unless_refused(self._blob.get_blob_properties(), "BlobNotFound")
@@ -56,4 +56,4 @@ class Fence:
             writing = self._blob.upload_blob(data, metadata={**metadata, "tenure_fence": str(token)}, **condition)
             if not isinstance(await unless_refused(writing, "ConditionNotMet", "BlobAlreadyExists"), Refused):
                 return
-        raise Unavailable(f"{self._blob.blob_name!r} was written by others {TRIES} times meanwhile; write it again")
+        raise Unavailable(f"other writers changed {self._blob.blob_name!r} during each of {TRIES} tries; try again")

@@ -1,4 +1,4 @@
-"""What Storage Queues can't do: refused before anything is written."""
+"""Operations that Storage Queues don't support: refused before anything is written."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ VISIBLE_STATES: frozenset[State] = frozenset({"ready"})
 _INSTEAD = "use a backend that can, such as postgresql:// or redis://"
 
 
-def refuse(what: str) -> NoReturn:
-    """Raise ``ConfigError``: Azure has no *what*."""
-    raise ConfigError(f"queues in Azure Storage have no {what}; {_INSTEAD}")
+def refuse(feature: str) -> NoReturn:
+    """Raise ``ConfigError``: Azure has no *feature*."""
+    raise ConfigError(f"queues in Azure Storage have no {feature}; {_INSTEAD}")
 
 
 def check_selection(which: LiveSelection) -> None:
@@ -27,18 +27,18 @@ def check_selection(which: LiveSelection) -> None:
     if which.states is not None and which.states != VISIBLE_STATES:
         unseen = ", ".join(sorted(which.states - VISIBLE_STATES)) or "none"
         raise ConfigError(
-            f"queues in Azure Storage show only messages that are ready, not those that are {unseen}; leave the states "
-            f"out, or {_INSTEAD}"
+            f"queues in Azure Storage show only messages that are ready, not those that are {unseen}; omit the states, "
+            f"or {_INSTEAD}"
         )
 
 
 def check_verdict(delivery: Delivery, verdict: Verdict) -> None:
-    """Refuse a verdict that Azure can't carry out."""
+    """Refuse a verdict that Azure doesn't support."""
     if isinstance(verdict, Defer):
         if delivery.queue.endswith(DEAD_SUFFIX):
             raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
         raise ConfigError(
-            "queues in Azure Storage can't defer a message, as they hand none out by its sequence; abandon it with a "
+            "queues in Azure Storage can't defer a message, as they deliver none by its sequence; abandon it with a "
             f"delay, or {_INSTEAD}"
         )
     if isinstance(verdict, Complete) and verdict.remember:

@@ -2,19 +2,19 @@
 
 House rules:
 
-- The lease id is made of name, holder and token. So it is the same when a question is asked again, another one for
-  every term, and whoever reads the metadata can prove, by asking for the blob *under that id*, that this term is the
-  one that holds the lease now. The service compares it with every write that carries it: it fences by itself.
-- A new term: look (token *t*, ETag *e*); acquire with the id of *t + 1*, if the ETag is still *e*; write *t + 1* into
+- The lease id is a hash of name, holder and token. So it is the same when a request is repeated, and another one for
+  every term; and a process that reads the metadata can prove, by a request for the blob *under that id*, that this term
+  holds the lease now. The service compares it in every write that passes it, which fences the blob.
+- A new term: read (token *t*, ETag *e*); acquire with the id of *t + 1*, if the ETag is still *e*; write *t + 1* into
   the metadata under that id, if the ETag is still *e*. Only then it is granted. Leases don't change the ETag, metadata
-  does: so no token is given out twice. A crash in between leaves a lease without a term, which expires, and a token
-  that was never given out. A candidate that repeats a request after a lost answer proposes the same id, and goes on.
-- The service would renew an expired lease that nobody else has taken; we read under the lease id first, which it
-  refuses then. An expired lease stays lost.
-- A lease without a written term belongs to a *foreign holder*: a program that knows no tokens, such as the sample of
-  the leader election pattern. It is a holder like any other, but it can't be asked to resign.
-- A new blob counts from the service's clock, in seconds. A blob that is deleted, as a rule for old blobs may do, then
-  takes no token back.
+  does: so no token is granted twice. A crash in between leaves a lease without a term, which expires, and a token that
+  was never granted. A candidate that repeats a request after a lost answer proposes the same id, and goes on.
+- The service would renew an expired lease that no other program has taken. So it is read under the lease id first,
+  which the service refuses then. An expired lease stays lost.
+- A lease without a written term belongs to a *foreign holder*: a program without tokens, such as the sample of the
+  leader election pattern. It is a holder like any other, but can't be requested to resign.
+- The tokens of a new blob start at the service's clock, in seconds. So they rise even if a blob was deleted, for
+  example by a lifecycle rule.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FOREIGN_HOLDER = "(a program that writes no term)"
 """The holder of a lease without a written term."""
 
 METADATA_MAX = 8_000
-"""Azure keeps 8 KiB with a blob."""
+"""The most bytes of metadata: Azure allows 8 KiB for a blob."""
 
 _SPACE = uuid.UUID("6f1c1a3e-60a6-5b0e-9d3c-0d6d6f6b6a01")
 _MISSING = ("BlobNotFound", "ContainerNotFound")
@@ -71,10 +71,10 @@ _NOT_OURS = (
 _CHANGED = "ConditionNotMet"
 
 TERM_CHECKS = (0.03, 0.06, 0.12, 0.25, 0.5)
-"""Seconds between looks for the term of a lease that has just been taken: its holder is about to write it."""
+"""Seconds between reads of a lease that has just been taken, until its holder has written the term."""
 
 TRIES = 20
-"""How often another process may come in between before the request fails."""
+"""How often a request is repeated after a concurrent change by another process."""
 
 
 class TermLike(Protocol):
@@ -99,9 +99,9 @@ class TermLike(Protocol):
 def lease_id(term: TermLike) -> str:
     """Return the id of the lease under which *term* holds its blob.
 
-    Azure refuses a write to a leased blob that carries another id: whatever else the leader writes to *that blob* is
-    fenced by the service. Writes that replace a whole blob also replace its metadata, and with it the token, so data
-    belongs elsewhere; see :class:`Fence`.
+    Azure refuses a write to a leased blob under another id: so the service fences all writes to *that blob*. A write
+    that replaces a whole blob also replaces its metadata, and with it the token, so data belongs elsewhere; see
+    :class:`Fence`.
 
     .. versionadded:: 0.1
     """
@@ -113,24 +113,24 @@ class LeaseBlob:
     """A lease blob, as it was when it was read."""
 
     token: int
-    """The newest ever given out; 0 if none is known."""
+    """The newest token that was granted; 0 if none is known."""
     floor: int
     """The next token is higher than this."""
     holder: str | None
     metadata: Metadata
     ttl: int
     resign_asked: int
-    """The token whose holder was asked to resign."""
+    """The token whose holder was requested to resign."""
     held: bool
     etag: str
     raw: Mapping[str, str]
 
     @classmethod
     def of(cls, found: BlobProperties) -> LeaseBlob:
-        """Read what was found."""
+        """Return the lease blob with the properties *found*."""
         raw = dict(found.metadata or {})
         token = _number(raw.get("tenure_token"))
-        # Without a token (new, another program's, overwritten) it counts from the time at which it was last written.
+        # Without a token (new, another program's, overwritten), tokens start at the time of the last write.
         floor = token or int(found.last_modified.timestamp())
         holder = decode_metadata(raw["tenure_holder"]) if token and "tenure_holder" in raw else None
         metadata = FrozenDict(json.loads(decode_metadata(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
@@ -139,7 +139,7 @@ class LeaseBlob:
         return cls(token, floor, holder, metadata, ttl, resign, held, str(found.etag), raw)
 
     def grant(self, name: str) -> Grant:
-        """Return the term that is written here."""
+        """Return the grant of the term that is written in the blob."""
         return Grant(name, self.holder or "", self.token)
 
 
@@ -153,56 +153,56 @@ class AzureLeases:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._notifier = Notifier()
-        self._started: dict[str, str] = {}  # name: the holder for which an acquisition may have been left half done
-        self._proven: dict[str, str] = {}  # name: ETag under which the written term was seen to hold the lease
+        self._started: dict[str, str] = {}  # name: the holder of an acquisition that may be half done
+        self._proven: dict[str, str] = {}  # name: ETag under which the written term was proven to hold the lease
         self._foreign: dict[str, str] = {}  # name: ETag under which a foreign holder was seen
 
     @property
     def traits(self) -> LeaseTraits:
-        """What this store can do."""
+        """What the store can do."""
         return TRAITS
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended."""
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
         written = _metadata_of(holder, ttl, metadata)
-        return await self._account.ask(lambda connections: self._acquire(connections, name, holder, written))
+        return await self._account.run(lambda connections: self._acquire(connections, name, holder, written))
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
-        """Extend many claims by *ttl* seconds from now, side by side; one that is not answered costs no other."""
+        """Extend many claims to *ttl* seconds from now, concurrently; one without an answer gets ``NoAnswer``."""
         require_ttl(ttl, TRAITS)
-        answers = await self._account.ask_each([_with(self._renew, grant, math.ceil(ttl)) for grant in grants])
-        lacking = [answer for answer in answers if isinstance(answer, Unavailable)]
-        if lacking and len(lacking) == len(answers):
-            raise lacking[0]
+        answers = await self._account.run_each([_bind(self._renew, grant, math.ceil(ttl)) for grant in grants])
+        unanswered = [answer for answer in answers if isinstance(answer, Unavailable)]
+        if unanswered and len(unanswered) == len(answers):
+            raise unanswered[0]
         return [NoAnswer(str(answer)) if isinstance(answer, Unavailable) else answer for answer in answers]
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Hand a claim back; its token is kept."""
-        answer = await self._account.ask(lambda connections: self._release(connections, grant))
+        """Release a claim; its token is kept."""
+        answer = await self._account.run(lambda connections: self._release(connections, grant))
         self._notifier.notify(grant.name)
         return answer
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Tell who holds *name*, without changing anything."""
+        """Return the holder of *name*, without changing anything."""
         require_name(name)
-        return await self._account.ask(lambda connections: self._inspect(connections, name))
+        return await self._account.run(lambda connections: self._inspect(connections, name))
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted; also those of foreign holders, while they hold them."""
-        return await self._account.ask(self._names)
+        return await self._account.run(self._names)
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none, or it is a foreign one."""
+        """Request that the present holder resigns; False if there is none, or it is a foreign one."""
         require_name(name)
-        asked = await self._account.ask(lambda connections: self._ask_to_resign(connections, name))
+        asked = await self._account.run(lambda connections: self._ask_to_resign(connections, name))
         self._notifier.notify(name)
         return asked
 
     def hints(self, name: str) -> AsyncIterator[None]:
-        """Yield when this process has changed something for *name*; Azure gives no hint of other processes."""
+        """Yield when this process has changed something for *name*; Azure sends no hints of others' changes."""
         require_name(name)
         return self._notifier.listen(name)
 
@@ -234,12 +234,12 @@ class AzureLeases:
                     return Granted(grant)
             elif (other := await self._holder_of(blob, name, seen)) is not None:
                 return other
-        raise Unavailable(f"{name!r} changed hands {TRIES} times while it was read; it is asked again")
+        raise Unavailable(f"{name!r} changed hands {TRIES} times while it was read; tenure tries again")
 
     async def _begin_term(
         self, blob: BlobClient, grant: Grant, seen: LeaseBlob, written: Mapping[str, str]
     ) -> Grant | None:
-        """Take the lease and write the term; None if somebody came in between."""
+        """Take the lease and write the term; None if another process has changed the blob in between."""
         if not await _take_lease(blob, grant, seen, int(written["tenure_ttl"])):
             self._started.pop(grant.name, None)
             return None
@@ -249,7 +249,7 @@ class AzureLeases:
         return None if isinstance(answer, Refused) else grant
 
     async def _create(self, connections: LoopConnections, blob: BlobClient, name: str) -> None:
-        """Make an empty blob. One whose name is a hash holds its name."""
+        """Create an empty blob; if its name is a hash, its content is the name."""
         content = b"" if name_of(str(blob.blob_name)) is not None else name.encode()
         answer = await unless_refused(
             blob.upload_blob(content, overwrite=False), "ContainerNotFound", "BlobAlreadyExists"
@@ -260,9 +260,9 @@ class AzureLeases:
     # --- other holders ---
 
     async def _holder_of(self, blob: BlobClient, name: str, seen: LeaseBlob) -> HeldBy | None:
-        """Tell who holds a lease that is not ours; None if it is free by now."""
+        """Return the holder of a lease that is not ours; None if it is free by now."""
         if self._proven.get(name) == seen.etag:
-            return _held_by(name, seen)  # it may be a foreign holder by now: not worth a request at each look
+            return _held_by(name, seen)  # a foreign holder may hold it by now, but that isn't worth a request per poll
         if self._foreign.get(name) == seen.etag:
             return HeldBy(name, FOREIGN_HOLDER, 0, None)
         found = await self._wait_for_term(blob, name, seen)
@@ -312,14 +312,14 @@ class AzureLeases:
         await unless_refused(read(), *_MISSING)
         return sorted(found)
 
-    # --- a standing term ---
+    # --- an existing term ---
 
     async def _renew(self, connections: LoopConnections, grant: Grant, seconds: int) -> Granted | Lost:
         blob = _blob(connections, grant.name)
         seen = await _read(blob, lease_id(grant))
         if seen is None or seen.token != grant.token:
             return Lost(grant)
-        if seconds > seen.ttl:  # only an acquisition changes the length; under the same id it is no new one
+        if seconds > seen.ttl:  # only an acquisition changes the duration; under the same id it is the same lease
             return await self._lengthen(blob, grant, seen, seconds)
         answer = await unless_refused(_lease(blob, grant).renew(), *_NOT_OURS)
         if isinstance(answer, Refused):
@@ -327,14 +327,14 @@ class AzureLeases:
         return Granted(grant, seen.resign_asked == grant.token)
 
     async def _lengthen(self, blob: BlobClient, grant: Grant, seen: LeaseBlob, seconds: int) -> Granted | Lost:
-        """Renew for longer than before. First the lease, then the note: what is noted is never more than it has."""
+        """Renew for longer than before: first the lease, then the metadata, so that it never records more."""
         if not await _take_lease(blob, grant, seen, seconds):
-            raise Unavailable(f"{grant.name!r} was written to while it was renewed; it is asked again")
+            raise Unavailable(f"{grant.name!r} was written to while it was renewed; tenure tries again")
         answer = await unless_refused(
             _write(blob, {**seen.raw, "tenure_ttl": str(seconds)}, lease_id(grant), seen.etag), _CHANGED
         )
         if isinstance(answer, Refused):
-            raise Unavailable(f"{grant.name!r} was written to while it was renewed; it is asked again")
+            raise Unavailable(f"{grant.name!r} was written to while it was renewed; tenure tries again")
         return Granted(grant, seen.resign_asked == grant.token)
 
     async def _release(self, connections: LoopConnections, grant: Grant) -> Released | Lost:
@@ -356,7 +356,7 @@ class AzureLeases:
             answer = await unless_refused(_write(blob, metadata, lease_id(grant), found.etag), *_NOT_OURS, _CHANGED)
             if not isinstance(answer, Refused):
                 return True
-        raise Unavailable(f"{name!r} changed hands {TRIES} times while its leader was asked to resign; ask again")
+        raise Unavailable(f"{name!r} changed hands {TRIES} times during the request to resign; try again")
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -371,13 +371,13 @@ def _lease(blob: BlobClient, grant: Grant) -> BlobLeaseClient:
 
 
 async def _read(blob: BlobClient, under: str | None = None) -> LeaseBlob | None:
-    """Look at a blob; None if there is none, or if it is not leased *under* this id now."""
+    """Read a blob; None if there is none, or if it is not leased *under* this id now."""
     found = await unless_refused(blob.get_blob_properties(lease=under), *(_MISSING if under is None else _NOT_OURS))
     return None if isinstance(found, Refused) else LeaseBlob.of(found)
 
 
 async def _take_lease(blob: BlobClient, grant: Grant, seen: LeaseBlob, seconds: int) -> bool:
-    """Take the lease in the name of *grant*, or extend it if it has it; False if that can't be."""
+    """Take the lease under the id of *grant*, or extend it; False if it is another's, or the blob has changed."""
     taking = _lease(blob, grant).acquire(
         lease_duration=seconds, etag=seen.etag, match_condition=MatchConditions.IfNotModified
     )
@@ -389,7 +389,7 @@ def _write(blob: BlobClient, metadata: Mapping[str, str], under: str, etag: str)
 
 
 def _metadata_of(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
-    """Return what is written of a term, its token aside."""
+    """Return the metadata of a term, without its token."""
     written = {"tenure_holder": encode_metadata(holder), "tenure_ttl": str(math.ceil(ttl))}
     if metadata:
         written["tenure_metadata"] = encode_metadata(json.dumps(dict(metadata), ensure_ascii=False))
@@ -397,7 +397,7 @@ def _metadata_of(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
     if size > METADATA_MAX:
         raise ConfigError(
             f"metadata and holder take {size:,} bytes, and Azure keeps {METADATA_MAX:,} with a blob; "
-            "tell an address where the rest can be read"
+            "shorten them, for example to an address where the rest can be read"
         )
     return written
 
@@ -407,5 +407,5 @@ def _held_by(name: str, seen: LeaseBlob) -> HeldBy:
     return HeldBy(name, seen.holder, seen.token, None, seen.metadata)
 
 
-def _with(verb: Any, grant: Grant, seconds: int) -> Any:
-    return lambda connections: verb(connections, grant, seconds)
+def _bind(operation: Any, grant: Grant, seconds: int) -> Any:
+    return lambda connections: operation(connections, grant, seconds)

@@ -27,19 +27,19 @@ class LiveMessages:
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages: of the 32 that Azure shows without locking."""
         check_selection(which)
-        found = await self._account.ask(partial(peek, queue=queue))
+        found = await self._account.run(partial(peek, queue=queue))
         now = self._clock.now()
         shown = sorted((one for one in found if is_selected_live(one, which, now)), key=lambda one: one.sequence)
         return [live_message(queue, one) for one in shown[:limit]]
 
     async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool) -> int:
-        """Remove visible messages; a dry run sees no more of them than :meth:`peek`, or counts about."""
+        """Remove visible messages; a dry run sees no more of them than :meth:`peek`, or counts approximately."""
         check_selection(which)
         if dry_run:
             shown = len(await self.peek(queue, which, PAGE))
             everything = which in (EVERY_LIVE, LiveSelection(states=VISIBLE_STATES))
             return max(shown, (await self.stats(queue)).ready) if everything else shown
-        await self._clock.ask(queue)
+        await self._clock.read(queue)
         began = self._clock.now()
 
         def is_selected(one: FoundMessage) -> bool:
@@ -48,13 +48,13 @@ class LiveMessages:
         return await remove_selected(self._account, self._clock, queue, is_selected, None, drop)
 
     async def stats(self, queue: str) -> Stats:
-        """Count the messages of *queue*, about: Azure counts all, and shows 32 of the visible ones."""
+        """Count the messages of *queue*, approximately: Azure counts all, and shows 32 of the visible ones."""
         if queue.endswith(DEAD_SUFFIX):
-            return Stats(dead=await self._account.ask(partial(count, queue=queue)))
-        total = await self._account.ask(partial(count, queue=queue))
-        dead = await self._account.ask(partial(count, queue=dead_letters_of(queue)))
-        seen = await self._account.ask(partial(peek, queue=queue))
+            return Stats(dead=await self._account.run(partial(count, queue=queue)))
+        total = await self._account.run(partial(count, queue=queue))
+        dead = await self._account.run(partial(count, queue=dead_letters_of(queue)))
+        seen = await self._account.run(partial(peek, queue=queue))
         ready = len(seen) if len(seen) < PAGE else max(total, PAGE)
         age = max(0.0, self._clock.now() - min(one.enqueued_at for one in seen)) if seen else 0.0
-        # Invisible messages are locked or delayed; Azure doesn't tell which.
+        # Invisible messages are locked or delayed; Azure doesn't distinguish them.
         return Stats(ready=ready, locked=max(0, total - ready), dead=dead, oldest_age=age)

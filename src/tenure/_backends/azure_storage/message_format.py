@@ -1,20 +1,20 @@
 """The text of a message in a Storage Queue: the body, and its properties if it has any.
 
 The body is base64, as Azure Functions and most clients write it, and in most messages that is all. A Storage Queue
-keeps nothing else with a message. So where something must be kept (an id, headers, where to reply, a failed attempt, a
+stores nothing else with a message. So if there are properties (an id, headers, a reply queue, a failed attempt, a
 reason), a dot follows, and the properties in JSON::
 
     SGVsbG8=
     SGVsbG8=.{"id": "order-17", "headers": {"tenant": "blue"}}
 
-Another client that reads such a message takes the part before the dot. A text that is neither is a body that another
-client wrote as plain text. If it is too long for base64, it stays plain, and its properties are added as a last line,
-behind a dot::
+Another client that reads such a message uses the part before the dot. A text in neither form is a body that another
+client sent as plain text. If it is too long for base64, it stays plain, and its properties are added as a last line,
+after a dot::
 
     a long text …
     .{"reason": "max_deliveries", "deliveries": 10}
 
-Properties that tenure would not have written are none: the whole text is a body.
+If the properties can't be tenure's, the whole text is a body.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ from tenure._queue.outgoing import Outgoing, checked
 from tenure.errors import ConfigError
 
 TEXT_MAX = 65_536
-"""The longest text that Azure takes, in bytes."""
+"""The longest text that Azure allows, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """The properties of a message beside its body. Those with their default value are left out of the text."""
+    """The properties of a message besides its body. Those with their default value are omitted in the text."""
 
     id: str | None = None
     headers: Headers = field(default_factory=lambda: NO_HEADERS)
     reply_to: str | None = None
     correlation_id: str | None = None
     ttl: float | None = None
-    """Seconds in which it must be received; Azure's own time to live would remove it silently."""
+    """Seconds until it expires; Azure's own time to live would remove it silently."""
     uncounted: int = 0
-    """How many deliveries were given back; they are subtracted from Azure's count."""
+    """The number of deliveries that were given back; they are subtracted from Azure's count."""
     history: tuple[Attempt, ...] = ()
     before: int = 0
-    """How many entries of the history are from before it was redriven."""
+    """The number of entries of the history from before it was redriven."""
     sequence: int = 0
     """Its sequence, if it was moved from another queue and would get a new one."""
     enqueued_at: float = 0.0
     deliveries: int = 0
-    """How often a dead letter was delivered before it was dead-lettered."""
+    """The delivery count of a dead letter."""
     reason: str | None = None
-    """Why it was dead-lettered."""
+    """The reason of a dead letter."""
     description: str = ""
     dead_at: float = 0.0
     error: Failure | None = None
     moving: bool = False
-    """Whether it is being moved to the dead letters: that is decided, so it is not handed out any more."""
+    """Whether it is being moved to the dead letters, and so is not delivered any more."""
 
     def with_attempt(self, attempt: Attempt) -> Properties:
-        """Return the properties with one attempt more."""
+        """Return the properties with one more attempt."""
         return replace(self, history=(*self.history, attempt)[-HISTORY_MAX:])
 
     def shortened(self) -> Iterator[Properties]:
-        """Yield the properties, then with less and less of the history, errors and description."""
+        """Yield the properties in full, then with ever less of the history, errors and description."""
         yield self
         brief = [replace(one, error=_shortened(one.error)) for one in self.history]
         yield replace(self, history=tuple(brief))
@@ -92,7 +92,7 @@ def encode(body: bytes, properties: Properties) -> str:
 
 
 def encode_to_fit(text: str, body: bytes, properties: Properties) -> str | None:
-    """Return *text*, which holds *body*, with as much of the properties as fits; None if there is no room."""
+    """Return *text*, which contains *body*, with as many of the properties as fit; None if there is no room."""
     for less in properties.shortened():
         encoded = encode(body, less)
         if len(encoded) <= TEXT_MAX:
@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 
 def decode(text: str | None) -> tuple[bytes, Properties]:
-    """Return the body and the properties in a text. A text that tenure can't have written is a body as it is."""
+    """Return the body and the properties in a text. A text that tenure can't have written is a body, unchanged."""
     text = text or ""
     start, dot, rest = text.partition(".")
     properties = _properties_of(rest) if dot else _EMPTY
@@ -136,8 +136,8 @@ def decode(text: str | None) -> tuple[bytes, Properties]:
             return base64.b64decode(start, validate=True), properties
         except (binascii.Error, ValueError):
             pass
-    start, connections, rest = text.rpartition(_LAST_LINE)
-    properties = _properties_of(rest) if connections else None
+    start, separator, rest = text.rpartition(_LAST_LINE)
+    properties = _properties_of(rest) if separator else None
     return (text.encode(), _EMPTY) if properties is None or properties == _EMPTY else (start.encode(), properties)
 
 
@@ -147,7 +147,7 @@ def _properties_of(text: str) -> Properties | None:
         return None
     try:
         fields_given = json.loads(text)
-        if any(name in fields_given and not fits(fields_given[name]) for name, fits in _FITS.items()):
+        if any(name in fields_given and not fits(fields_given[name]) for name, fits in _CHECKS.items()):
             return None
         if "history" in fields_given:
             fields_given["history"] = tuple(
@@ -156,7 +156,7 @@ def _properties_of(text: str) -> Properties | None:
         if "error" in fields_given:
             fields_given["error"] = _failure(fields_given["error"])
         properties = Properties(**fields_given)
-        sent = Outgoing(  # what a sender gave must be sendable
+        sent = Outgoing(  # the sender's properties must be valid
             id=properties.id,
             headers=properties.headers,
             expires_in=properties.ttl,
@@ -198,7 +198,7 @@ def _is_history(value: object) -> bool:
 _YEAR_10000 = 253_402_300_800
 """In Unix seconds. A later time can't be shown as a date."""
 
-_FITS: Mapping[str, Callable[[object], bool]] = {
+_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "ttl": _is_moment,
     "uncounted": _is_count,
     "history": _is_history,
@@ -212,4 +212,4 @@ _FITS: Mapping[str, Callable[[object], bool]] = {
     "error": _is_failure,
     "moving": lambda value: value is True,
 }
-"""Tells for each property that tenure writes whether a value can be its own."""
+"""By property: whether tenure can have written a value."""

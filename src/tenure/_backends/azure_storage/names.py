@@ -1,6 +1,6 @@
-"""Names as Azure takes them: of blobs, of queues, and text as metadata; each can be read back.
+"""Names in the form that Azure accepts: of blobs, of queues, and text as metadata; each can be decoded.
 
-A name that Azure takes as it is stays as it is, so that other programs find what they mean under the same name.
+A name that Azure accepts is not changed, so that other programs find the blob or queue under the same name.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ BLOB_MAX = 900
 """Longer blob names are replaced by a hash; Azure allows 1,024 characters."""
 
 LONG_PREFIX = ".long/"
-"""Before a hash. No other name begins with a dot, see :func:`blob_of`."""
+"""The prefix of a hash. No other name begins with a dot, see :func:`blob_of`."""
 
 POISON_SUFFIX = "-poison"
-"""Behind the name of a queue, for its dead letters; Azure Functions do the same."""
+"""The suffix of the queue of a queue's dead letters, as in Azure Functions."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]")
 _QUEUE = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,54}[a-z0-9]")
@@ -25,11 +25,11 @@ _GENERATED = re.compile(r".*-x[0-9a-f]{20}")
 
 
 def blob_of(name: str) -> str:
-    """Return the blob that stands for *name*.
+    """Return the blob for *name*.
 
-    Letters, digits, ``-``, ``_``, and inside a part between slashes also ``.`` and spaces, stay as they are; the
-    bytes of everything else are written as ``~`` and two hex digits. (No ``%``: what is encoded twice is decoded twice
-    by some. No other letters: some file systems under Azure take two spellings of ``é`` for one.)
+    ASCII letters, digits, ``-``, ``_``, and inside a part between slashes also ``.`` and spaces, are not changed; the
+    bytes of everything else are written as ``~`` and two hex digits. (No ``%``: some clients decode it twice. No other
+    letters: some file systems under Azure treat two encodings of ``é`` as one.)
     """
     parts = name.split("/")
     written = "/".join(map(_part, parts)) if all(parts) else _part(name)
@@ -51,15 +51,15 @@ def _escaped(letter: str) -> str:
 
 
 def name_of(blob: str) -> str | None:
-    """Return the name that *blob* stands for; None if it is a hash, and the blob holds the name."""
+    """Return the name of *blob*; None if the blob is a hash, and holds the name as its content."""
     return None if blob.startswith(LONG_PREFIX) else unquote(blob.replace("%", "%25").replace("~", "%"))
 
 
 def queue_of(name: str) -> str:
     """Return Azure's name for the queue *name*.
 
-    Two to 56 small letters, digits and single hyphens stay as they are. Any other name becomes what is left of it, and
-    a hash; the name itself is kept in the queue's metadata.
+    3 to 56 small letters, digits and single hyphens are not changed. Any other name becomes a readable part and a hash;
+    the name itself is kept in the queue's metadata.
     """
     if _QUEUE.fullmatch(name) and not name.endswith(POISON_SUFFIX) and not _GENERATED.fullmatch(name):
         return name
@@ -68,12 +68,12 @@ def queue_of(name: str) -> str:
 
 
 def encode_metadata(text: str) -> str:
-    """Return *text* as a value of metadata, which is a header: as it is, or ``=`` and base64."""
+    """Return *text* as a value of metadata, which is an HTTP header: unchanged, or as ``=`` and base64."""
     if text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=") and text:
         return text
     return "=" + base64.b64encode(text.encode()).decode()
 
 
 def decode_metadata(value: str) -> str:
-    """Return the text that :func:`encode_metadata` has made *value* of."""
+    """Return the text that :func:`encode_metadata` has encoded as *value*."""
     return base64.b64decode(value[1:]).decode() if value.startswith("=") else value

@@ -3,7 +3,7 @@
 House rules:
 
 - Only the process that received a message can renew and settle it; see ``receipts``.
-- Azure removes a message whose time to live is over, and tells nobody. So no message gets one: an expired message is
+- Azure removes a message at the end of its time to live without a notice. So no message gets one: an expired message is
   found when it is received, and dead-lettered like any other.
 - There are no transactions; see ``dead_letters`` for what that means for a move.
 - What Azure can't do (sessions, priorities, deferral, remembered ids) is refused before anything is written.
@@ -69,13 +69,13 @@ QUEUE_TRAITS = QueueTraits(
 )
 
 DEAD_FOUND_MAX = 64
-"""How many expired or exhausted messages one claim moves to the dead letters; the rest is left to the next."""
+"""Expired or exhausted messages that one claim moves to the dead letters; the next claim moves the rest."""
 
 QUIET_CLAIMS = 7
-"""How often an idle consumer finds nothing in the first second; after that it is told when to look again."""
+"""Empty claims in a row, about the first second of an idle consumer, before a claim returns when to repeat it."""
 
 RECHECK_AFTER = 1.0
-"""Seconds until the next look while messages are invisible: one of them may be a dead consumer's."""
+"""Seconds until the next claim while messages are invisible: one of them may be a dead consumer's."""
 
 
 class AzureBroker:
@@ -92,7 +92,7 @@ class AzureBroker:
         self._settling = Settling(
             account, self._clock, self._receipts, self._dead_letters, self._background, self._notifier, self.send
         )
-        self._empty_claims: dict[str, int] = {}  # by queue: how many claims in a row found nothing
+        self._empty_claims: dict[str, int] = {}  # by queue: the number of empty claims in a row
 
     @property
     def traits(self) -> QueueTraits:
@@ -105,7 +105,7 @@ class AzureBroker:
         await self._background.close()
 
     def hints(self, queue: str) -> AsyncIterator[None]:
-        """Yield when this process has sent to *queue*; Azure gives no hint of other processes."""
+        """Yield when this process has sent to *queue*; Azure sends no hints of other processes' messages."""
         return self._notifier.listen(queue)
 
     # --- settings ---
@@ -113,11 +113,11 @@ class AzureBroker:
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, in its metadata; return the settings that result."""
         request = partial(declare, queue=queue, changes=changes, only_undeclared=only_undeclared)
-        return await self._account.ask(request)
+        return await self._account.run(request)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
-        return await self._account.ask(partial(read_settings, queue=queue))
+        return await self._account.run(partial(read_settings, queue=queue))
 
     async def names(self) -> Sequence[str]:
         """List every queue in the account that doesn't hold the dead letters of another, sorted."""
@@ -129,7 +129,7 @@ class AzureBroker:
                 async for one in listed
             }
 
-        found = await self._account.ask(names)
+        found = await self._account.run(names)
         dead = {one for one in found if one.endswith(POISON_SUFFIX) and one.removesuffix(POISON_SUFFIX) in found}
         return sorted(name for one, name in found.items() if one not in dead and not name.endswith(DEAD_SUFFIX))
 
@@ -138,7 +138,7 @@ class AzureBroker:
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
         """Delete *queue* and the queue of its dead letters, if both are empty or by *force*.
 
-        Azure has no condition for that: a message sent between our count and the deletion is lost with the queue.
+        Azure has no conditional deletion: a message sent between the count and the deletion is lost.
         """
         found = await self.stats(queue)
         if count_of(found) and not force:
@@ -148,11 +148,11 @@ class AzureBroker:
             for name in (queue, dead_letters_of(queue)):
                 await unless_refused(client_of(connections, name).delete_queue(), *NO_QUEUE)
 
-        await self._account.ask(delete)
+        await self._account.run(delete)
         return Deleted(found)
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
-        """Let ``idle`` list *queue* in *seconds*: the time is kept in its metadata."""
+        """Let ``idle`` list *queue* after *seconds*: the time is kept in its metadata."""
         await self._clock.ensure_known(queue)
         idle_at = self._clock.now() + seconds
 
@@ -165,12 +165,12 @@ class AzureBroker:
             else:
                 await unless_refused(client.set_queue_metadata({**(answer.metadata or {}), **metadata}), *NO_QUEUE)
 
-        await self._account.ask(write)
+        await self._account.run(write)
 
     async def idle(self) -> Sequence[str]:
         """List the queues that have been idle for their time."""
 
-        async def look(connections: LoopConnections) -> list[str]:
+        async def list_idle(connections: LoopConnections) -> list[str]:
             found = []
             async for one in connections.queues.list_queues(include_metadata=True):
                 metadata = one.metadata or {}
@@ -180,12 +180,12 @@ class AzureBroker:
             return found[:100]
 
         await self._clock.ensure_known()
-        return await self._account.ask(look)
+        return await self._account.run(list_idle)
 
     # --- sending ---
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """Put *messages* into *queue*, some at a time; return their ids. On an exception, some may be sent."""
+        """Put *messages* into *queue*, several concurrently; return their ids. On an exception, some may be sent."""
         if any(message.at is not None for message in messages):
             await self._clock.ensure_known(queue)
         puts = []
@@ -195,7 +195,7 @@ class AzureBroker:
             except ConfigError as error:
                 raise MessageRefused(str(error), index, len(messages)) from error.__cause__
         asked_at = self._clock.local.now()
-        sent = await self._account.ask_all(puts)
+        sent = await self._account.run_all(puts)
         if sent:
             self._clock.learn(timestamp_of(sent[-1].inserted_on), asked_at)
         self._notifier.notify(queue)
@@ -222,7 +222,7 @@ class AzureBroker:
         while len(deliveries) < limit and dead_found < DEAD_FOUND_MAX:
             want = min(PAGE, limit - len(deliveries))
             try:
-                page = await self._account.ask(
+                page = await self._account.run(
                     partial(lock_page, queue=queue, limit=want, seconds=seconds, clock=self._clock)
                 )
                 found, dead = await self._deliveries_of(queue, page, token, seconds)
@@ -232,12 +232,12 @@ class AzureBroker:
             except Exception:
                 if not deliveries:
                     raise
-                break  # the messages received before are locked already: hand them out
+                break  # the messages received before are locked already: deliver them
             if len(page) < want:
                 break
         if moves:
-            # A consumer that receives the last message and then counts finds the dead letters. But the locks of the
-            # others are running: if the queue of the dead letters doesn't answer, they must not wait for it.
+            # So a consumer that receives the last message and then counts finds the dead letters. But the locks of the
+            # others are running: they must not wait for a queue of dead letters that doesn't answer.
             await asyncio.wait(moves, timeout=max(0.0, wait_until - self._clock.local.now()))
         if self._receipts.expire():
             self._settling.expire()
@@ -248,16 +248,16 @@ class AzureBroker:
         return Claim((), due_in, self._dead_letters.take_deaths(queue))
 
     async def _recheck_after(self, queue: str) -> float | None:
-        """Return when to look again after nothing was found.
+        """Return the seconds until the next claim after an empty one, or None.
 
-        Azure doesn't tell when a message becomes visible, but its count has invisible ones, too. As long as there are
-        some, a consumer that polls less and less often would find a dead consumer's message long after its lock ended.
+        Azure doesn't report when a message becomes visible, but its count includes invisible ones. While there are any,
+        a consumer that polls less and less often would find a dead consumer's message long after its lock ended.
         """
         self._empty_claims[queue] = self._empty_claims.get(queue, 0) + 1
         if self._empty_claims[queue] <= QUIET_CLAIMS:
             return None
         with suppress(Unavailable):
-            return RECHECK_AFTER if await self._account.ask(partial(count, queue=queue)) else None
+            return RECHECK_AFTER if await self._account.run(partial(count, queue=queue)) else None
         return None
 
     async def _deliveries_of(
@@ -285,8 +285,8 @@ class AzureBroker:
     # --- renewing and settling ---
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
-        """Extend many locks to *lock* seconds from now, side by side; one that is not answered gets ``NoAnswer``."""
-        answers = await self._account.ask_each([partial(self._renew, one=one, seconds=math.ceil(lock)) for one in held])
+        """Extend many locks to *lock* seconds from now, concurrently; one without an answer gets ``NoAnswer``."""
+        answers = await self._account.run_each([partial(self._renew, one=one, seconds=math.ceil(lock)) for one in held])
         unanswered = [answer for answer in answers if isinstance(answer, Unavailable)]
         if unanswered and len(unanswered) == len(answers):
             raise unanswered[0]
@@ -301,7 +301,7 @@ class AzureBroker:
         return LAPSED if answer is None else Renewed(timestamp_of(answer.next_visible_on))
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
-        """Apply many verdicts, side by side; each has its own answer, or ``NoAnswer``."""
+        """Apply many verdicts, concurrently; each has its own answer, or ``NoAnswer``."""
         for delivery, verdict in settlements:
             check_verdict(delivery, verdict)
         abandoned = {one.delivery.queue for one in settlements if isinstance(one.verdict, Abandon)}
@@ -333,13 +333,13 @@ class AzureBroker:
         return await self._live.peek(queue, which, limit)
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
-        """Remove visible messages; a dry run sees no more of them than :meth:`peek`, or counts about."""
+        """Remove visible messages; a dry run sees no more of them than :meth:`peek`, or counts approximately."""
         removed = await self._live.purge(queue, which, dry_run=dry_run)
         self._notifier.notify(queue)
         return removed
 
     async def stats(self, queue: str) -> Stats:
-        """Count the messages of *queue*, about."""
+        """Count the messages of *queue*, approximately."""
         return await self._live.stats(queue)
 
     # --- refused ---
@@ -386,7 +386,7 @@ def _text_of(message: Outgoing) -> str:
     text = encode(message.body, properties)
     if len(text) > TEXT_MAX:
         raise ConfigError(
-            f"the message takes {len(text):,} characters with its headers, and an Azure queue takes {TEXT_MAX:,}; "
-            "send a reference to it"
+            f"the message takes {len(text):,} characters with its headers, and an Azure queue allows {TEXT_MAX:,}; "
+            "send a reference to the data instead"
         )
     return text

@@ -1,10 +1,10 @@
-"""The locks of this process: pop receipts of messages, and what is done under them.
+"""The locks of this process: pop receipts of messages, and the requests under them.
 
-Azure locks with a *pop receipt*, and each update of a message brings a new one. So a delivery has a token of ours, and
-the newest receipt is kept here under it: only the process that received a message can renew and settle it.
+Azure locks with a *pop receipt*, and each update of a message returns a new one. So a delivery has a token of tenure's,
+and the newest receipt is kept here under it: only the process that received a message can renew and settle it.
 
-Azure takes a late verdict as long as nobody else has received the message. We don't: a lock that has ended by our
-clock, counted from the answer, is over.
+Azure accepts a late verdict as long as no other process has received the message. tenure doesn't: a lock that has ended
+by the local clock, counted from the answer, is over.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Receipts:
         self._expire_at = 0.0
 
     def add(self, delivery: Delivery, held: HeldMessage) -> None:
-        """Keep what *delivery* is settled with."""
+        """Keep the receipt of *delivery*."""
         self._held[str(delivery.token), delivery.sequence] = held
 
     def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
-        """Return what is known of a delivery whose lock has not ended."""
+        """Return the message of a delivery whose lock has not ended."""
         if isinstance(one, SessionLock):
             return None
         held = self._held.get((str(one.token), one.sequence))
@@ -54,7 +54,7 @@ class Receipts:
         self._held.pop((str(delivery.token), delivery.sequence), None)
 
     def expire(self) -> bool:
-        """Forget deliveries that were never settled, now and then; True if it was done now."""
+        """Forget deliveries that were never settled, once a minute; return whether it was done now."""
         now = self._clock.now()
         if now < self._expire_at:
             return False
@@ -67,7 +67,7 @@ class Receipts:
     async def make_visible(
         self, connections: LoopConnections, held: HeldMessage, delay: int, text: str | None
     ) -> Settled | Lapsed:
-        """Let a message be received again, by any process, after *delay*."""
+        """Let a message be received again, by any process, after *delay* seconds."""
         return SETTLED if await self.update(connections, held, delay, text, settles=True) else LAPSED
 
     async def update(
@@ -79,7 +79,7 @@ class Receipts:
         *,
         settles: bool = False,
     ) -> QueueMessage | None:
-        """Set for how long a message is invisible, and its text if one is given; None if the message isn't ours."""
+        """Set the seconds for which a message is invisible, and its text if given; None if its lock is lost."""
         client = client_of(connections, held.queue)
 
         async def update(receipt: str) -> QueueMessage | Refused:
@@ -105,16 +105,16 @@ class Receipts:
     async def with_receipt(
         self, held: HeldMessage, act: Callable[[str], Awaitable[T | Refused]], *, settles: bool = False
     ) -> T | Refused:
-        """Act with the newest receipt; if it is refused, a renewal on another thread may just be bringing a newer one.
+        """Call *act* with the newest receipt; again, if it was refused and a concurrent renewal gets a newer one.
 
-        The receipt of an act that *settles* is not used again: the message is no longer ours, although it would work.
+        The receipt of an act that *settles* is not used again: Azure would accept it, but the lock has ended.
         """
         while True:
             with self._lock:
                 if held.is_settled:
                     return Refused("PopReceiptMismatch")
                 receipt = held.receipt
-                held.requests_under_way += 1
+                held.open_requests += 1
             try:
                 answer = await act(receipt)
                 if not isinstance(answer, Refused):
@@ -124,10 +124,10 @@ class Receipts:
                         held.receipt = str(getattr(answer, "pop_receipt", receipt))
             finally:
                 with self._lock:
-                    held.requests_under_way -= 1
+                    held.open_requests -= 1
             if not isinstance(answer, Refused) or answer.code != "PopReceiptMismatch":
                 return answer
             if held.receipt == receipt:
-                if not held.requests_under_way:
+                if not held.open_requests:
                     return answer
                 await asyncio.sleep(0.01)

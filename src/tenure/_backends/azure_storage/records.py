@@ -1,4 +1,4 @@
-"""Messages as Azure hands them out, and what is made of them: deliveries, dead letters, live messages."""
+"""Messages as Azure delivers them, converted to deliveries, dead letters and live messages."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from tenure._queue.message import (
 )
 
 UNKNOWN = "unknown"
-"""The reason of a dead letter that another program put there."""
+"""The reason of a dead letter from another program."""
 
 _EPOCH = 1_577_836_800  # 2020-01-01: a sequence begins with the seconds since then
 
 
 @dataclass(slots=True, eq=False)
 class HeldMessage:
-    """A message under a lock of ours, with its newest pop receipt."""
+    """A message that this process has locked, with its newest pop receipt."""
 
     queue: str
     message: str
     receipt: str
     locked_until: float
-    """The end of the lock by our clock; certainly over then."""
+    """The end of the lock by the local clock; Azure may end it a little earlier."""
     properties: Properties
     text: str
-    """The text that it has in the queue."""
-    requests_under_way: int = 0
-    """The number of requests about it that are not answered; each may bring a new receipt."""
+    """Its text in the queue."""
+    open_requests: int = 0
+    """The number of requests about it that are not answered; each may return a new receipt."""
     is_settled: bool = False
-    """Whether a verdict was carried out: a renewal that crossed it must not use its receipt."""
+    """Whether a verdict was applied: a concurrent renewal must not use its receipt."""
     dead: Properties | None = None
-    """Its properties as a dead letter, once they are written to it: then no verdict can change that."""
+    """Its properties as a dead letter, once they are written to it; no later verdict changes them."""
     copy: QueueMessage | None = None
-    """Its copy among the dead letters, if that was put there and the message not yet removed."""
+    """Its copy among the dead letters, until the message is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A message as Azure handed it out, decoded."""
+    """A message as Azure delivered it, decoded."""
 
     raw: QueueMessage
     body: bytes
     properties: Properties
     now: float
-    """The time of the service then, in whole seconds."""
+    """The service's time of the delivery, in whole seconds."""
 
     @property
     def sequence(self) -> int:
@@ -71,7 +71,7 @@ class FoundMessage:
 
     @property
     def id(self) -> str:
-        """The id that its sender gave it, or Azure."""
+        """The id from its sender, or Azure's."""
         return self.properties.id or str(self.raw.id)
 
     @property
@@ -86,7 +86,7 @@ class FoundMessage:
 
     @property
     def count(self) -> int:
-        """How often it was delivered; if it is live, this delivery included."""
+        """Its delivery count; if it is live, this delivery included."""
         if self.properties.reason is not None:
             return self.properties.deliveries
         return max(1, (self.raw.dequeue_count or 0) - self.properties.uncounted)
@@ -97,18 +97,18 @@ class FoundMessage:
         return self.is_expired_at(self.now)
 
     def is_expired_at(self, now: float) -> bool:
-        """Tell whether it has expired at *now*."""
+        """Return whether it has expired at *now*."""
         return self.properties.ttl is not None and now >= self.enqueued_at + self.properties.ttl
 
 
 def timestamp_of(moment: datetime | None) -> float:
     """Return a time of Azure in Unix seconds."""
-    assert moment is not None, "Azure always gives it"
+    assert moment is not None, "Azure always returns it"
     return moment.timestamp()
 
 
 def with_expired_attempts(properties: Properties, count: int, now: float) -> Properties:
-    """Return *properties* with the attempts that are missing: those whose locks expired."""
+    """Return *properties* with the attempts that are missing in the history: their locks expired."""
     recorded = {one.number for one in properties.history[properties.before :]}
     missing: Iterable[int] = (number for number in range(1, count + 1) if number not in recorded)
     for number in missing:
@@ -193,17 +193,17 @@ def dead_message(queue: str, one: FoundMessage) -> DeadMessage:
 
 
 def live_message(queue: str, one: FoundMessage) -> LiveMessage:
-    count = max(0, (one.raw.dequeue_count or 0) - one.properties.uncounted)  # peeked at, so this is no delivery
+    count = max(0, (one.raw.dequeue_count or 0) - one.properties.uncounted)  # a peek doesn't count as a delivery
     return live_message_of(delivery_of(queue, one)._replace(delivery_count=count), "ready")
 
 
 def is_selected_live(one: FoundMessage, which: LiveSelection, now: float) -> bool:
-    """Tell whether *which* selects this live message."""
+    """Return whether *which* selects this live message."""
     if one.properties.moving or one.is_expired_at(now):
         return False
     return which.fits(one.sequence, lambda: one.id, None, one.enqueued_at)
 
 
 def is_selected_dead(one: FoundMessage, which: Selection) -> bool:
-    """Tell whether *which* selects this dead letter."""
+    """Return whether *which* selects this dead letter."""
     return which.fits(one.sequence, one.id, death_of(one))

@@ -1,4 +1,4 @@
-"""Removing selected messages of a queue: Azure finds none without locking it, so all are locked, a round at a time."""
+"""Removal of selected messages: Azure can't select, so all messages are locked, a round at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._queue.checks import DEAD_SUFFIX
 
 ROUND = 1_024
-"""How many messages are locked and looked through at once."""
+"""Messages that are locked and checked at once."""
 
 MOVE_LOCK = 60
 """Seconds for which a message is locked while it is removed, or moved to or from the dead letters."""
 
 
 async def drop(connections: LoopConnections, one: FoundMessage) -> None:
-    """Do nothing with a message before it is removed."""
+    """Do nothing before a message is removed."""
 
 
 async def remove_selected(
@@ -32,10 +32,10 @@ async def remove_selected(
     limit: int | None,
     act: Callable[[LoopConnections, FoundMessage], Awaitable[None]],
 ) -> int:
-    """Lock all visible messages of *queue*; act on the selected ones and remove them, unlock the others.
+    """Lock all visible messages of *queue*; call *act* for the selected ones and remove them, unlock the others.
 
-    The others stay locked until all were looked at: unlocked before, they would be received again before the rest.
-    Copies of one dead letter are removed with it, and not counted.
+    The others stay locked until all were checked: unlocked earlier, they would be received again before the rest.
+    Copies of one dead letter are removed with it, and not counted. Return the number of removed messages.
     """
     count = 0
     others: dict[str, FoundMessage] = {}
@@ -58,7 +58,7 @@ async def remove_selected(
         while True:
             found: list[FoundMessage] = []
             while len(found) < ROUND:
-                page = await account.ask(partial(lock_page, queue=queue, limit=PAGE, seconds=MOVE_LOCK, clock=clock))
+                page = await account.run(partial(lock_page, queue=queue, limit=PAGE, seconds=MOVE_LOCK, clock=clock))
                 found += page
                 if len(page) < PAGE:
                     break
@@ -70,18 +70,18 @@ async def remove_selected(
             keys = {one.key for one in taken}
             copies = [one for one in copies if one.key in keys]
             chosen = {one.raw.id for one in (*taken, *copies)}
-            # If all were seen before, there are so many that the first locks have ended.
+            # If all were checked before, there are so many that the first locks have ended.
             has_more = len(found) >= ROUND and not all(one.raw.id in others for one in found)
             others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
-            count += sum(await account.ask_all([partial(remove, one=one, is_copy=False) for one in taken]))
-            await account.ask_all([partial(remove, one=one, is_copy=True) for one in copies])
+            count += sum(await account.run_all([partial(remove, one=one, is_copy=False) for one in taken]))
+            await account.run_all([partial(remove, one=one, is_copy=True) for one in copies])
             if not has_more or count == limit:
                 return count
     finally:
-        await account.ask_all([partial(unlock, one=one) for one in others])
+        await account.run_all([partial(unlock, one=one) for one in others])
 
 
 def _without_this_delivery(one: FoundMessage) -> str | None:
-    """Return the text that subtracts our look at a message from its deliveries, if there is room for it."""
+    """Return the text with this delivery subtracted from the count, if there is room for it."""
     properties = replace(one.properties, uncounted=one.properties.uncounted + 1)
     return encode_to_fit(one.raw.content or "", one.body, properties)

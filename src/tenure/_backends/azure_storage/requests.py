@@ -13,7 +13,7 @@ from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._queue.checks import DEAD_SUFFIX
 
 PAGE = 32
-"""The most messages that Azure hands out or shows in one answer."""
+"""The most messages that Azure delivers or shows in one answer."""
 
 NO_QUEUE = ("QueueNotFound",)
 NOT_OURS = ("MessageNotFound", "PopReceiptMismatch", *NO_QUEUE)
@@ -44,7 +44,7 @@ async def put(connections: LoopConnections, *, queue: str, text: str, delay: int
 
 
 async def count(connections: LoopConnections, queue: str) -> int:
-    """Return about how many messages *queue* has, invisible ones included."""
+    """Return approximately how many messages *queue* has, invisible ones included."""
     answer = await unless_refused(client_of(connections, queue).get_queue_properties(), *NO_QUEUE)
     return 0 if isinstance(answer, Refused) else answer.approximate_message_count or 0
 

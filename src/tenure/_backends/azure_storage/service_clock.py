@@ -1,4 +1,4 @@
-"""The clock of the service, as far as its answers tell it."""
+"""The clock of the service, estimated from its answers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tenure._runtime.clock import Clock
 
 
 class ServiceClock:
-    """An estimate of the service's time, in Unix seconds. ``local`` is our own clock."""
+    """An estimate of the service's time, in Unix seconds. ``local`` is the local clock."""
 
     def __init__(self, account: Account, local: Clock) -> None:
         self._account = account
         self.local: Clock = local
-        self._offset: float | None = None  # added to a time of our clock, it gives one of the service's
+        self._offset: float | None = None  # of the service's time from the local clock
 
     def now(self) -> float:
-        """Return the service's time, about; the local wall clock's before the first answer."""
+        """Return the estimated time of the service; before the first answer, that of the local wall clock."""
         return time.time() if self._offset is None else self.local.now() + self._offset
 
     async def ensure_known(self, queue: str = "tenure") -> None:
-        """Ask the service for its time unless it is known."""
+        """Read the service's time unless it is known."""
         if self._offset is None:
-            await self.ask(queue)
+            await self.read(queue)
 
-    async def ask(self, queue: str) -> None:
-        """Ask the service for its time, by a request about *queue*, which need not exist."""
-        await self._account.ask(partial(self._ask, queue=queue))
+    async def read(self, queue: str) -> None:
+        """Read the service's time, by a request about *queue*, which need not exist."""
+        await self._account.run(partial(self._read, queue=queue))
 
-    async def _ask(self, connections: LoopConnections, queue: str) -> None:
+    async def _read(self, connections: LoopConnections, queue: str) -> None:
         asked_at = self.local.now()
 
         def learn(response: Any) -> None:
@@ -44,10 +44,10 @@ class ServiceClock:
         await unless_refused(client.get_queue_properties(raw_response_hook=learn), "QueueNotFound")
 
     def learn(self, now: float, asked_at: float) -> None:
-        """Correct the estimate by *now*, the service's answer to a request sent *asked_at* by our clock.
+        """Correct the estimate by *now*, the service's answer to a request sent at *asked_at* by the local clock.
 
-        The answer has whole seconds, of some time between request and answer. The estimate is kept if it fits that:
-        otherwise our time would jump back and forth by up to a second, and later events would seem to be earlier.
+        The answer is a time between request and answer, in whole seconds. The estimate is kept if it is consistent with
+        that: otherwise it would jump by up to a second, and later events could seem to be earlier.
         """
         least, most = now - self.local.now(), now + 1.0 - asked_at
         self._offset = least if self._offset is None else min(max(self._offset, least), most)

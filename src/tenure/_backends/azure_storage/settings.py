@@ -13,7 +13,7 @@ from tenure._backends.azure_storage.requests import NO_QUEUE, client_of
 from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
 
 CHECK_AFTER = 0.25
-"""Seconds after which to check that a setting is still as it was written."""
+"""Seconds after which to check that a setting still has the value that was written."""
 
 
 async def read_settings(connections: LoopConnections, queue: str) -> QueueSettings:
@@ -27,16 +27,16 @@ async def declare(
 ) -> QueueSettings:
     """Write *changes* into the settings of *queue*; return the settings that result.
 
-    Azure has no condition for that: it replaces all of the metadata. So the settings are read again a moment later, and
-    written again if another process has replaced them. If several processes declare a setting at the same time, the
-    first one wins for certain only on a queue that doesn't exist yet.
+    Azure replaces all of the metadata, without a condition. So the settings are read again a moment later, and written
+    again if another process has replaced them. If several processes declare a setting at the same time, the first one
+    certainly wins only on a queue that doesn't exist yet.
     """
     client = client_of(connections, queue)
-    while True:  # until the time-out of the request
+    while True:  # until the request times out
         answer = await unless_refused(client.get_queue_properties(), *NO_QUEUE)
         known = None if isinstance(answer, Refused) else answer.metadata or {}
         declared = _declared(known or {})
-        if only_undeclared:  # without what another process has declared since the last look
+        if only_undeclared:  # without the settings that another process has declared since the last read
             changes = undeclared(changes, declared)
         if known is not None and all(declared.get(name) == value for name, value in changes.items()):
             return QueueSettings(**declared)

@@ -1,4 +1,4 @@
-"""Verdicts, carried out side by side; one that hangs doesn't hold up the others."""
+"""Verdicts, applied concurrently; one that hangs doesn't delay the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tenure._backends.azure_storage.background import Background
-from tenure._backends.azure_storage.client import AT_ONCE, Account, LoopConnections
+from tenure._backends.azure_storage.client import CONCURRENCY, Account, LoopConnections
 from tenure._backends.azure_storage.dead_letters import DeadLetters
 from tenure._backends.azure_storage.message_format import Properties, encode_to_fit
 from tenure._backends.azure_storage.receipts import Receipts
@@ -40,10 +40,10 @@ from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
 
 STRAGGLER_WAIT = 1.0
-"""Seconds for which verdicts that are answered wait for others that are not."""
+"""Seconds that answered verdicts wait for the others."""
 
 PENDING_KEPT = 600.0
-"""Seconds for which the late answer to a verdict is kept for a repeated verdict."""
+"""Seconds for which a late answer is kept for a repetition of the verdict."""
 
 DELAY_MAX = 604_800
 
@@ -52,7 +52,7 @@ Send = Callable[[str, Sequence[Outgoing]], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class PendingVerdict:
-    """A verdict that was not answered with the others, and until when its answer is kept."""
+    """A verdict that was not answered with the others, and the time until which its answer is kept."""
 
     verdict: Verdict
     task: asyncio.Task[Settled | Lapsed]
@@ -60,7 +60,7 @@ class PendingVerdict:
 
 
 class Settling:
-    """Carries out verdicts."""
+    """Applies verdicts."""
 
     def __init__(
         self,
@@ -84,12 +84,11 @@ class Settling:
     async def settle(
         self, settlements: Sequence[Settlement], max_deliveries: dict[str, int]
     ) -> Sequence[Settled | Lapsed | NoAnswer]:
-        """Carry out many verdicts, side by side; each has its own answer, or ``NoAnswer``.
+        """Apply many verdicts, concurrently; each has its own answer, or ``NoAnswer``.
 
-        Those that are answered don't wait for one that hangs. It goes on for its own time; repeated, it is not begun
-        anew.
+        The others don't wait for a verdict that hangs. It goes on until its own time limit; a repetition waits for it.
         """
-        free = asyncio.Semaphore(AT_ONCE)
+        free = asyncio.Semaphore(CONCURRENCY)
         pending: dict[tuple[str, int], PendingVerdict] = {}
         for delivery, verdict in settlements:
             key = str(delivery.token), delivery.sequence
@@ -101,17 +100,18 @@ class Settling:
                 )
         await _wait_for_most([one.task for one in pending.values()])
         answers = self._answers(pending)
-        return [answers.pop((str(one.token), one.sequence), LAPSED) for one, _ in settlements]  # LAPSED: twice the same
+        # A second verdict on a delivery lapses.
+        return [answers.pop((str(one.token), one.sequence), LAPSED) for one, _ in settlements]
 
     def expire(self) -> None:
-        """Forget late answers that were never asked for again."""
+        """Forget late answers whose verdicts were not repeated."""
         now = self._clock.local.now()
         for key, one in list(self._pending.items()):
             if one.until < now and one.task.done():
                 self._pending.pop(key, None)
 
     def _take_pending(self, key: tuple[str, int], verdict: Verdict) -> PendingVerdict | None:
-        """Return the same *verdict* if it was begun before and had no answer then."""
+        """Return the task of the same *verdict* if it was begun before and had no answer then."""
         one = self._pending.pop(key, None)
         here = asyncio.get_running_loop()
         return one if one and one.verdict == verdict and one.task.get_loop() is here else None
@@ -119,28 +119,28 @@ class Settling:
     def _answers(
         self, pending: dict[tuple[str, int], PendingVerdict]
     ) -> dict[tuple[str, int], Settled | Lapsed | NoAnswer]:
-        """Return the answers that there are by now, and keep the verdicts that have none."""
+        """Return the answers, and keep the verdicts that have none yet."""
         answers: dict[tuple[str, int], Settled | Lapsed | NoAnswer] = {}
         unanswered: dict[tuple[str, int], str] = {}
-        bad: list[BaseException] = []
+        errors: list[BaseException] = []
         for key, one in pending.items():
             if not one.task.done():
                 self._pending[key] = one
                 self._background.keep(one.task)
-                unanswered[key] = f"{self._account.url} has answered other verdicts, and this one not yet"
+                unanswered[key] = f"{self._account.url} has answered other verdicts, but not this one yet"
             elif one.task.cancelled():
                 unanswered[key] = f"{self._account.url} is closed; connect again"
             elif isinstance(error := one.task.exception(), Unavailable):
                 unanswered[key] = str(error)
             elif error is not None:
-                bad.append(error)
+                errors.append(error)
             else:
                 answers[key] = one.task.result()
-        if bad:
-            raise bad[0]
+        if errors:
+            raise errors[0]
         if unanswered and not answers:
             raise Unavailable(next(iter(unanswered.values())))
-        return {**answers, **{key: NoAnswer(why) for key, why in unanswered.items()}}
+        return {**answers, **{key: NoAnswer(reason) for key, reason in unanswered.items()}}
 
     async def _settle(
         self, connections: LoopConnections, delivery: Delivery, verdict: Verdict, max_deliveries: int
@@ -166,7 +166,7 @@ class Settling:
     async def _settle_decided(
         self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, dead: Properties, verdict: Verdict
     ) -> Settled | Lapsed:
-        """Finish the move to the dead letters that an earlier verdict, which had no answer, has begun."""
+        """Finish the move to the dead letters that an earlier verdict without an answer has begun."""
         answer = await self._dead_letters.move(connections, held, dead, delivery.body, renews=True)
         if isinstance(verdict, Complete) or isinstance(answer, Lapsed):
             return LAPSED
@@ -175,7 +175,7 @@ class Settling:
     async def _settle_failed(
         self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict, max_deliveries: int
     ) -> Settled | Lapsed:
-        """Put a live message back, or among the dead letters."""
+        """Put a live message back, or dead-letter it."""
         now, count, properties = self._clock.now(), delivery.delivery_count, held.properties
         expired = properties.ttl is not None and now >= delivery.enqueued_at + properties.ttl
         if isinstance(verdict, DeadLetter):
@@ -208,7 +208,7 @@ class Settling:
     async def _settle_dead(
         self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict
     ) -> Settled | Lapsed:
-        """Leave a dead letter among the dead letters."""
+        """Put a dead letter back among the dead letters."""
         text, delay = None, 0
         if isinstance(verdict, DeadLetter):
             properties = replace(
@@ -224,7 +224,7 @@ class Settling:
 
 
 async def _wait_for_most(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait until all *tasks* are done, or some are and no other for a while. If cancelled, cancel them all."""
+    """Wait until all *tasks* are done, or some are and the others take longer. If cancelled, cancel them all."""
     late = set(tasks)
     try:
         while late:

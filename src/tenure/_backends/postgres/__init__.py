@@ -32,7 +32,7 @@ __all__ = [
 
 
 def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
-    """Open the database that *url* names; it is first reached by the first question.
+    """Open the database that *url* names; the first request connects to it.
 
     Raises:
         ConfigError: The address can't be read, or an option is unknown or doesn't fit.
@@ -41,7 +41,7 @@ def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
 
 
 def migration_sql(url: Url, since: int) -> str:
-    """Return the SQL that makes the schema that *url* names out of its version *since*; 0: it isn't there yet.
+    """Return the SQL that upgrades the schema that *url* names from version *since*, or creates it if that is 0.
 
     Raises:
         ConfigError: There is no such version, or an option is unknown or doesn't fit.
@@ -50,7 +50,7 @@ def migration_sql(url: Url, since: int) -> str:
 
 
 class PostgresBackend:
-    """A database in use: a few connections for each loop, and one to be woken by."""
+    """A connected database: a few connections for each loop, and one that listens for notifications."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -60,7 +60,7 @@ class PostgresBackend:
 
     @property
     def is_listening(self) -> bool:
-        """Whether changes are heard of at this moment, and not only looked for."""
+        """Whether notifications arrive at this moment; if not, callers poll."""
         return self._wake.connected
 
     async def migrate(self) -> Migrated:
@@ -68,13 +68,13 @@ class PostgresBackend:
         return await migrate_with(self._client)
 
     async def migration_sql(self) -> str:
-        """Return the SQL that ``migrate`` would run now; an SQL comment if that is none."""
+        """Return the SQL that ``migrate`` would run now; an SQL comment if there is nothing to do."""
         since = await version_to_migrate(self._client)
         schema = self._client.options.schema
         return script(schema, since) if since is not None else f"-- the schema {schema} is up to date: nothing to do"
 
     async def describe(self) -> Sequence[Fact]:
-        """Ask the server about itself."""
+        """Return facts about the server."""
         return [*await diagnose(self._client), self._wake.fact()]
 
     async def close(self) -> None:

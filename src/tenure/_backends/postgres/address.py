@@ -1,4 +1,4 @@
-"""The address of a PostgreSQL: the options of its URL, and what the driver is given of it."""
+"""The address of a PostgreSQL: the options of its URL, and the DSN for the driver."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tenure.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The query of a ``postgresql:`` URL: a few of our own, and those that every client of PostgreSQL knows.
+    """The query of a ``postgresql:`` URL: options of tenure, and those of libpq.
 
     Args:
         schema: The PostgreSQL schema that tenure's tables and functions are in.
         pool: How many connections each event loop may have open, besides one for renewals.
-        listen: Whether to hear of changes on one more connection. It can't stand behind a transaction pooler.
-        prepared: Whether to keep prepared statements. Not behind a transaction pooler that doesn't follow them.
-        timeout: For how many seconds at most to wait for an answer, and for a connection.
-        connect_timeout: After how many seconds an attempt to connect is given up; ``timeout``, and at least 5, if None.
+        listen: Whether to listen for changes on one more connection. This fails behind a transaction pooler.
+        prepared: Whether to keep prepared statements. Not behind a transaction pooler that doesn't track them.
+        timeout: Seconds that a request may take, the wait for a connection included.
+        connect_timeout: Seconds that an attempt to connect may take; ``timeout``, and at least 5, if None.
     """
 
     schema: str = "tenure"
@@ -66,24 +66,24 @@ class Options:
 
 
 _OURS = {"schema", "pool", "listen", "prepared", "timeout", "application_name", "connect_timeout"} | {
-    "target_session_attrs"  # which is handed over by itself
+    "target_session_attrs"  # an argument of the driver, not part of the DSN
 }
 
 
 def dsn_of(url: Url) -> str:
-    """Return what the driver is to connect to: *url* without the options that are ours.
+    """Return the DSN for the driver: *url* without the options of tenure.
 
     Raises:
-        ConfigError: It can't be read as an address.
+        ConfigError: A port is not a number.
     """
     parts = urlsplit(url.written)
     try:
         for host in parts.netloc.rpartition("@")[2].split(","):
             _ = urlsplit(f"//{host}").port
     except ValueError:
-        # Not told from what: a password that is not percent-encoded may have ended up in the port.
+        # Without the cause: it quotes the port, which may be part of a password that is not percent-encoded.
         raise ConfigError(
-            f"{url} has a port that is no number; percent-encode what is special in the password"
+            f"{url} has a port that is no number; percent-encode the special characters of the password"
         ) from None
     left = {name: text for name, text in url.query.items() if name not in _OURS}
     return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(left), ""))
@@ -93,7 +93,7 @@ assert {field.name for field in fields(Options)} >= _OURS
 
 
 def require_files(url: Url, options: Options) -> None:
-    """Refuse an option that names a file that can't be read: the driver would only say that it can't connect."""
+    """Refuse an option that names a file that can't be read: the driver would only report that it can't connect."""
     for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
         path = getattr(options, name)
         if path is None or path == "system":  # the system's own authorities

@@ -15,15 +15,15 @@ from tenure._backends.postgres.functions import QueueFunctions
 
 @dataclass(slots=True)
 class _Unanswered:
-    """A claim without an answer: the messages that it holds, or will hold, are to be given back."""
+    """A claim without an answer: the messages that it holds, or may hold later, are to be given back."""
 
     asked_at: float
     lock: float
-    missed_at: float = math.inf  # when the server first said that it holds nothing
+    missed_at: float = math.inf  # when the server first found no messages of it
 
 
 class UnansweredClaims:
-    """The claims of this process that had no answer, by queue and token."""
+    """The claims of this process that got no answer, by queue and token."""
 
     def __init__(self, client: Client, functions: QueueFunctions) -> None:
         self._client = client
@@ -35,7 +35,7 @@ class UnansweredClaims:
 
     @contextmanager
     def noting(self, queue: str, token: int, lock: float) -> Iterator[None]:
-        """Remember the claim with *token* if the block fails: it may hold messages, or will."""
+        """Remember the claim with *token* if the block fails: it may hold messages, now or later."""
         asked_at = time.monotonic()
         try:
             yield
@@ -44,9 +44,9 @@ class UnansweredClaims:
             raise
 
     async def give_back(self, queue: str) -> bool:
-        """Give back what they hold of *queue*; tell whether anything was found.
+        """Give back the messages of *queue* that these claims hold; return whether there were any.
 
-        Each claim is looked for until it is found, or can no longer be carried out.
+        The search for a claim ends when it is found, or can no longer be executed.
         """
         claims = dict(self._claims.get(queue, ()))
         if not claims:
@@ -54,18 +54,18 @@ class UnansweredClaims:
         statement = self._functions.call_text_with_deaths("give_back", 4)
 
         async def give_back(connection: Connection) -> tuple[list[int], str | None]:
-            now = time.monotonic()  # not from before the wait for the connection
+            now = time.monotonic()  # after the wait for the connection
             ages = [now - claim.asked_at for claim in claims.values()]
             locks = [claim.lock for claim in claims.values()]
             row = await connection.fetchrow(statement, queue, list(claims), ages, locks)
             assert row is not None
             return row[0], row[1]
 
-        found, deaths = await self._client.work(give_back)
+        found, deaths = await self._client.run(give_back)
         self._functions.deaths.note(queue, deaths)
         left, now = self._claims.get(queue, {}), time.monotonic()
         for token, claim in claims.items():
-            # The server may carry it out yet: a network that was cut may deliver late what was sent before the cut.
+            # The server may execute it yet: a request sent before a network failure may be delivered after it.
             if token in found or claim.missed_at < now - 3 * self._client.options.timeout:
                 left.pop(token, None)
             claim.missed_at = min(claim.missed_at, now)

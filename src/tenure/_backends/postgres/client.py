@@ -1,7 +1,7 @@
 """The client of a PostgreSQL: translates errors, keeps some connections for each loop, bounds every request in time.
 
 No connection keeps any state from one request to the next: no session lock, no setting, no open transaction. So each
-may be dropped at any moment, and a transaction pooler may stand in between.
+may be dropped at any moment, and a transaction pooler may be used.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
-_CERTAINLY_NOT_DONE = {"40001", "40P01"}  # serialization failure, deadlock: rolled back, so it may be asked again
-_NOT_SENT = ("cannot switch to state", "connection is closed")  # the driver's texts for one that was dropped while idle
+_ROLLED_BACK = {"40001", "40P01"}  # serialization failure, deadlock: the request may be repeated
+_NOT_SENT = ("cannot switch to state", "connection is closed")  # the driver's texts if an idle connection was closed
 
 _REFUSED = {
     "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
     "28000": "refused the login; check the user, the password and the server's pg_hba.conf",
     "3D000": "has no such database; create it with: createdb NAME",
-    "42501": "refuses what tenure needs for lack of rights; GRANT USAGE on its schema, and SELECT, INSERT, UPDATE and "
+    "42501": "denied this user a right that tenure needs; GRANT USAGE on its schema, and SELECT, INSERT, UPDATE and "
     "DELETE on all tables in it",
-    "0A000": "can't do what tenure needs; use PostgreSQL 13 or newer",
+    "0A000": "lacks a feature that tenure needs; use PostgreSQL 13 or newer",
 }
 _NOT_NOW = {
     "57P01": "is being shut down",
     "57P02": "had to restart after a crash",
     "57P03": "is starting or stopping",
     "53300": "has no connection left; raise max_connections, use smaller pools (option pool), or a pooler",
-    "53100": "has no room left on its disk, and did nothing of it; make room there",
+    "53100": "has no room left on its disk, and changed nothing; make room there",
     "53200": "has no memory left",
     "25006": "is a read-only standby or set to read only; tenure needs the primary: "
     "name all hosts in the URL, or wait until this one is the primary",
 }
 _LOCKED = "55P03"
-_CALLED_OFF = "57014"
+_CANCELLED = "57014"
 _UNKNOWN_PARAMETER = "08P01"
 _MISSING = {"3F000", "42P01", "42883", "42703"}
 _POOLED = {"26000", "42P05"}
@@ -70,11 +70,11 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
     """
     code: str = getattr(error, "sqlstate", None) or ""
     lasting: type[TenureError] = Unavailable if worked else ConfigError
-    before = " (it worked before, so it is tried again)" if worked else ""
+    before = " (it worked before, so tenure tries again)" if worked else ""
     match error:
         case TimeoutError():
             waited = round(waited, 2)
-            option = " (option timeout)" if waited == round(options.timeout, 2) else ""  # a renewal is given less
+            option = " (option timeout)" if waited == round(options.timeout, 2) else ""  # a renewal has less time
             return Unavailable(f"{url} gave no answer within {waited:g} s{option}")
         case ssl.SSLCertVerificationError():
             return lasting(
@@ -84,38 +84,38 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
         case TargetServerAttributeNotMatched():
             return Unavailable(f"{url} {_NOT_NOW['25006']}")
         case asyncpg.PostgresError() if code in _REFUSED:
-            return lasting(f"{url} {_REFUSED[code]} (it says: {error}){before}")
+            return lasting(f"{url} {_REFUSED[code]} (the server reports: {error}){before}")
         case asyncpg.PostgresError() if code == _LOCKED:
             return RowLocked(
-                f"{url} gave no answer within {waited:.2g} s: another transaction holds the row; "
-                "pg_stat_activity shows it, and pg_locks"
+                f"{url} gave no answer within {waited:.2g} s: another transaction has locked the row; "
+                "pg_locks and pg_stat_activity show it"
             )
-        case asyncpg.PostgresError() if code == _CALLED_OFF:
+        case asyncpg.PostgresError() if code == _CANCELLED:
             return Unavailable(f"{url} gave no answer within {waited:.2g} s, and cancelled the request")
         case asyncpg.PostgresError() if code in _NOT_NOW:
             return Unavailable(f"{url} {_NOT_NOW[code]}")
         case asyncpg.PostgresError() if code in _MISSING:
-            return lasting(f"{_no_schema(url, options)} (it says: {error}){before}")
+            return lasting(f"{_no_schema(url, options)} (the server reports: {error}){before}")
         case asyncpg.PostgresError() if code in _POOLED:
             return lasting(
                 f"a pooler before {url} mixes up prepared statements; write prepared=false into the URL, and "
                 f"listen=false if it pools by transaction{before}"
             )
-        case asyncpg.DataError():  # it may quote what it was given, and that may be secret
-            return ConfigError(f"{url} can't keep a value that it was given: {type(error).__name__} (SQLSTATE {code})")
+        case asyncpg.DataError():  # its text may quote the value, which may be secret
+            return ConfigError(f"{url} can't store a value: {type(error).__name__} (SQLSTATE {code})")
         case asyncpg.PostgresError():
-            return Unavailable(f"{url} could not do it: {error} (SQLSTATE {code or 'unknown'})")
+            return Unavailable(f"{url} failed: {error} (SQLSTATE {code or 'unknown'})")
         case ConnectionError() if "rejected SSL" in str(error):
-            return lasting(f"{url} doesn't speak TLS, and sslmode={options.sslmode} wants it{before}")
+            return lasting(f"{url} doesn't support TLS, and sslmode={options.sslmode} requires it{before}")
         case OSError() | EOFError() | InterfaceError() | InternalClientError():
             return Unavailable(
-                f"{url} can't be reached: {_why(error)}; check host and port, and whether the server runs"
+                f"{url} can't be reached: {_cause(error)}; check host and port, and whether the server runs"
             )
-    raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
+    raise AssertionError("translate() got an error that is not the driver's") from error  # a TypeError is a bug
 
 
-def _why(error: Exception) -> str:
-    """Return why the server can't be reached: the system's text is plainer than asyncio's."""
+def _cause(error: Exception) -> str:
+    """Return why the server can't be reached; the system's text is clearer than asyncio's."""
     number = getattr(error, "errno", None) or 0
     return os.strerror(number) if number > 0 else str(error) or type(error).__name__
 
@@ -127,13 +127,13 @@ def _no_schema(url: Url, options: Options) -> str:
 CONNECT_MIN = 5.0
 """Seconds that an attempt to connect may take, however short the requests: it takes more round trips than they do."""
 
-# Types of arrays and of their elements, by their numbers, which never change. The driver would ask about them on each
+# Types of arrays and of their elements, by their numbers, which never change. The driver would look them up on each
 # new connection, in six round trips.
 _ARRAYS = {1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1231: 1700, 1185: 1184, 3807: 3802}
 
 
 class Client:
-    """A database in use: connections for each loop that uses it, and one more for urgent requests."""
+    """A connected database: connections for each loop that uses it, and one more for urgent requests."""
 
     def __init__(self, url: Url, options: Options) -> None:
         self.url = url
@@ -144,9 +144,9 @@ class Client:
         self._checked = False
         self._worked = False
         self._closed = False
-        self._takes_settings = True  # until a pooler has refused them
+        self._accepts_settings = True  # until a pooler has refused them
 
-    async def ask(
+    async def fetch(
         self,
         statement: str,
         *values: object,
@@ -164,14 +164,14 @@ class Client:
             urgent: Whether it uses the connection for urgent requests, and waits for no others.
 
         Raises:
-            Unavailable: There was no answer within the time given: it may have been carried out or not.
+            Unavailable: There was no answer in time: the statement may have been executed or not.
             ConfigError: The database can't be used as it is.
         """
-        return await self.work(
+        return await self.run(
             lambda connection: connection.fetch(statement, *values), within=within, queue_for=queue_for, urgent=urgent
         )
 
-    async def work(
+    async def run(
         self,
         work: Callable[[Connection], Awaitable[T]],
         *,
@@ -179,24 +179,24 @@ class Client:
         queue_for: float | None = None,
         urgent: bool = False,
     ) -> T:
-        """Return the result of *work* on a connection; it must leave no transaction open. May raise as :meth:`ask`.
+        """Return the result of *work* on a connection; it must leave no transaction open. Raises like :meth:`fetch`.
 
-        It may be run a second time, if the first certainly had no effect.
+        *work* is called a second time if the first call certainly had no effect.
         """
         if not self._checked:
             within = await self._check_first(self.bound(within))
-        answer = await self._unchecked(work, within, queue_for, urgent)
+        answer = await self._run_unchecked(work, within, queue_for, urgent)
         self._worked = True
         return answer
 
-    async def _unchecked(
+    async def _run_unchecked(
         self,
         work: Callable[[Connection], Awaitable[T]],
         within: float | None = None,
         queue_for: float | None = None,
         urgent: bool = False,
     ) -> T:
-        """Do as :meth:`work`, without a check of the schema."""
+        """Do the same as :meth:`run`, without a check of the schema."""
         if self._closed:
             raise Unavailable(f"{self.url} is closed; connect again")
         within = self.bound(within)
@@ -204,23 +204,23 @@ class Client:
         for attempt in (1, 2):
             asked_at = time.monotonic()
             try:
-                return await connections.work(work, within, within if queue_for is None else queue_for)
+                return await connections.run(work, within, within if queue_for is None else queue_for)
             except DRIVER_ERRORS as error:
                 if isinstance(error, InterfaceError) and isinstance(
                     error, ValueError
-                ):  # the driver can't encode what we gave it: a bug of ours, let it fly
+                ):  # the driver can't encode a parameter: a bug of tenure, which is not translated
                     raise
-                if attempt == 1 and _is_certainly_not_done(error):
+                if attempt == 1 and _had_no_effect(error):
                     continue
                 raise self.translate(error, asked_at, within) from error
         raise AssertionError("the second attempt neither answered nor failed")
 
     def bound(self, within: float | None = None) -> float:
-        """Return how many seconds a request may take whose caller would wait for *within*."""
+        """Return how many seconds a request may take if its caller waits for *within*."""
         return self.options.timeout if within is None else min(within, self.options.timeout)
 
     async def connect(self, **settings: str) -> Connection:
-        """Open a connection, with *settings* of the server for it. The caller translates what is raised."""
+        """Open a connection, with *settings* of the server for it. The caller translates errors."""
         options = self.options
         try:
             connection = await asyncpg.connect(
@@ -243,15 +243,15 @@ class Client:
     async def _open(self) -> Connection:
         """Open a connection for requests, on which the server cancels statements that exceed the time limit.
 
-        A pooler may refuse that setting, and is not asked again. Then the client has to cancel each request.
+        A pooler may refuse that setting; it is then not sent again, and the client has to cancel each request.
         """
-        if self._takes_settings:
+        if self._accepts_settings:
             try:
                 return await self.connect(statement_timeout=str(max(1, round(self.options.timeout * 1000))))
             except asyncpg.PostgresError as error:
                 if error.sqlstate != _UNKNOWN_PARAMETER:
                     raise
-            self._takes_settings = False
+            self._accepts_settings = False
         return await self.connect()
 
     def translate(self, error: Exception, asked_at: float, within: float) -> TenureError:
@@ -262,7 +262,7 @@ class Client:
     async def close(self) -> None:
         """Close every connection, of every loop."""
         self._closed = True
-        # All at once: a server that is stuck keeps each of them waiting.
+        # Concurrently: each of them waits for a server that doesn't respond.
         closing = [on_loop(loop, connections.close) for (loop, _), connections in self._by_loop.items()]
         await asyncio.gather(*closing)
         self._by_loop.clear()
@@ -279,19 +279,21 @@ class Client:
     async def _check_first(self, within: float) -> float:
         """Check the schema's version, once for all requests that wait for it; return the rest of *within*."""
         connections, asked_at = self._connections(), time.monotonic()
-        if connections.checking is None:
-            connections.checking = asyncio.get_running_loop().create_task(self._check(), name="tenure-postgres-check")
-            connections.checking.add_done_callback(connections.checked)
+        if connections.schema_check is None:
+            connections.schema_check = asyncio.get_running_loop().create_task(
+                self._check(), name="tenure-postgres-schema"
+            )
+            connections.schema_check.add_done_callback(connections.schema_checked)
         try:
             async with asyncio.timeout(within):
-                await asyncio.shield(connections.checking)
+                await asyncio.shield(connections.schema_check)
         except TimeoutError as error:
             raise self.translate(error, asked_at, within) from error
         return max(0.001, within - (time.monotonic() - asked_at))
 
     async def _check(self) -> None:
         schema = self.options.schema
-        rows = await self._unchecked(
+        rows = await self._run_unchecked(
             lambda connection: connection.fetch(f"SELECT max(version), ({works_with(schema)}) FROM {schema}.migration")
         )
         found: int = rows[0][0] or 0
@@ -308,16 +310,16 @@ class Client:
         self._checked = True
 
 
-def _is_certainly_not_done(error: Exception) -> bool:
+def _had_no_effect(error: Exception) -> bool:
     if isinstance(error, InterfaceError | InternalClientError):
-        return any(said in str(error) for said in _NOT_SENT)
-    return getattr(error, "sqlstate", None) in _CERTAINLY_NOT_DONE
+        return any(text in str(error) for text in _NOT_SENT)
+    return getattr(error, "sqlstate", None) in _ROLLED_BACK
 
 
 def _array(number: int, element: int) -> dict[str, object]:
     """Describe an array type as the driver's own look-up of it would."""
-    nothing = dict.fromkeys(("range_subtype", "attrtypoids", "attrnames", "basetype", "basetype_name", "elemtype_name"))
-    return nothing | {
+    unused = dict.fromkeys(("range_subtype", "attrtypoids", "attrnames", "basetype", "basetype_name", "elemtype_name"))
+    return unused | {
         "oid": number,
         "ns": "pg_catalog",
         "name": f"_{element}",

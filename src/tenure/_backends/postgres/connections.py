@@ -1,4 +1,4 @@
-"""The connections of one event loop: opened for all requests that wait, and checked after one was given up."""
+"""The connections of one event loop: opened for waiting requests, and checked after a request was given up."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 DRIVER_ERRORS = (OSError, EOFError, asyncpg.PostgresError, InterfaceError, InternalClientError)
-"""The errors by which the driver says that a request has failed."""
+"""The errors that the driver raises for a failed request."""
 
 OPEN_PAUSE_MAX = 0.5
 """Seconds at most between a failed attempt to connect and the next one."""
 
-SURE_WITHIN = 3.0
+CHECK_WITHIN = 3.0
 """Seconds within which a connection whose request was given up must answer again."""
 
-_DROPPED = {"25006", "26000", "42P05"}  # the connection is useless: to a standby, or mixed up by a pooler
+_CLOSED_AFTER = {"25006", "26000", "42P05"}  # a connection to a standby, or one whose statements a pooler mixes up
 
 
 @asynccontextmanager
 async def transaction(connection: Connection, within: float) -> AsyncIterator[None]:
-    """Make one step of several statements, each of which waits for locks no longer than *within*.
+    """Run the block in one transaction, in which each statement waits for locks no longer than *within*.
 
     The driver's own transaction, when cancelled, waits until the server has rolled back; this one leaves that to the
     check of the connection.
@@ -52,45 +52,45 @@ async def transaction(connection: Connection, within: float) -> AsyncIterator[No
 class LoopConnections:
     """The connections of one loop.
 
-    A request neither opens a connection nor closes one. Requests that find none wait in turn, while one attempt to
+    A request neither opens a connection nor closes one. Requests that find none wait in a queue, while one attempt to
     connect is made for all of them, and more once it has succeeded; it goes on when they have given up. A connection
-    whose request was given up is doubted: the server is asked to cancel the request, and if it answers, the
-    connection is used again. So a slow server, or a slow network, is not burdened with new connections.
+    whose request was given up is checked: the driver requests its cancellation, and if the server answers, the
+    connection is used again. So a slow server, or a slow network, gets no extra connections.
     """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, Connection]], size: int) -> None:
         self._connect = connect
         self._size = size
         self._is_closed = False
-        self.checking: asyncio.Task[None] | None = None
+        self.schema_check: asyncio.Task[None] | None = None
         """Checks whether the schema fits, for all requests that wait."""
-        # The one that was opened first is the next: few stay busy, and few have to plan the frequent statements.
+        # The oldest connection is used first: few stay busy, and few have to plan the frequent statements.
         self._idle: list[Connection] = []
         self._opened_at = WeakKeyDictionary[Connection, float]()
         self._busy: set[Connection] = set()
         self._waiting: deque[asyncio.Future[Connection]] = deque()
         self._opening: set[asyncio.Task[None]] = set()
-        self._doubted: dict[asyncio.Task[None], Connection] = {}  # which may be as many again as the size
-        self._is_reached = False  # whether the newest attempt to connect has succeeded, and nothing broke since
+        self._checks: dict[asyncio.Task[None], Connection] = {}  # up to *size* of them, besides the others
+        self._is_reached = False  # the newest attempt to connect has succeeded, and no connection broke since
         self._failures = 0
         self._open_from = 0.0
-        self._took = 0.0  # the newest answer
+        self._latency = 0.0  # of the newest answer
 
-    def checked(self, checking: asyncio.Task[None]) -> None:
-        """Note that the check of the schema has ended."""
-        self.checking = None
-        if not checking.cancelled():
-            checking.exception()  # the requests that wait get it; if there are none, asyncio need not complain
+    def schema_checked(self, check: asyncio.Task[None]) -> None:
+        """Let the next request begin another check of the schema; called when *check* has ended."""
+        self.schema_check = None
+        if not check.cancelled():
+            check.exception()  # the waiting requests get it; this keeps asyncio from logging it if none waits
 
-    async def work(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
-        """Run *work* on a connection; the wait for one counts, too."""
+    async def run(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
+        """Run *work* on a connection within *within* seconds, the wait for the connection included."""
         async with asyncio.timeout(within) as limit:
-            connection = self._next() or await self._turn(limit, within, queue_for)
-            return await self._work(connection, work, limit)
+            connection = self._next_idle() or await self._wait_for_connection(limit, within, queue_for)
+            return await self._run_on(connection, work, limit)
 
     # --- waiting for a connection ---
 
-    def _next(self) -> Connection | None:
+    def _next_idle(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
@@ -99,8 +99,8 @@ class LoopConnections:
             self._is_reached = False
         return None
 
-    async def _turn(self, limit: asyncio.Timeout, within: float, queue_for: float) -> Connection:
-        """Wait for a turn. Under overload, to give up here costs the server nothing."""
+    async def _wait_for_connection(self, limit: asyncio.Timeout, within: float, queue_for: float) -> Connection:
+        """Wait for a connection. Under overload, a request that gives up here costs the server nothing."""
         if self._is_closed:
             raise Unavailable("the backend was closed; connect again")
         loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ class LoopConnections:
             turn.cancel()
             raise
         ends_at = limit.when()
-        if ends_at is not None and ends_at - loop.time() < min(self._took, within / 4):
+        if ends_at is not None and ends_at - loop.time() < min(self._latency, within / 4):
             self._give_back(connection)  # there is no time left for an answer
             raise _too_busy(loop.time() - began)
         return connection
@@ -127,11 +127,11 @@ class LoopConnections:
     def _give_back(self, connection: Connection) -> None:
         self._busy.discard(connection)
         self._offer(connection)
-        if self._waiting:  # it may have broken meanwhile
+        if self._waiting:  # the connection may have been closed meanwhile
             self._open_more()
 
     def _offer(self, connection: Connection) -> None:
-        """Give a connection to the first request that waits, or keep it."""
+        """Give a connection to the first waiting request, or keep it as idle."""
         if connection.is_closed():
             return
         if self._is_closed or self._room() <= 0:
@@ -148,9 +148,9 @@ class LoopConnections:
     def _room(self) -> int:
         return self._size - len(self._busy) - len(self._idle)
 
-    # --- at work ---
+    # --- running requests ---
 
-    async def _work(
+    async def _run_on(
         self, connection: Connection, work: Callable[[Connection], Awaitable[T]], limit: asyncio.Timeout
     ) -> T:
         loop = asyncio.get_running_loop()
@@ -158,45 +158,45 @@ class LoopConnections:
         try:
             answer = await work(connection)
         except asyncpg.PostgresError as error:
-            if error.sqlstate in _DROPPED or (not connection.is_closed() and connection.is_in_transaction()):
+            if error.sqlstate in _CLOSED_AFTER or (not connection.is_closed() and connection.is_in_transaction()):
                 connection.terminate()
             elif connection.is_closed():
-                self._doubt_all()
+                self._check_idle()
             self._give_back(connection)
             raise
         except BaseException as error:
-            # A late answer may come to what was given up. If this one is silent or broken, so may be the others.
+            # The answer may still come. If this connection is silent or broken, the idle ones may be, too.
             self._busy.discard(connection)
-            self._doubt(connection)
+            self._check_soon(connection)
             if limit.expired() or not isinstance(error, asyncio.CancelledError):
-                self._doubt_all()
+                self._check_idle()
             raise
         else:
-            self._took = loop.time() - began
+            self._latency = loop.time() - began
             self._give_back(connection)
             return answer
         finally:
             if self._waiting:
                 self._open_more()
 
-    def _doubt_all(self) -> None:
+    def _check_idle(self) -> None:
         self._is_reached = False
         idle, self._idle = self._idle, []
         for connection in idle:
-            self._doubt(connection)
+            self._check_soon(connection)
 
-    def _doubt(self, connection: Connection) -> None:
-        if connection.is_closed() or len(self._doubted) >= self._size or self._is_closed:
+    def _check_soon(self, connection: Connection) -> None:
+        if connection.is_closed() or len(self._checks) >= self._size or self._is_closed:
             connection.terminate()
             return
-        doubting = asyncio.get_running_loop().create_task(self._check(connection), name="tenure-postgres-doubt")
-        self._doubted[doubting] = connection
-        doubting.add_done_callback(self._doubted.pop)
+        check = asyncio.get_running_loop().create_task(self._check(connection), name="tenure-postgres-check")
+        self._checks[check] = connection
+        check.add_done_callback(self._checks.pop)
 
     async def _check(self, connection: Connection) -> None:
-        """Use *connection* again if it answers. The driver has asked the server to cancel the request on it."""
+        """Use *connection* again if it answers. The driver has requested that the server cancels the request on it."""
         try:
-            async with asyncio.timeout(SURE_WITHIN):
+            async with asyncio.timeout(CHECK_WITHIN):
                 await connection.execute("SELECT 1")  # after the answer to the cancelled request
         except DRIVER_ERRORS:
             connection.terminate()
@@ -208,7 +208,7 @@ class LoopConnections:
     # --- opening ---
 
     def _open_more(self) -> None:
-        """Open connections for waiting requests: one attempt, and as many as have room once it has succeeded."""
+        """Open connections for waiting requests: one at first, up to the pool's size once it has succeeded."""
         most = min(self._room(), self._size if self._is_reached else 1) - len(self._opening)
         if most <= 0 or self._is_closed:
             return
@@ -235,7 +235,7 @@ class LoopConnections:
             pause = min(OPEN_PAUSE_MAX, 0.02 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
             self._failures += 1
             self._open_from = asyncio.get_running_loop().time() + pause
-            if not self._busy:  # otherwise the waiting requests may be served all the same
+            if not self._busy:  # otherwise a busy connection may still serve the waiting requests
                 self._fail(error)
         self._open_more()
 
@@ -246,16 +246,16 @@ class LoopConnections:
                 turn.set_exception(error)
 
     async def close(self) -> None:
-        """Close the connections; idle ones by a farewell to the server."""
+        """Close the connections; idle ones in agreement with the server, the others at once."""
         self._is_closed = True
         self._fail(Unavailable("the backend was closed meanwhile; connect again"))
-        for doubting, connection in list(self._doubted.items()):
-            doubting.cancel()
+        for check, connection in list(self._checks.items()):
+            check.cancel()
             connection.terminate()
         for connection in list(self._busy):
             connection.terminate()
         idle, self._idle = self._idle, []
-        await asyncio.gather(*(_farewell(connection) for connection in idle))
+        await asyncio.gather(*(_close(connection) for connection in idle))
         if self._opening:
             _, late = await asyncio.wait(self._opening, timeout=1.0)
             for opening in late:
@@ -264,18 +264,18 @@ class LoopConnections:
 
 def _too_busy(waited: float) -> Unavailable:
     return Unavailable(
-        f"all connections were busy for {waited:.2g} s, so the request was not sent; if that happens often, "
+        f"all connections were busy for {waited:.2g} s, so the request was not sent; if this happens often, "
         "use a larger pool (option pool), a longer ttl, or a faster server"
     )
 
 
-async def _farewell(connection: Connection) -> None:
+async def _close(connection: Connection) -> None:
     with suppress(*DRIVER_ERRORS):
         await connection.close(timeout=1.0)
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run *act* on *loop*, if that is still running. If it isn't, its connections are gone with it."""
+    """Run *act* on *loop*. If the loop doesn't run any more, its connections are closed already."""
     if loop is asyncio.get_running_loop():
         await act()
     elif loop.is_running():

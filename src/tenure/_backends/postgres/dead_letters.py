@@ -1,4 +1,4 @@
-"""Dead letters: a look at them, their redrive and purge in steps."""
+"""Dead letters: peeked at, redriven and purged in steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tenure._queue.broker import Selection
 from tenure._queue.identity import spellings_of
 from tenure._queue.message import DeadMessage
 
-REVIVED_AT_ONCE = 5_000
-"""So many dead letters are put back or removed in one statement."""
+REDRIVE_BATCH = 5_000
+"""Dead letters that are put back or removed in one statement."""
 
-MOVED_AT_ONCE = 200
-"""So many dead letters are put into another queue in one transaction."""
+MOVE_BATCH = 200
+"""Dead letters that are put into another queue in one transaction."""
 
 
 class DeadLetters:
@@ -59,15 +59,13 @@ class DeadLetters:
         """Go through dead letters in steps, each of which ends long before the server's time limit."""
         await self._functions.apply_due(queue)
         which = await self._dated(which)
-        if limit is None or limit > (
-            REVIVED_AT_ONCE if to is None else MOVED_AT_ONCE
-        ):  # a redriven message that dies again meanwhile is left out
-            [[now]] = await self._client.ask(f"SELECT {self._schema}.clock()")
+        batch = REDRIVE_BATCH if to is None else MOVE_BATCH
+        if limit is None or limit > batch:  # a redriven message that dies again meanwhile is not redriven again
+            [[now]] = await self._client.fetch(f"SELECT {self._schema}.clock()")
             which = replace(which, dead_before=now if which.dead_before is None else min(now, which.dead_before))
         total = 0
         while limit is None or total < limit:
-            at_once = REVIVED_AT_ONCE if to is None else MOVED_AT_ONCE
-            most = at_once if limit is None else min(at_once, limit - total)
+            most = batch if limit is None else min(batch, limit - total)
             if to is None:
                 found: int = await self._functions.call("revive", queue, *_conditions(which), most, purge, False)
             else:
@@ -75,36 +73,36 @@ class DeadLetters:
             total += found
             if found and not purge:  # at each step: consumers need not wait for the last step, which may fail
                 self._wake.notify(f"queue:{to or queue}")
-            if not found:  # fewer than asked for may be found while others settle some of them
+            if not found:  # fewer than requested may be found while consumers settle some of them
                 break
         return total
 
     async def _move(self, queue: str, which: Selection, most: int, to: str) -> int:
         """Send dead letters to another queue and remove them, in one step."""
-        asked = live_statements(self._schema)
+        known = live_statements(self._schema)
 
         async def move(connection: Connection) -> int:
             async with transaction(connection, self._client.bound()):
                 await connection.execute(PLANNED)
-                row = await connection.fetchrow(asked["move"], queue, *_conditions(which), most, to)
+                row = await connection.fetchrow(known["move"], queue, *_conditions(which), most, to)
                 if row is None:
                     return 0
-                await connection.execute(asked["moved"], *row)
+                await connection.execute(known["moved"], *row)
             return len(row[0])
 
-        return await self._client.work(move)
+        return await self._client.run(move)
 
     async def _dated(self, which: Selection) -> Selection:
         """Return *which* with an absolute time, by the server's clock, in place of an age."""
         if which.dead_for is None:
             return which
-        [(now,)] = await self._client.ask(f"SELECT {self._schema}.clock()")
+        [(now,)] = await self._client.fetch(f"SELECT {self._schema}.clock()")
         return which.at(now)
 
 
 def _conditions(which: Selection) -> tuple[Any, ...]:
     ids = which.ids
-    if ids is not None:  # functions from before a migration make up ids in another way
+    if ids is not None:  # functions of an older release generate ids in another way
         ids = frozenset(name for one in ids for name in spellings_of(one))
     return (
         None if which.sequences is None else sorted(which.sequences),

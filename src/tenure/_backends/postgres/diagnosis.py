@@ -1,4 +1,4 @@
-"""What ``tenure doctor`` shows of a PostgreSQL: the settings that the promises depend on."""
+"""The facts that ``tenure doctor`` shows of a PostgreSQL: the settings that the promises depend on."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SELECT current_setting('server_version') AS version,
 
 
 async def diagnose(client: Client) -> list[Fact]:
-    """Ask the server of *client* about itself."""
-    [row] = await client.ask(_FACTS)
-    risky = "" if row["fsync"] == "on" else "answers can be lost with the power; set fsync = on"
-    lazy = "" if row["commits"] != "off" else "the newest answers can be lost in a crash, tokens too; set it on"
+    """Return facts about the server of *client*."""
+    [row] = await client.fetch(_FACTS)
+    risky = "" if row["fsync"] == "on" else "a power failure can lose committed changes; set fsync = on"
+    lazy = "" if row["commits"] != "off" else "a crash can lose the newest changes, tokens too; set it to on"
     old = row["oldest"] or 0.0
-    held = f"a transaction is open for {old:.0f} s and keeps vacuum from its work; find it in pg_stat_activity"
+    held = f"a transaction has been open for {old:.0f} s and blocks vacuum; find it in pg_stat_activity"
     return [
         Fact("PostgreSQL", row["version"]),
         Fact("schema", f"{client.options.schema}, version {VERSION}"),

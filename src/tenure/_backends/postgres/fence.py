@@ -1,4 +1,4 @@
-"""A fence: lets a database refuse what a leader of old still tries to write, in the very transaction of the write."""
+"""A fence: lets a database refuse the writes of a former leader, in the transaction of the write."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ TOO_OLD = "TN001"
 
 
 async def fence(connection: Any, resource: str, token: int, *, schema: str = "tenure") -> None:
-    """Let *token* pass if none newer was seen for *resource*; until the transaction ends, nobody comes between.
+    """Accept *token* if no newer one was seen for *resource*, which stays locked until the transaction ends.
 
-    A leader may be stopped between its last look at its term and its write, for longer than its lease. Whatever it
-    checks in its own process is then out of date; only the database can tell, if every write brings its token::
+    A leader may be paused between its last check of its term and its write, for longer than its lease. Then no check in
+    its own process helps; but the database can refuse the write, if every write passes its token::
 
         async with connection.transaction():
-            await fence(connection, "report", term.token)  # raises TermLost if a newer leader was here
+            await fence(connection, "report", term.token)  # raises TermLost if a newer leader has passed its token
             await connection.execute("UPDATE report SET …")
 
     Other drivers, and other languages, call the function itself: ``SELECT tenure.fence('report', 7)``. It raises the
@@ -25,13 +25,13 @@ async def fence(connection: Any, resource: str, token: int, *, schema: str = "te
 
     Args:
         connection: The caller's own, of asyncpg, with a transaction open.
-        resource: What is guarded; any text that all writers agree on.
+        resource: The name of the guarded resource; any text that all writers use.
         token: The term's token.
         schema: The one that tenure's tables are in.
 
     Raises:
-        TermLost: A newer term has been here. Roll back, and write nothing.
-        ConfigError: No transaction is open, so that the write that follows would not be guarded.
+        TermLost: A newer token was seen. Roll back, and write nothing.
+        ConfigError: No transaction is open, so the write that follows would not be guarded.
     """
     if not connection.is_in_transaction():
         raise ConfigError(
@@ -43,4 +43,4 @@ async def fence(connection: Any, resource: str, token: int, *, schema: str = "te
     except Exception as error:
         if getattr(error, "sqlstate", None) != TOO_OLD:
             raise
-        raise TermLost(f"{error}; nothing was written, so roll back and let the newer one work") from error
+        raise TermLost(f"{error}; nothing was written: roll back, and stop acting as the leader") from error

@@ -13,10 +13,10 @@ from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Died
 
 DIED_MAX = 10_000
-"""So many deaths of a queue are kept until this process's next claim reports them, the newest."""
+"""The newest deaths of a queue that are kept at most until this process's next claim reports them."""
 
 _DEATHS = "nullif(current_setting('tenure.died', true), '')"
-"""What the transaction has noted so far; see ``_note_deaths`` in messages.sql."""
+"""The deaths that the transaction has noted so far; see ``_note_deaths`` in messages.sql."""
 
 
 class QueueFunctions:
@@ -33,31 +33,31 @@ class QueueFunctions:
         return f"{self._schema}.{name}({places})"
 
     def call_text_with_deaths(self, name: str, arguments: int) -> str:
-        """Return a statement that makes the call, and returns the deaths that it found behind its answer."""
+        """Return a statement that makes the call; its second column is the deaths that the call found."""
         return f"SELECT {self.call_text(name, arguments)}, {_DEATHS}"
 
     async def rows(self, name: str, *values: object) -> list[Any]:
         """Return the rows of a function."""
-        return await self._client.ask(f"SELECT * FROM {self.call_text(name, len(values))}", *values)
+        return await self._client.fetch(f"SELECT * FROM {self.call_text(name, len(values))}", *values)
 
     async def call(self, name: str, *values: object) -> Any:
-        """Return what a function returns."""
-        [row] = await self._client.ask(f"SELECT {self.call_text(name, len(values))}", *values)
+        """Return the result of a function."""
+        [row] = await self._client.fetch(f"SELECT {self.call_text(name, len(values))}", *values)
         return row[0]
 
     async def rows_with_deaths(self, name: str, queue: str, *values: object) -> list[Any]:
-        """Return the rows of a function, and note the deaths of *queue* that it found; no rows are one empty row."""
+        """Return the rows of a function, and note the deaths of *queue* that it found; without rows, one of NULLs."""
         call = self.call_text(name, 1 + len(values))
-        rows = await self._client.ask(
+        rows = await self._client.fetch(
             f"SELECT (SELECT {_DEATHS}), f.* FROM (SELECT) AS x LEFT JOIN LATERAL {call} AS f ON true", queue, *values
         )
         self.deaths.note(queue, rows[0][0])
         return [row[1:] for row in rows]
 
     async def call_with_deaths(self, name: str, queue: str, *values: object) -> Any:
-        """Return what a function returns, and note the deaths of *queue* that it found."""
+        """Return the result of a function, and note the deaths of *queue* that it found."""
         statement = self.call_text_with_deaths(name, 1 + len(values))
-        [(answer, deaths)] = await self._client.ask(statement, queue, *values)
+        [(answer, deaths)] = await self._client.fetch(statement, queue, *values)
         self.deaths.note(queue, deaths)
         return answer
 
@@ -74,7 +74,7 @@ class Deaths:
         self._kept: dict[str, deque[Died]] = {}
 
     def note(self, queue: str, text: str | None) -> None:
-        """Keep the deaths in *text*, which the database has written."""
+        """Keep the deaths in *text*, as the database encodes them."""
         if text:
             self._kept.setdefault(queue, deque(maxlen=DIED_MAX)).extend(
                 Died(number, known_as or f"{queue}{ID_MARK}{number}", deliveries, reason)

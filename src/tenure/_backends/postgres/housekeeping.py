@@ -15,16 +15,16 @@ from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
 TIDY_AFTER = 200
-"""After so many statements, this process tidies a queue again: each of them leaves a narrow row behind."""
+"""Statements after which this process tidies a queue again: each of them adds a narrow row."""
 
 TIDY_EVERY = 10.0
 """Seconds after which it tidies a queue even after fewer statements."""
 
 RAISE_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses in seconds before each look whether the writers at the time of the proposal have ended; then it gives up."""
+"""Pauses in seconds before each attempt to raise the marks; it fails until earlier writers have ended."""
 
 RAISE_AFTER = 5_000
-"""After so many messages, this process raises the marks from which claims begin again."""
+"""Messages after which this process raises the marks again."""
 
 LOOK_AHEAD_EVERY = 10.0
 """Seconds until the next attempt to raise them as far as possible, if one has failed."""
@@ -35,13 +35,13 @@ class Received:
     """How much this process has received of a queue."""
 
     count: int = 0  # messages since it has proposed to raise the marks
-    behind: int = RAISE_AFTER // 2  # since it has raised them as far as possible; before its start, none may have
+    behind: int = RAISE_AFTER // 2  # since it has raised them as far as possible; the start counts as half of that
     highest: int = 0
-    look_ahead_from: float = 0.0  # until then, after a failure, no claim begins it again
+    look_ahead_from: float = 0.0  # no attempt to raise them as far as possible before this time, after a failure
 
 
 class Housekeeping:
-    """Counts what this process does with each queue, and begins its housekeeping in time, in tasks of its own."""
+    """Counts this process's requests for each queue, and starts housekeeping in tasks of its own."""
 
     def __init__(self, functions: QueueFunctions) -> None:
         self._functions = functions
@@ -51,7 +51,7 @@ class Housekeeping:
         self._chores = Tasks()
 
     def note_use(self, queue: str) -> None:
-        """Count a statement, and begin to tidy the queue if it is time to, in a task beside the caller's."""
+        """Count a statement, and start a task that tidies the queue if it is time to."""
         count, since = self._used.get(queue) or (0, time.monotonic())
         count += 1
         if count < TIDY_AFTER and time.monotonic() - since < TIDY_EVERY:
@@ -61,7 +61,7 @@ class Housekeeping:
         self._begin(self._tidy(queue))
 
     def note_received(self, queue: str, count: int, number: int, has_due: bool) -> None:
-        """Count received messages, and begin to raise the queue's marks if it is time to.
+        """Count received messages, and start a task that raises the queue's marks if it is time to.
 
         They are raised as far as possible only if the claim looked for the next due time (*has_due*); see propose() in
         marks.sql.
@@ -85,13 +85,13 @@ class Housekeeping:
         """Let claims begin behind the consumed messages; see marks.sql."""
         behind = received.behind
         try:
-            with suppress(TenureError):  # it can wait
+            with suppress(TenureError):  # a later one does the same
                 proposal = await self._functions.call("propose", queue, received.highest, looks_ahead)
                 writers = await self._functions.call("writers")
                 for pause in RAISE_PAUSES:
                     await asyncio.sleep(pause)
                     is_raised = await self._functions.call("raise_marks", queue, proposal, writers)
-                    if is_raised is not False:  # None: by another process
+                    if is_raised is not False:  # None: another process has proposed since
                         received.look_ahead_from = 0.0
                         if is_raised and looks_ahead:
                             received.behind -= behind
@@ -103,14 +103,15 @@ class Housekeeping:
         self._chores.spawn(work, "tenure-postgres-tidy")
 
     async def _tidy(self, queue: str) -> None:
-        with suppress(TenureError):  # it can wait
+        with suppress(TenureError):  # a later one does the same
             await self._functions.call("tidy", queue)
 
-    async def rest(self) -> None:
+    async def finish(self) -> None:
+        """Wait for the tasks of this loop."""
         if chores := self._chores.here():
             await asyncio.wait(chores, timeout=1.0)
 
     async def close(self) -> None:
-        """Let the housekeeping that was begun come to an end."""
+        """Wait for the housekeeping that has begun, up to a second for each loop."""
         for loop in self._chores.loops():
-            await on_loop(loop, self.rest)
+            await on_loop(loop, self.finish)

@@ -24,10 +24,10 @@ TRAITS = LeaseTraits(
 )
 
 TRIES = 10
-"""How often to ask again for a name that was given and taken while we looked."""
+"""How often to repeat an acquisition during which the name changed hands."""
 
 LOCK_WAIT = 0.25
-"""For how many seconds at most a renewal waits for a row that another transaction has locked. Others travel with it."""
+"""Seconds at most that a renewal, with its whole batch, waits for a row that another transaction has locked."""
 
 
 class PostgresLeases:
@@ -42,11 +42,11 @@ class PostgresLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What this store can do."""
+        """What the store can do."""
         return self._traits
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended."""
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
@@ -54,7 +54,7 @@ class PostgresLeases:
         topic = f"lease:{name}"
         within = self._client.bound(_patience(ttl))
         for _ in range(TRIES):
-            rows = await self._client.ask(
+            rows = await self._client.fetch(
                 self._sql["acquire"],
                 name,
                 holder,
@@ -64,23 +64,23 @@ class PostgresLeases:
                 f":{topic}",
                 milliseconds(within),
                 within=within,
-                # The candidate has given up soon after; to ask late would take the name for nobody, and give it back.
+                # Soon after, the candidate has given up: a late request would win a lease that is released at once.
                 queue_for=ttl / 8,
             )
             if not rows:
-                continue  # between our look and our claim, another took it; now it is there to be seen
+                continue  # another candidate won between the statement's read and its write; the next try sees that
             token, resign_asked, other, remaining, theirs, _ = rows[0]
             if other is not None:
                 return HeldBy(name, other, token, remaining, _metadata(theirs))
             self._wake.notify_here(topic)
             return Granted(Grant(name, holder, token), resign_asked)
-        raise Unavailable(f"{name!r} changed hands {TRIES} times while it was asked for; it is tried again")
+        raise Unavailable(f"{name!r} changed hands {TRIES} times during the request; tenure tries again")
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
-        """Extend many claims by *ttl* seconds from now; the answers stand in the order of *grants*.
+        """Extend many claims to *ttl* seconds from now; the answers are in the order of *grants*.
 
-        A row that another transaction has locked is waited for only shortly, as the others would wait with it. Then
-        they are renewed without it, and it gets ``NoAnswer``.
+        The request waits only briefly for a row that another transaction has locked. Then the others are renewed
+        without it, and its answer is ``NoAnswer``.
         """
         require_ttl(ttl, TRAITS)
         if not grants:
@@ -89,11 +89,11 @@ class PostgresLeases:
         within = self._client.bound(_patience(ttl))
         wait = milliseconds(min(LOCK_WAIT, ttl / 15, within))
         try:
-            rows = await self._client.ask(self._sql["renew"], *columns, ttl, wait, within=within, urgent=True)
+            rows = await self._client.fetch(self._sql["renew"], *columns, ttl, wait, within=within, urgent=True)
         except RowLocked as error:
             if len(grants) == 1:
                 raise
-            rows = await self._client.ask(self._sql["renew_unlocked"], *columns, ttl, within=within, urgent=True)
+            rows = await self._client.fetch(self._sql["renew_unlocked"], *columns, ttl, within=within, urgent=True)
             return [
                 NoAnswer(str(error)) if is_locked else _renewed(grant, resign_asked)
                 for grant, (resign_asked, is_locked) in zip(grants, rows, strict=True)
@@ -101,15 +101,15 @@ class PostgresLeases:
         return [_renewed(grant, resign_asked) for grant, (resign_asked,) in zip(grants, rows, strict=True)]
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Hand a claim back; its token is kept."""
+        """Release a claim; its token is kept."""
         named = grant.name, grant.holder, grant.token
         freed = await self._change("release", *named, topic=f"lease:{grant.name}")
         return Released(grant) if freed else Lost(grant)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Tell who holds *name*, without changing anything."""
+        """Return the holder of *name*, without changing anything."""
         require_name(name)
-        rows = await self._client.ask(self._sql["inspect"], name)
+        rows = await self._client.fetch(self._sql["inspect"], name)
         if not rows:
             return Vacant(name, 0)
         token, holder, remaining, metadata = rows[0]
@@ -119,10 +119,10 @@ class PostgresLeases:
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
-        return [name for (name,) in await self._client.ask(self._sql["names"])]
+        return [name for (name,) in await self._client.fetch(self._sql["names"])]
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none."""
+        """Request that the present holder resigns; False if there is none."""
         require_name(name)
         return await self._change("ask_to_resign", name, topic=f"lease:{name}")
 
@@ -131,17 +131,17 @@ class PostgresLeases:
         require_name(name)
         return self._wake.listen(f"lease:{name}")
 
-    async def _change(self, statement: str, *asked: object, topic: str) -> bool:
-        """Run a statement on one row, which tells the others if it has changed it."""
+    async def _change(self, statement: str, *values: object, topic: str) -> bool:
+        """Run a statement that notifies other processes if it has changed a row; return whether it has."""
         wait = milliseconds(self._client.bound())
-        changed = bool(await self._client.ask(self._sql[statement], *asked, self._channel, f":{topic}", wait))
+        changed = bool(await self._client.fetch(self._sql[statement], *values, self._channel, f":{topic}", wait))
         if changed:
             self._wake.notify_here(topic)
         return changed
 
 
 def _patience(ttl: float) -> float:
-    """Return how long to wait for an answer about a lease: not so long that no time is left to ask again."""
+    """Return the seconds to wait for an answer about a lease: few enough to leave time to repeat the request."""
     return max(1.0, ttl / 3)
 
 

@@ -1,4 +1,4 @@
-"""Live messages: a look at them, and their purge in steps, by the statements of live.sql."""
+"""Live messages: peeked at, and purged in steps, by the statements of live.sql."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tenure._queue.checks import INT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Delivery, LiveMessage, State
 
-PURGED_AT_ONCE = 1_000
-"""So many live messages are purged in one transaction."""
+PURGE_BATCH = 1_000
+"""Live messages that are purged in one transaction."""
 
 _LOCKED = 1
 _LANES: tuple[tuple[State, int], ...] = (("deferred", 11), *(("ready", lane) for lane in range(11)))
-"""Where messages wait that are not delayed. A delayed or deferred message may move to a later lane during a purge."""
+"""The states and lanes in the order of a purge: a delayed or deferred message may move to a later lane meanwhile."""
 
 PLANNED = "; ".join(f"SET LOCAL {setting}" for setting in PLANS)
-"""Makes the settings of the functions hold for the statements of a transaction."""
+"""Sets the plan settings of the functions for the statements of a transaction."""
 
 
 class LiveMessages:
-    """The messages of queues that are not dead."""
+    """The messages of queues, dead letters excepted."""
 
     def __init__(self, client: Client, functions: QueueFunctions, wake: Wake) -> None:
         self._client = client
@@ -41,17 +41,17 @@ class LiveMessages:
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages."""
         await self._functions.apply_due(queue)
-        rows = await self._planned("peek", queue, *_fitting(which), limit, _states(which))
+        rows = await self._planned("peek", queue, *_conditions(which), limit, _states(which))
         return [live_message(queue, row) for row in rows]
 
     async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages for good, some of one priority or state in each step."""
         await self._functions.apply_due(queue)
-        [[now]] = await self._client.ask(f"SELECT {self._schema}.clock()")
+        [[now]] = await self._client.fetch(f"SELECT {self._schema}.clock()")
         which = replace(which, sent_before=now if which.sent_before is None else min(now, which.sent_before))
         if dry_run:
             states = [state for state in _states(which) if state != _LOCKED]
-            [[counted]] = await self._planned("count", queue, *_fitting(which), None, states)
+            [[counted]] = await self._planned("count", queue, *_conditions(which), None, states)
             return int(counted)
         total = await self._purge_delayed(queue, which) if which.wants("delayed") else 0
         for state, lane in _LANES:
@@ -79,30 +79,30 @@ class LiveMessages:
 
     async def _purge(self, statement: str, queue: str, which: LiveSelection, behind: float) -> tuple[int, float | None]:
         """Run one step; return how many it removed, and the last of them, or None if no more are left."""
-        asked = live_statements(self._schema)
+        known = live_statements(self._schema)
 
         async def purge(connection: Connection) -> tuple[int, float | None, bool]:
             async with transaction(connection, self._client.bound()):
                 await connection.execute(PLANNED)
-                row = await connection.fetchrow(asked[statement], queue, *_fitting(which), PURGED_AT_ONCE, behind)
+                row = await connection.fetchrow(known[statement], queue, *_conditions(which), PURGE_BATCH, behind)
                 assert row is not None
                 count, last, has_freed = row
-            return count, last if count == PURGED_AT_ONCE else None, has_freed
+            return count, last if count == PURGE_BATCH else None, has_freed
 
-        count, last, has_freed = await self._client.work(purge)
-        if has_freed:  # a removed message has held up others
+        count, last, has_freed = await self._client.run(purge)
+        if has_freed:  # a removed message held up others of its session
             self._wake.notify(f"queue:{queue}")
         return count, last
 
     async def _planned(self, statement: str, *values: object) -> list[Any]:
-        """Run one of the statements about live messages."""
+        """Return the rows of one of the statements about live messages."""
 
-        async def ask(connection: Connection) -> list[Any]:
+        async def fetch(connection: Connection) -> list[Any]:
             async with transaction(connection, self._client.bound()):
                 await connection.execute(PLANNED)
                 return await connection.fetch(live_statements(self._schema)[statement], *values)
 
-        return await self._client.work(ask)
+        return await self._client.run(fetch)
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
@@ -114,7 +114,7 @@ def _states(which: LiveSelection) -> list[int]:
     return [number for number, state in enumerate(STATES) if which.wants(state)]
 
 
-def _fitting(which: LiveSelection) -> tuple[Any, ...]:
+def _conditions(which: LiveSelection) -> tuple[Any, ...]:
     return (
         which.after,
         None if which.sequences is None else sorted(which.sequences),
@@ -130,7 +130,7 @@ def live_statements(schema: str) -> dict[str, str]:
     found = statements("live.sql", schema)
     for part in ("fits", "begin", "lanes", "dues"):
         found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
-    agreed = {"{id_mark}": ID_MARK, "{int_max}": str(INT_MAX)}
-    for place, value in agreed.items():
+    shared = {"{id_mark}": ID_MARK, "{int_max}": str(INT_MAX)}
+    for place, value in shared.items():
         found = {name: text.replace(place, value) for name, text in found.items()}
     return found

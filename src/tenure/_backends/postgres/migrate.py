@@ -25,10 +25,10 @@ from tenure._url import Url
 from tenure.errors import ConfigError
 
 STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql", 5: "schema_5.sql"}
-"""What makes each version out of the one before it."""
+"""The file that makes each version out of the one before it."""
 
 TABLES = {4: "schema_4_tables.sql"}
-"""What a step changes in tables that are in use; the older version's functions work with all of it."""
+"""The file with a step's changes to tables that are in use; the older version's functions work with all of them."""
 
 FUNCTIONS = (
     "indexes",
@@ -47,34 +47,33 @@ FUNCTIONS = (
 )
 """The files of ``sql/functions`` in the order in which they are installed: a function in SQL needs those that it calls.
 
-All are written anew by every migration that finds others, with the indexes that they need. A function whose arguments
+A migration that finds others replaces all of them, and creates the indexes that they need. A function whose arguments
 change is dropped by the step that changes them.
 """
 
-LOOK_AGAIN = 0.2
-"""Seconds after which to look again for what another transaction is at: nobody tells of a rollback."""
+RECHECK_AFTER = 0.2
+"""Seconds until a claim is repeated that skipped rows of another transaction: its rollback isn't notified."""
 
 CATCH_UP = 10.0
 """Seconds to wait for transactions that send while the schema is upgraded."""
 
 QUEUES = 2
-"""The version that brought the tables of queues."""
+"""The version that added the tables of queues."""
 
 WITHOUT_MARKS = (2, 3)
-"""Versions whose functions noted neither which sessions can be accepted, nor what is below a mark."""
+"""Versions whose functions recorded neither which sessions can be accepted, nor which messages are below a mark."""
 
 ROUNDS = 20
-"""Steps of 1,000 messages that one question makes of what time has done."""
+"""Steps of 1,000 messages in which one request applies due times."""
 
 RAISE_BEHIND = 15.0
-"""So many seconds before the next locks' end is the mark of locks raised to at least, where no lock is found before."""
+"""Seconds that the mark of locks stays at most behind the end of the next claims' locks, if no lock is found before."""
 
 LATE = 5.0
-"""Seconds within which a statement of ours is committed: a lock that ends in fewer may have ended by then."""
+"""Seconds within which a statement of tenure is committed: a lock that ends sooner may have ended by then."""
 
 OLDEST = 4
-"""The oldest version of this code that works with the schema and the functions of this one: that needs them, at least,
-with the columns that it writes and the arguments that it gives."""
+"""The oldest version of this code that works with the columns and the functions' arguments of this version."""
 
 PATIENCE = 120.0
 """Seconds for a migration, the wait for another one included."""
@@ -96,22 +95,22 @@ LOWER = (
     "INSERT INTO {schema}.mark (queue, kind, keys) "
     "SELECT id, 0, array_fill(0::double precision, '{14}') FROM {schema}.queue"
 )
-"""Offer the sessions that there are, and lower all marks."""
+"""OFFER offers all sessions with ready messages; LOWER lowers all marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What a migration has done. Version 0 is none at all."""
+    """The result of a migration: the versions before and after. Version 0: there was no schema."""
 
     schema: str
     before: int
     after: int
     rewritten: bool = False
-    """Whether the functions of the same version were those of another tenure, and are now those of this one."""
+    """Whether functions of another release, under the same version, were replaced."""
 
     def __str__(self) -> str:
         if self.rewritten:
-            return f"the schema {self.schema!r} has version {self.after} already; wrote its functions anew"
+            return f"the schema {self.schema!r} has version {self.after} already; replaced its functions"
         if self.before == self.after:
             return f"the schema {self.schema!r} has version {self.after} already"
         if not self.before:
@@ -122,7 +121,7 @@ class Migrated:
 async def migrate(url: str, *, to: int = VERSION) -> Migrated:
     """Create or upgrade tenure's schema in the database at *url*; the option ``schema`` names it.
 
-    Any number of processes may do this at once, and again: one does it, the others find it done.
+    Any number of processes may do this at once, and again: the first one migrates, the others change nothing.
 
     Args:
         url: As for :func:`tenure.connect`.
@@ -130,15 +129,15 @@ async def migrate(url: str, *, to: int = VERSION) -> Migrated:
 
     Raises:
         ConfigError: The schema is newer than this tenure, or the user may not create it.
-        Unavailable: The database could not be asked. Then the version and the functions have not changed; what was
-            changed in tables is of no effect, and is left out the next time.
+        Unavailable: There was no answer from the database. The version and the functions have not changed; the next
+            migration skips changes to tables that were made.
     """
     parsed = Url.parse(url)
     return await migrate_with(Client(parsed, parsed.options(Options)), to)
 
 
 async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
-    """Do as :func:`migrate`, on the database of *client*."""
+    """Do the same as :func:`migrate`, on the database of *client*."""
     asked_at = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE):
@@ -154,16 +153,16 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
     except asyncpg.InsufficientPrivilegeError as error:
         raise ConfigError(
             f"{client.url} does not let this user create the schema {client.options.schema!r} or tables in it "
-            f"(it says: {error}); migrate as a user with CREATE on the database, or on the schema"
+            f"(the server reports: {error}); migrate as a user with CREATE on the database, or on the schema"
         ) from error
     except DRIVER_ERRORS as error:
         raise client.translate(error, asked_at, PATIENCE) from error
 
 
 async def _change_tables(connection: Connection, schema: str, to: int) -> None:
-    """Do what TABLES names for tables that are in use, in a transaction for each table.
+    """Make the changes of TABLES to tables that are in use, in a transaction for each table.
 
-    One that waits for a table and holds another meets those who hold the first and want the second: a deadlock.
+    One transaction for several tables could be part of a deadlock: it would hold one table and wait for another.
     """
     for version, file in TABLES.items():
         for change in statements(file, schema).values():
@@ -174,7 +173,7 @@ async def _change_tables(connection: Connection, schema: str, to: int) -> None:
 
 
 async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated:
-    """Migrate in one transaction; anew, if one that locks tables in another way and this one waited for each other."""
+    """Migrate in one transaction; repeat it after a deadlock with a transaction that locks tables in another order."""
     for _ in range(4):
         with suppress(asyncpg.DeadlockDetectedError):
             async with connection.transaction():
@@ -184,13 +183,13 @@ async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated
 
 
 async def _lock(connection: Connection, schema: str) -> None:
-    """Let no other migration go on until this transaction ends."""
-    # A lock of the transaction, not of the session: it goes with the transaction, behind a pooler too.
+    """Make other migrations wait until this transaction ends."""
+    # A lock of the transaction, not of the session: it ends with the transaction, behind a pooler too.
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", lock_of(schema))
 
 
 def lock_of(schema: str) -> str:
-    """Return what the advisory lock of migrations is called."""
+    """Return the name of the advisory lock of migrations."""
     return f"tenure migrate {schema}"
 
 
@@ -204,10 +203,10 @@ async def _version(connection: Connection, schema: str) -> int:
 async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     await _lock(connection, schema)
     if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
-        # "R" can name nothing, and "T" no schema, unless they are quoted.
+        # Unquoted, a keyword of category R can't be a name, and one of category T can't name a schema.
         taken = "SELECT count(*) FROM pg_get_keywords() WHERE word = $1 AND catcode IN ('R', 'T')"
         if await connection.fetchval(taken, schema):
-            raise ConfigError(f"schema={schema}: that is a word of SQL, and can't name a schema; try schema=tenure")
+            raise ConfigError(f"schema={schema} is a keyword of SQL, and can't name a schema; try schema=tenure")
         await connection.execute(f"CREATE SCHEMA {schema}")
     if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
         await connection.execute(BEGIN.replace("{schema}", schema))
@@ -223,9 +222,9 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
 
 
 async def _catch_up(connection: Connection, schema: str) -> None:
-    """Offer the sessions that there are and lower all marks, when those who sent during the upgrade have ended.
+    """Offer all sessions and lower all marks, once the transactions that sent during the upgrade have ended.
 
-    A call that had begun goes on with the function as it was, which does neither. To do it twice does no harm.
+    A call that had begun runs the old function, which does neither. A repetition does no harm.
     """
     writers = (
         "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
@@ -241,7 +240,7 @@ async def _catch_up(connection: Connection, schema: str) -> None:
 
 
 async def _write(connection: Connection, schema: str, before: int) -> bool:
-    """Write the functions, if they are not those of this tenure; tell whether others of this version stood there."""
+    """Write the functions, if they differ from this release's; return whether this replaced others of this version."""
     text, note = written(schema)
     if await _has_functions(connection, schema):
         return False
@@ -251,13 +250,13 @@ async def _write(connection: Connection, schema: str, before: int) -> bool:
 
 
 async def _has_functions(connection: Connection, schema: str) -> bool:
-    """Tell whether the functions of the schema are those of this tenure."""
+    """Return whether the functions of the schema are those of this release."""
     found = await connection.fetchval(f"SELECT functions FROM {schema}.migration WHERE version = {VERSION}")
     return bool(found == _digest(functions(schema)))
 
 
 def written(schema: str) -> tuple[str, str]:
-    """Return the statements that write the functions, and note which they are."""
+    """Return the statements that write the functions, and record their digest."""
     text = functions(schema)
     noted = f"functions = '{_digest(text)}', oldest = {OLDEST}"
     return text, f"UPDATE {schema}.migration SET {noted} WHERE version = {VERSION};"
@@ -272,7 +271,7 @@ async def version_to_migrate(client: Client) -> int | None:
 
     Raises:
         ConfigError: The schema is newer than this tenure.
-        Unavailable: The database could not be asked.
+        Unavailable: There was no answer from the database.
     """
     schema, asked_at = client.options.schema, time.monotonic()
     try:
@@ -290,21 +289,21 @@ async def version_to_migrate(client: Client) -> int | None:
 
 
 async def _is_newer(connection: Connection, schema: str, version: int) -> bool:
-    """Tell whether a newer tenure has made the schema; refuse one that this tenure can't work with."""
+    """Return whether a newer release has made the schema; refuse one that this release can't work with."""
     if version <= VERSION:
         return False
     if await connection.fetchval(works_with(schema)) <= VERSION:
         return True
     raise ConfigError(
-        f"the schema {schema!r} has version {version}, and this tenure knows {VERSION}: it was made by a newer "
-        "one; install that here"
+        f"the schema {schema!r} has version {version}, made by a newer tenure than this one, which knows {VERSION}; "
+        "install that newer one here"
     )
 
 
 def functions(schema: str) -> str:
-    """Return the functions' text, with what the code and they must agree on."""
+    """Return the functions' text, with the values that the code and they share."""
     settings = QueueSettings()
-    agreed = {
+    shared = {
         "plans": " ".join(f"SET {one}" for one in PLANS),
         "lock": settings.lock,
         "max_deliveries": settings.max_deliveries,
@@ -313,7 +312,7 @@ def functions(schema: str) -> str:
         "history_max": HISTORY_MAX,
         "int_max": INT_MAX,
         "id_mark": ID_MARK,
-        "look_again": LOOK_AGAIN,
+        "look_again": RECHECK_AFTER,
         "claim_bytes": CLAIM_BYTES,
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
         "others": "{" + ",".join(["Infinity"] * 9) + "}",
@@ -326,6 +325,6 @@ def functions(schema: str) -> str:
         "expired_description": EXPIRED_DESCRIPTION,
     }
     text = "\n".join(text_of(f"functions/{name}.sql", schema) for name in FUNCTIONS)
-    for name, value in agreed.items():
+    for name, value in shared.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text

@@ -95,8 +95,8 @@ class PostgresBroker:
 
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
-        if only_undeclared and changes:  # most often there is nothing to write
-            rows = await self._client.ask(
+        if only_undeclared and changes:  # usually there is nothing to write
+            rows = await self._client.fetch(
                 f"SELECT {_SETTINGS}, ARRAY(SELECT d.setting FROM {self._schema}.declared AS d WHERE d.queue = q.id) "
                 f"FROM {self._schema}.queue AS q WHERE name = $1",
                 queue,
@@ -119,7 +119,7 @@ class PostgresBroker:
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings that hold for *queue*."""
-        rows = await self._client.ask(f"SELECT {_SETTINGS} FROM {self._schema}.queue WHERE name = $1", queue)
+        rows = await self._client.fetch(f"SELECT {_SETTINGS} FROM {self._schema}.queue WHERE name = $1", queue)
         return QueueSettings(*rows[0]) if rows else QueueSettings()
 
     async def names(self) -> Sequence[str]:
@@ -140,8 +140,8 @@ class PostgresBroker:
         numbers = await self._functions.call("send_many", queue, *columns_of(messages))
         self._wake.notify(f"queue:{queue}")
         self._housekeeping.note_use(queue)
-        made_up = iter(numbers)
-        return [f"{queue}{ID_MARK}{next(made_up)}" if message.id is None else message.id for message in messages]
+        generated = iter(numbers)
+        return [f"{queue}{ID_MARK}{next(generated)}" if message.id is None else message.id for message in messages]
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
@@ -168,12 +168,12 @@ class PostgresBroker:
         return self._claim(queue, token, rows, lambda row: rank[row[0]])
 
     async def _give_back(self, queue: str) -> None:
-        """Give back what claims without an answer hold."""
+        """Give back the messages of claims without an answer."""
         if await self._claims.give_back(queue):
             self._wake.notify(f"queue:{queue}")
 
     def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
-        """Make deliveries of *rows*, sorted by *rank*; a last row without number holds a due time and deaths."""
+        """Return the deliveries of *rows*, sorted by *rank*; a last row without number has a due time and deaths."""
         due_in, has_due = None, False
         if rows and rows[-1][0] is None:
             last, has_due = rows.pop(), True
@@ -217,7 +217,7 @@ class PostgresBroker:
                         answers[place] = LAPSED if until is None else Renewed(until)
 
         if held:
-            await self._client.work(renew, within=bound, urgent=True)  # renew_many relies on this bound
+            await self._client.run(renew, within=bound, urgent=True)  # renew_many relies on this bound
         for one, answer in zip(held, answers, strict=True):
             if answer is LAPSED and isinstance(one, SessionLock):
                 self._sessions.forget(one.token)
@@ -271,7 +271,7 @@ class PostgresBroker:
                 done = [one.verdict for one, answer in zip(settlements, answers, strict=True) if answer is not LAPSED]
                 return await self._send_with(connection, done)
 
-        topics = await self._client.work(settle)
+        topics = await self._client.run(settle)
         for (delivery, verdict), answer in zip(settlements, answers, strict=True):
             topics |= _topics_of(delivery, verdict, answer)
         for queue in groups:
@@ -335,14 +335,14 @@ class PostgresBroker:
         assert isinstance(token, int)
         if token not in self._sessions:  # it was accepted by another backend
             self._hold(token, QUEUE_TRAITS.lock_max)
-        if self._sessions.is_unsure(token):  # else the next messages would be handed out before those of the lost claim
-            kept = self._sessions.in_hand(token)
+        if self._sessions.is_unsure(token):  # else later messages would be received before those of the lost claim
+            kept = self._sessions.unsettled(token)
             await self._functions.call_with_deaths("give_back_session", held.queue, held.session, token, kept)
-            self._sessions.doubt(token, False)
+            self._sessions.set_unsure(token, False)
         try:
             rows = await self._functions.rows("receive_session", held.queue, held.session, token, limit)
         except BaseException:
-            self._sessions.doubt(token, True)
+            self._sessions.set_unsure(token, True)
             raise
         if not rows[-1][4]:
             self._sessions.forget(token)
@@ -372,7 +372,7 @@ class PostgresBroker:
             else LAPSED
         )
 
-    # --- looking and purging ---
+    # --- peeking and purging ---
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""
@@ -413,7 +413,7 @@ class PostgresBroker:
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Return which *ids* the inbox remembers."""
-        rows = await self._client.ask(
+        rows = await self._client.fetch(
             f"SELECT i.id FROM {self._schema}.inbox AS i JOIN {self._schema}.queue AS q ON q.id = i.queue "
             f"WHERE q.name = $1 AND i.id = ANY ($2) AND i.until > {self._schema}.clock()",
             queue,
@@ -442,7 +442,7 @@ class PostgresBroker:
         return [name for (name,) in await self._functions.rows("idle")]
 
     async def close(self) -> None:
-        """Let the housekeeping that was begun come to an end."""
+        """Wait for the housekeeping that has begun."""
         await self._housekeeping.close()
 
 

@@ -1,4 +1,4 @@
-"""How messages are encoded in the columns of a statement, and decoded from its rows."""
+"""Messages as columns of a statement's parameters, and from its rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tenure._queue.message import (
 from tenure._queue.outgoing import Outgoing
 
 STATES: tuple[State, ...] = ("ready", "locked", "delayed", "deferred")
-"""By their numbers in the database."""
+"""The states by their numbers in the database."""
 
 
 def columns_of(messages: Sequence[Outgoing]) -> list[list[Any] | None]:

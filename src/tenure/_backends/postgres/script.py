@@ -1,4 +1,4 @@
-"""The schema as a script: what ``tenure migrate`` would run, for those who read it first and run it themselves."""
+"""The schema as a script: the SQL that ``tenure migrate`` would run, to be reviewed and run by hand."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tenure.errors import ConfigError
 
 
 def script(schema: str, since: int) -> str:
-    """Return the SQL that makes the present version of *schema* out of version *since*; 0 is a database without it.
+    """Return the SQL that upgrades *schema* from version *since* to the present one; 0 creates it.
 
     Raises:
         ConfigError: There is no such version.
     """
     if not 0 <= since <= VERSION:
-        raise ConfigError(f"a schema of this tenure has version 1 to {VERSION}, or 0 where there is none, not {since}")
+        raise ConfigError(f"version {since} of a schema is unknown; give 1 to {VERSION}, or 0 if there is no schema")
     parts = [_head(schema, since)]
-    for version, file in TABLES.items():  # as migrate does it: a transaction for each table that is in use
+    for version, file in TABLES.items():  # as in migrate: a transaction for each table that is in use
         if QUEUES <= since < version:
             parts += [_transaction(schema, f"{change};") for change in statements(file, schema).values()]
     steps = [_begin(schema, since)]
@@ -41,11 +41,11 @@ def script(schema: str, since: int) -> str:
 
 
 def _head(schema: str, since: int) -> str:
-    what = (
+    action = (
         "creates" if not since else f"upgrades from version {since}" if since < VERSION else "writes the functions of"
     )
     return (
-        f"-- This {what} the schema {schema} of tenure, for version {VERSION}. Written by: tenure migrate --sql\n"
+        f"-- This {action} the schema {schema} of tenure, for version {VERSION}. Written by: tenure migrate --sql\n"
         "-- Load it with: psql -v ON_ERROR_STOP=1 -f FILE DATABASE\n"
     )
 
@@ -57,14 +57,14 @@ def _transaction(schema: str, *steps: str) -> str:
 
 
 def _begin(schema: str, since: int) -> str:
-    """Return what stops the script where it doesn't fit, and makes the schema where there is none."""
-    advice = "ask for one that fits it: tenure migrate --sql URL"
+    """Return the SQL that stops the script if the version is not *since*, and creates the schema if that is 0."""
+    advice = "create a script that fits: tenure migrate --sql URL"
     if since:
         return f"""
 DO $$
 BEGIN
     IF (SELECT max(version) FROM {schema}.migration) <> {since} THEN
-        RAISE EXCEPTION 'this script is for version {since} of the schema {schema}, which has another'
+        RAISE EXCEPTION 'this script is for version {since} of the schema {schema}, which has another version'
             USING HINT = '{advice}';
     END IF;
 END
@@ -73,7 +73,7 @@ $$;"""
 DO $$
 BEGIN
     IF to_regclass('{schema}.migration') IS NOT NULL THEN
-        RAISE EXCEPTION 'this script creates the schema {schema}, which is there already' USING HINT = '{advice}';
+        RAISE EXCEPTION 'this script creates the schema {schema}, which exists already' USING HINT = '{advice}';
     END IF;
     IF to_regnamespace('{schema}') IS NULL THEN
         CREATE SCHEMA {schema};
@@ -85,13 +85,13 @@ $$;
 
 
 def _catch_up(schema: str) -> str:
-    """Return what migrate does when those who sent during the upgrade have ended."""
+    """Return the SQL that waits for transactions that sent meanwhile, then offers sessions and lowers marks."""
     writing = (
         "locktype = 'relation' AND mode = 'RowExclusiveLock' "
         f"AND relation = '{schema}.message'::regclass AND pid <> pg_backend_pid()"
     )
     return f"""\
--- Wait up to {CATCH_UP:g} s for the transactions that sent meanwhile, and look after what they have sent.
+-- Wait up to {CATCH_UP:g} s for the transactions that sent during the upgrade; then offer sessions and lower marks.
 DO $$
 DECLARE
     v_writers text[] := ARRAY(SELECT virtualtransaction FROM pg_locks WHERE {writing});

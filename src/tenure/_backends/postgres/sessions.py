@@ -1,30 +1,30 @@
-"""What a process remembers of the sessions that it holds, until their locks have ended."""
+"""The sessions that a process holds: the messages received from each, until its lock has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-SWEPT_FROM = 128
-"""So many sessions are remembered before the ended ones are looked for; later, twice as many as were left then."""
+SWEEP_MIN = 128
+"""Sessions to remember before ended ones are removed; after each removal, twice as many as remain."""
 
 
 @dataclass(slots=True)
 class _Held:
     ends: float  # by when the lock has ended, unless it is extended
-    in_hand: set[int] = field(default_factory=set)
+    received: set[int] = field(default_factory=set)  # and not settled
     is_unsure: bool = False
 
 
 class HeldSessions:
-    """Remembers by the token of a session's lock what reached the caller, and whether a claim was not answered.
+    """Remembers, by the token of a session's lock, the received messages, and whether a claim was not answered.
 
-    A lock can end without a word: the process that held it asks no more. So each is remembered with a time.
+    A lock can end without another request under it. So each is remembered with the time of its end.
     """
 
     def __init__(self) -> None:
         self._held: dict[int | str, _Held] = {}
-        self._swept_at = SWEPT_FROM
+        self._sweep_at = SWEEP_MIN
 
     def __len__(self) -> int:
         return len(self._held)
@@ -38,34 +38,34 @@ class HeldSessions:
         if known is not None:
             known.ends = max(known.ends, ends)
             return
-        if len(self._held) >= self._swept_at:
+        if len(self._held) >= self._sweep_at:
             for old, held in list(self._held.items()):
                 if held.ends <= now:
                     self.forget(old)
-            self._swept_at = max(SWEPT_FROM, 2 * len(self._held))
+            self._sweep_at = max(SWEEP_MIN, 2 * len(self._held))
         self._held[token] = _Held(ends)
 
     def forget(self, token: int | str) -> None:
-        """Forget a lock that has ended, or never was."""
+        """Forget a lock that has ended, if it is known."""
         self._held.pop(token, None)
 
     def received(self, token: int | str, numbers: Iterable[int]) -> None:
-        """Note which messages reached the caller under a lock; they are in its hands until it settles them."""
+        """Note which messages the caller received under a lock; it holds them until it settles them."""
         if held := self._held.get(token):
-            held.in_hand.update(numbers)
+            held.received.update(numbers)
 
     def settled(self, token: int | str, number: int) -> None:
-        """Note that a message is no longer in the caller's hands."""
+        """Note that the caller has settled a message."""
         if held := self._held.get(token):
-            held.in_hand.discard(number)
+            held.received.discard(number)
 
-    def in_hand(self, token: int | str) -> list[int]:
-        """Return the messages in the caller's hands."""
+    def unsettled(self, token: int | str) -> list[int]:
+        """Return the messages that the caller has received under a lock and not settled."""
         held = self._held.get(token)
-        return sorted(held.in_hand) if held else []
+        return sorted(held.received) if held else []
 
-    def doubt(self, token: int | str, is_unsure: bool) -> None:
-        """Note whether the last claim under a lock was not answered: it may have claimed messages, or will."""
+    def set_unsure(self, token: int | str, is_unsure: bool) -> None:
+        """Note whether the last claim under a lock was not answered: it may have claimed messages, or may do so yet."""
         if held := self._held.get(token):
             held.is_unsure = is_unsure
 

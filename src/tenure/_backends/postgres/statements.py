@@ -1,4 +1,4 @@
-"""The SQL files of the folder ``sql``, with the schema's name in place, and what their statements agree on."""
+"""The SQL files of the folder ``sql``, with the schema's name in place, and the settings of their plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text_of(file: str, schema: str) -> str:
 
 
 def works_with(schema: str) -> str:
-    """Return what asks which version of the code is the oldest that works with the schema as it is."""
+    """Return the query for the oldest version of the code that works with the schema as it is."""
     return (  # by way of jsonb, as not each version has the column
         "SELECT coalesce((to_jsonb(newest) ->> 'oldest')::integer, newest.version) "
         f"FROM {schema}.migration AS newest ORDER BY version DESC LIMIT 1"
@@ -36,17 +36,17 @@ PLANS = tuple(
         "jit": "off",
     }.items()
 )
-"""With these settings, each statement about queues has one right plan. Left alone, the planner would take another when
-its statistics are of a time when the table was empty, or full: as the tables of queues are, in turns."""
+"""With these settings, each statement about queues has one plan. Without them, the planner would take a bad one when
+its statistics are of a time when the table was empty and it is full now, or the reverse."""
 
 
 @cache
 def statements(file: str, schema: str) -> dict[str, str]:
-    """Return the statements of *file* by the name that stands above each."""
+    """Return the statements of *file* by the name in the comment above each."""
     blocks = re.split(r"^-- name: (\w+)\n", text_of(file, schema), flags=re.MULTILINE)
     return dict(zip(blocks[1::2], (block.strip().rstrip(";") for block in blocks[2::2]), strict=True))
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a bound for the server: a little shorter, so that its answer comes before the client gives up."""
+    """Return a time limit for the server: a little shorter, so that its answer comes before the client gives up."""
     return str(max(1, int(seconds * 900)))

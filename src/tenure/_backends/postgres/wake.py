@@ -1,7 +1,7 @@
-"""Hints: one connection that listens to other processes, and notifications to them, seldom and beside the writes.
+"""Hints: one connection that listens for notifications, and notifications to others, sent apart from the writes.
 
 A notification's payload is ``SENDER:TOPIC``. The topic is that of the notifier, such as ``queue:orders``; the sender is
-a nonce by which a process recognises its own, as it has notified its own listeners already.
+a nonce by which a process recognises its own notifications, which its listeners have got already.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
 
 PAUSE = 0.01
-"""Seconds between two notifications: at each commit of one, the whole database takes a lock."""
+"""Seconds between two notifications: a commit with one takes a lock that the whole database shares."""
 
 PROBE_EVERY = 30.0
 """Seconds after which a silent connection is checked by a statement."""
@@ -34,7 +34,7 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2 || topic)
 
 
 class Wake:
-    """The hints of one opened backend, by this process and by others."""
+    """The hints of one opened backend, from this process and from others."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -42,30 +42,29 @@ class Wake:
         self._nonce = secrets.token_hex(4)
         self._notifier = Notifier()
         self._guard = threading.Lock()
-        # Hints are heard on the loop that opened the backend, the renewal thread's: it is never blocked by the
-        # user's code,
-        # and a listener that doesn't read what it is sent holds up the whole database.
+        # The listening connection is on the loop that opened the backend, the renewal thread's: the user's code never
+        # blocks it, and a listener that doesn't read its notifications would hold up the whole database.
         self._home = _running_loop()
         self._listening: asyncio.Task[None] | None = None
-        self._wanted = False
+        self._is_wanted = False
         self._senders: dict[asyncio.AbstractEventLoop, _Sender] = {}
         self.connected: bool = False
         """Whether it listens at the moment."""
 
     def listen(self, topic: str) -> AsyncIterator[None]:
-        """Yield whenever *topic* was rung, and whenever something may have been missed."""
+        """Yield whenever *topic* was notified, and whenever a notification may have been missed."""
         hints = self._notifier.listen(topic)
         if self._client.options.listen:
-            self._want()
+            self._ensure_listening()
         return hints
 
     def notify_here(self, topic: str) -> None:
-        """Notify this process's listeners if it doesn't listen to the server, which has notified all others."""
+        """Notify this process's listeners if it doesn't listen to the server, which notifies all others."""
         if not self._client.options.listen:
             self._notifier.notify(topic)
 
     def notify(self, *topics: str) -> None:
-        """Wake those who listen to *topics*: in this process at once, in others soon, together with other news."""
+        """Notify the listeners of *topics*: in this process at once, in others soon, together with other topics."""
         loop = asyncio.get_running_loop()
         sender = self._senders.get(loop)
         if sender is None:
@@ -77,10 +76,12 @@ class Wake:
             sender.notify(topic)
 
     def fact(self) -> Fact:
-        """Return how this process learns of changes."""
+        """Return how this process gets hints."""
         if not self._client.options.listen:
-            return Fact("hints", "none (listen=false): candidates and consumers look now and then")
-        return Fact("hints", f"LISTEN {self._channel!r}", "" if self.connected or not self._wanted else "not connected")
+            return Fact("hints", "none (listen=false): candidates and consumers poll")
+        return Fact(
+            "hints", f"LISTEN {self._channel!r}", "" if self.connected or not self._is_wanted else "not connected"
+        )
 
     async def close(self) -> None:
         """Stop listening, send the notifications that wait, and end every iterator."""
@@ -92,16 +93,16 @@ class Wake:
 
     # --- the connection that listens ---
 
-    def _want(self) -> None:
-        """Begin to listen, when first somebody wants to hear."""
+    def _ensure_listening(self) -> None:
+        """Begin to listen, if this is the first listener."""
         with self._guard:
-            if self._wanted:
+            if self._is_wanted:
                 return
-            self._wanted = True
+            self._is_wanted = True
         here = _running_loop()
         home = self._home if self._home is not None and self._home.is_running() else here
         if home is None:
-            self._wanted = False
+            self._is_wanted = False
         elif home is here:
             self._begin()
         else:
@@ -175,7 +176,7 @@ class _Sender:
         while self._topics:
             topics, self._topics = sorted(self._topics), set()
             with suppress(TenureError):  # a hint may be absent
-                await self._client.ask(_NOTIFY, self._channel, self._sender, topics)
+                await self._client.fetch(_NOTIFY, self._channel, self._sender, topics)
             await asyncio.sleep(PAUSE)
 
 

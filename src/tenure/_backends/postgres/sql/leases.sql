@@ -1,15 +1,15 @@
--- What is asked of the leases. "now" is read once in each statement, after the question was sent and before any wait
--- for a lock: so a lease is taken over too late rather than too early, and an extension is shorter rather than longer.
+-- The statements about leases. "now" is read once in each statement, after the request was sent and before any wait
+-- for a lock: a lease is taken over too late rather than too early, and an extension is shorter rather than longer.
 --
 -- A statement may wait for a row for long, and newer ones overtake it. So an extension never sets an end that is earlier
--- than the one in the row at the moment when the row is written. (PostgreSQL evaluates the conditions and the new values
--- again on the newest version of a row that another transaction has changed meanwhile.)
+-- than the one in the row when the row is written. (PostgreSQL evaluates the conditions and the new values again on the
+-- newest version of a row that another transaction has changed meanwhile.)
 --
--- The wait is bounded by lock_timeout, set for the statement's own transaction, which holds behind a pooler, too: a
--- client that has given up can't always tell the server.
+-- The wait is bounded by lock_timeout, set for the statement's own transaction, which works behind a pooler, too: the
+-- cancel request of a client that has given up may not reach the server.
 
 -- name: acquire
--- A name that another holds is only read, not locked: those who stand by cost no write.
+-- A lease that another candidate holds is only read, not locked: standing by costs no write.
 WITH moment AS MATERIALIZED (
     SELECT {schema}.clock() AS now, set_config('lock_timeout', $7, true)
 ), held AS MATERIALIZED (
@@ -33,7 +33,7 @@ WITH moment AS MATERIALIZED (
         ) AS asked (again)
     )
     WHERE (kept.holder IS NULL OR kept.holder = excluded.holder OR kept.expires_at <= excluded.expires_at - $3::float8)
-      AND {schema}.clock() < excluded.expires_at  -- after the wait for the row: what would be over already is not taken
+      AND {schema}.clock() < excluded.expires_at  -- after the wait for the row: no lease that has ended already
     RETURNING token, resign_asked
 )
 SELECT token, resign_asked, NULL AS holder, NULL::float8 AS remaining, NULL AS metadata, pg_notify($5, $6)::text
@@ -43,7 +43,7 @@ SELECT token, false, holder, remaining, metadata, NULL
 FROM held;
 
 -- name: renew
--- Rows are locked in the order of their keys, the same for all who renew.
+-- Rows are locked in the order of their keys, the same for all renewals: so there are no deadlocks.
 WITH moment AS MATERIALIZED (
     SELECT {schema}.clock() AS now, set_config('lock_timeout', $5, true)
 ), asked AS MATERIALIZED (
@@ -65,7 +65,7 @@ FROM asked LEFT JOIN kept USING (name, holder, token)
 ORDER BY asked.place;
 
 -- name: renew_unlocked
--- As above, but no row is waited for: those that another transaction has locked are told ("is_locked").
+-- As above, but without waiting: "is_locked" marks the rows that another transaction has locked.
 WITH moment AS MATERIALIZED (
     SELECT {schema}.clock() AS now
 ), asked AS MATERIALIZED (
@@ -109,14 +109,14 @@ SELECT pg_notify($4, $5) FROM freed;
 -- name: ask_to_resign
 WITH moment AS MATERIALIZED (
     SELECT {schema}.clock() AS now, set_config('lock_timeout', $4, true)
-), told AS (
+), changed AS (
     UPDATE {schema}.lease
     SET resign_asked = true
     FROM moment
     WHERE key = sha256(convert_to($1, 'UTF8')) AND holder IS NOT NULL AND expires_at > now
     RETURNING token
 )
-SELECT pg_notify($2, $3) FROM told;
+SELECT pg_notify($2, $3) FROM changed;
 
 -- name: inspect
 SELECT token, holder, expires_at - now AS remaining, metadata

@@ -1,8 +1,8 @@
--- Statements that look at live messages and purge them, and that move dead letters to another queue. These are statements
--- and no functions of the database: so they work on a schema that an older tenure has made.
+-- Statements that peek at live messages and purge them, and that move dead letters to another queue. They are statements,
+-- not functions of the database, so that they work on a schema that an older tenure has made.
 --
 -- A tenure._queue.broker.LiveSelection is $2 to $6: after, numbers, ids, session, sent_before. $7 is the limit, $8 the
--- states by number. Lanes, marks and "+ 0" are as in the functions. The shared parts come first, and stand for their names
+-- states by number. Lanes, marks and "+ 0" are as in the functions. The shared parts come first, and replace their names
 -- in braces: {fits} is whether a message m of the queue q is selected, {begin} the first number at which a message of
 -- l.lane can be live.
 
@@ -93,7 +93,7 @@ SELECT count(*), max(seq), false FROM gone
 -- name: purge_delayed
 -- Remove messages that are delayed until $8 or later. A delivered one holds up its session, and another transaction may
 -- remove or settle a second one that holds it up at the same time, while neither sees the other's deletion. So the session
--- is offered in any case: the row appears together with the deletion, and accept() looks whether it is right.
+-- is offered in any case: the row appears together with the deletion, and accept() checks whether it is right.
 WITH selected AS MATERIALIZED (
     SELECT m.seq, m.due_at
     FROM {schema}.queue AS q

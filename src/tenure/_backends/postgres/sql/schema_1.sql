@@ -1,7 +1,7 @@
 -- Version 1: leases and fences. Times are Unix seconds by the server's clock.
 
--- A row per name. It expires and is never deleted, so that its token never falls; and it is LOGGED, so that neither
--- row nor token is gone after a crash of the server.
+-- A row per name. It expires and is never deleted, so that its token never falls; the table is LOGGED, so that a crash
+-- of the server loses neither rows nor tokens.
 CREATE TABLE {schema}.lease (
     key          bytea PRIMARY KEY,           -- sha256 of the name, which may be too long for an index
     name         text NOT NULL,
@@ -24,7 +24,7 @@ LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
     SELECT extract(epoch FROM clock_timestamp())::double precision
 $$;
 
--- Let a token pass if none newer was seen for the resource; until the transaction ends, nobody comes between.
+-- Accept a token if no newer one was seen for the resource, which stays locked until the transaction ends.
 CREATE FUNCTION {schema}.fence(p_resource text, p_token bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

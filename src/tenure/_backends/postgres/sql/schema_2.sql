@@ -1,7 +1,7 @@
 -- Version 2: the tables of queues. Times are Unix seconds by the server's clock.
 --
--- Bodies lie in the message's own row. What changes often is made to be vacuumed often; what is dead, and what is only
--- remembered, lies in tables of its own, so that the busy one stays small.
+-- Bodies are in the message's own row. Tables that change often are vacuumed often; dead letters and remembered ids
+-- have tables of their own, so that the busy one stays small.
 
 CREATE TABLE {schema}.queue (
     id             integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -32,12 +32,12 @@ CREATE TABLE {schema}.message (
     history        jsonb,                     -- of failed attempts: [[number, at, outcome, [type, message, traceback]], …]
     body           bytea NOT NULL
 ) WITH (
-    fillfactor = 70,  -- no update is a HOT one, as each changes what is indexed; but on a full disk, there is room for it
+    fillfactor = 70,  -- no update is a HOT one, as each changes an indexed column; but on a full disk, there is room for it
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.1
 );
 
--- Only what can be claimed is in it: what is in flight, delayed or deferred is never passed by.
+-- Only claimable messages are in it: a search never reads locked, delayed or deferred ones.
 CREATE INDEX message_ready ON {schema}.message (queue, priority DESC, seq) WHERE state = 0 AND session IS NULL;
 CREATE INDEX message_due ON {schema}.message (queue, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX message_session_ready ON {schema}.message (queue, seq, session) WHERE state = 0 AND session IS NOT NULL;
@@ -76,7 +76,7 @@ CREATE TABLE {schema}.session (
     PRIMARY KEY (queue, name)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
 
--- Ids that were sent, and ids that were handled: until when each is remembered.
+-- Ids that were sent, and ids that were handled, each with the time until which it is remembered.
 CREATE TABLE {schema}.sent (
     queue integer NOT NULL,
     id    text NOT NULL,
@@ -93,8 +93,8 @@ CREATE TABLE {schema}.inbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX inbox_until ON {schema}.inbox (queue, until);
 
--- How many messages are where: the sums are exact. Each statement adds a row and touches no other's, so that nobody
--- waits for anybody, not even for a user's long transaction; tidy() makes one row of many.
+-- The numbers of messages by state: the sums are exact. Each statement adds a row and changes no other, so that no
+-- transaction waits for another, not even for a user's long one; tidy() makes one row of many.
 CREATE TABLE {schema}.tally (
     ready    bigint NOT NULL DEFAULT 0,
     locked   bigint NOT NULL DEFAULT 0,

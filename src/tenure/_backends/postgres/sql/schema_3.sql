@@ -1,8 +1,8 @@
--- Version 3: locks that are extended while another transaction is at their message, and the digest of the functions, by
--- which `tenure migrate` finds out whether they are its own.
+-- Version 3: locks that are extended while another transaction has locked the message's row, and the digest of the
+-- functions, by which `tenure migrate` recognises its own.
 
--- Until when a lock holds, if that could not be written into the message's own row. What a token doesn't fit, or is over,
--- means nothing; tidy() removes it.
+-- The end of a lock, if it could not be written into the message's own row. A row with another token, or whose time is
+-- over, has no effect; tidy() removes it.
 CREATE TABLE {schema}.extended (
     seq   bigint NOT NULL,
     token bigint NOT NULL,                    -- of the claim that holds the message
@@ -10,7 +10,7 @@ CREATE TABLE {schema}.extended (
     PRIMARY KEY (seq, token)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 200);
 
--- Whoever may work with the messages may work with this, too.
+-- The users who may work with the messages may work with this, too.
 DO $$
 DECLARE
     v_grant record;

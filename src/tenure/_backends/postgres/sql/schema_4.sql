@@ -1,9 +1,9 @@
--- Version 4: which sessions to offer next, indexes by which a session's depth is never walked, and marks by which what was
--- consumed is never walked again. Of the tables in use, only "message" is locked here; see schema_4_tables.sql.
+-- Version 4: the sessions to offer next, indexes with which a deep session costs no more, and marks with which consumed
+-- messages are not read again. Of the tables in use, only "message" is locked here; see schema_4_tables.sql.
 
--- A session that may be accepted, by the number of the message for which it may: a row for each statement that has made
--- one claimable, or let go of a session. The rows of a session that turns out to be locked, empty or held up are removed:
--- the statement that changes this adds one.
+-- A session that may be accepted, with the number of the message for which it may: a row for each statement that has made
+-- a message claimable, or unlocked a session. The rows of a session that turns out to be locked, empty or held up are
+-- removed: the statement that changes this adds one.
 CREATE TABLE {schema}.waiting (
     queue   integer NOT NULL,
     seq     bigint NOT NULL,
@@ -12,7 +12,7 @@ CREATE TABLE {schema}.waiting (
 CREATE INDEX waiting_order ON {schema}.waiting (queue, seq);
 CREATE INDEX waiting_session ON {schema}.waiting (queue, session);
 
--- Where a queue's questions begin; see marks.sql. kind: 0 lowered, 1 proposed, 2 raised.
+-- Where searches in a queue begin; see marks.sql. kind: 0 lowered, 1 proposed, 2 raised.
 CREATE TABLE {schema}.mark (
     queue integer NOT NULL,
     n     bigint GENERATED ALWAYS AS IDENTITY,
@@ -42,12 +42,12 @@ BEGIN
 END
 $$;
 
--- In orders that have a mark, and that no other index has. (Those of messages that nobody has are in indexes.sql.)
+-- In orders that have a mark, and that no other index has. (The indexes of messages that are not locked: indexes.sql.)
 DROP INDEX {schema}.message_due;
 CREATE INDEX message_due ON {schema}.message (queue, state, due_at) WHERE due_at IS NOT NULL;
 
--- Each claim adds an entry for the same number: a page that has no room for them is split, or looked through for what is
--- dead, and that costs a claim more than all else that it does to this index.
+-- Each claim adds an entry for the same number: a page that has no room for them is split, or searched for dead entries,
+-- and that costs a claim more than all its other changes to this index.
 ALTER INDEX {schema}.message_pkey SET (fillfactor = 50);
 
 -- The oldest version of this code that works with the schema as it is now.

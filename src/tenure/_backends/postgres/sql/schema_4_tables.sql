@@ -1,7 +1,7 @@
--- What version 4 changes in the tables that are in use, "message" excepted. Each block is run in a transaction of its own
--- before schema_4.sql: a migration that waits for one of these tables then holds no other that a sender or a consumer
--- wants. They lock several tables in more than one order, so there would be deadlocks else. Done already, a block locks
--- nothing. The functions of version 3 work with these tables before and after each block.
+-- The changes of version 4 to the tables that are in use, "message" excepted. Each block is run in a transaction of its
+-- own before schema_4.sql: a migration that waits for one of these tables then holds no other that a sender or a consumer
+-- needs. These lock several tables in more than one order, so there would be deadlocks otherwise. A block that was run
+-- before locks nothing. The functions of version 3 work with these tables before and after each block.
 
 -- name: queue
 DO $$

@@ -1,13 +1,13 @@
 -- Version 5: which settings of a queue were declared.
 
--- The settings of queues that were declared, by name; the others have their usual values.
+-- The settings of queues that were declared, by name; the others have their default values.
 CREATE TABLE {schema}.declared (
     queue   integer NOT NULL,
     setting text NOT NULL,
     PRIMARY KEY (queue, setting)
 );
 
--- Of older queues, what is not as usual was declared.
+-- Of older queues, the settings that differ from the defaults were declared.
 INSERT INTO {schema}.declared (queue, setting)
 SELECT q.id, s.name
 FROM {schema}.queue AS q
