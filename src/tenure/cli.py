@@ -1,7 +1,7 @@
-"""The command line, here its front door, and nothing slow.
+"""The entry point of the command line; it imports nothing slow.
 
 Elections: ``tenure lead|status|watch|resign``. Queues: ``tenure send|work|queue|dead``. Stores: ``tenure
-doctor|migrate``. To see it all: ``tenure sim|demo``.
+doctor|migrate``. Demonstrations: ``tenure sim|demo``.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """See to it that what is said can be written, whatever the caller made of the standard streams.
+    """Make the standard streams usable, whatever the caller has closed.
 
-    Closed ones lead nowhere, or a database would be opened in their place. What the output's encoding doesn't have is
-    escaped.
+    Closed ones are opened on the null device, or a database file would get their number. Characters that the output's
+    encoding doesn't have are escaped.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
-            assert nowhere == number
-            os.set_inheritable(nowhere, True)
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            assert null == number
+            os.set_inheritable(null, True)
         if number and getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -91,7 +91,7 @@ def test_metadata_in_whatever_encoding_stdout_has(url: str, line: str) -> None:
 def test_status_of_a_vacant_and_of_an_unknown_name(url: str, capsys: Captured) -> None:
     with tenure.sync.connect(url) as backend, backend.election("job").campaign():
         pass
-    assert tell(capsys, "status", "job")[:2] == (3, "NAME  LEADER    TOKEN  LEASE LEFT  METADATA\njob   (nobody)\n")
+    assert tell(capsys, "status", "job")[:2] == (3, "NAME  LEADER  TOKEN  LEASE LEFT  METADATA\njob   (none)\n")
     code, out, _ = tell(capsys, "status", "never", "--json")
     assert code == Exit.VACANT
     assert json.loads(out)["leader"] is None
@@ -128,7 +128,7 @@ def test_status_omits_names_that_had_no_leader_for_long(url: str, capsys: Captur
         told = {each["name"]: each["vacant_for"] for each in json.loads(tell(capsys, "status", "--json")[1])}
         assert told["older"] == pytest.approx(8 * 86_400, abs=600)
         assert set(told) == {"crashed", "free", "old", "older"}
-        assert tell(capsys, "status", "old") == (3, "NAME  LEADER    TOKEN  LEASE LEFT  METADATA\nold   (nobody)\n", "")
+        assert tell(capsys, "status", "old") == (3, "NAME  LEADER  TOKEN  LEASE LEFT  METADATA\nold   (none)\n", "")
         assert json.loads(tell(capsys, "status", "never", "--json")[1])["vacant_for"] is None
         with backend.election("old").campaign() as term:
             assert term.token == 2
@@ -183,10 +183,10 @@ def test_watch_shows_changes_and_ends_well_when_interrupted(url: str, store: Non
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
         try:
             assert watch.stdout
-            assert watch.stdout.readline().endswith("  (nobody)\n")
+            assert watch.stdout.readline().endswith("  (none)\n")
             with tenure.sync.connect(url) as backend, backend.election("job").campaign() as term:
                 assert f"  {term.holder}  token 1" in watch.stdout.readline()
-            assert watch.stdout.readline().endswith("  (nobody)\n")
+            assert watch.stdout.readline().endswith("  (none)\n")
             watch.send_signal(2)
             assert watch.communicate(timeout=60) == ("", "")
             assert watch.returncode == 0

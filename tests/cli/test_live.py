@@ -65,7 +65,7 @@ def test_queues_as_a_live_table(url: str, store: None) -> None:
 
 def test_leaders_as_a_live_table(url: str, store: None) -> None:
     with Terminal("watch", "job") as terminal:
-        terminal.until_shown("nobody leads", "(nobody)")
+        terminal.until_shown("no leader", "(none)")
         with tenure.sync.connect(url) as backend:
             with backend.election("job", label="a-host-1", metadata={"addr": "h:1"}).campaign() as term:
                 picture = terminal.until_shown("a-host-1", "lease left ")
@@ -73,12 +73,12 @@ def test_leaders_as_a_live_table(url: str, store: None) -> None:
                 assert row[1] == f"{term.holder[:13]}…{term.holder[41:]}"
                 assert row[2:] == ["1", "addr=h:1"]
                 assert (picture.count(GREEN), picture.count(RED)) == (2, 0)
-            picture = terminal.until_shown("nobody leads", "a-host-1")
+            picture = terminal.until_shown("no leader", "a-host-1")
             assert (picture.count(GREEN), picture.count(RED)) == (0, 2)
         terminal.type(b"\x03")
         assert terminal.wait() == 0
         assert terminal.is_as_before()
-        assert [line.split()[1] for line in lines_of(terminal.after)[3:]] == ["LEADER", "(nobody)", row[1], "(nobody)"]
+        assert [line.split()[1] for line in lines_of(terminal.after)[3:]] == ["LEADER", "(none)", row[1], "(none)"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -132,7 +132,7 @@ def test_status_on_a_terminal(url: str, store: None) -> None:
             assert terminal.wait() == 0
     short = f"{term.holder[:13]}…{term.holder[41:]}"
     assert f"{GREEN}{short}" in terminal.raw
-    assert f"{RED}(nobody)" in terminal.raw
+    assert f"{RED}(none)" in terminal.raw
     assert term.holder not in terminal.raw
 
 

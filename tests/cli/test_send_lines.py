@@ -23,8 +23,8 @@ import pytest
 import tenure
 import tenure.sync
 from tenure._cli import lines as cli_lines
-from tenure._cli.lines import LineOptions, given, send_lines
-from tenure._cli.progress import Silent
+from tenure._cli.lines import LineOptions, body_source, send_lines
+from tenure._cli.progress import NoProgress
 from tenure.cli import main
 from tenure.testing import until
 
@@ -146,7 +146,7 @@ def test_ids_that_can_not_be_written(url: str, where: str) -> None:
     finally:
         os.close(out)
     why = "the standard output can't be written: No space left on device"
-    left = "the reader of the standard output has ended"
+    left = "the program that read the standard output has ended"
     assert (
         send.stderr.decode()
         == f"tenure: error: {why if where == 'full' else left}; 500 sent; continue with --skip 500\n"
@@ -183,11 +183,15 @@ async def test_an_interrupt_waits_for_the_answer_to_an_open_request(
     other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     if not answers:
-        monkeypatch.setattr(cli_lines, "PATIENCE", 0.05)
+        monkeypatch.setattr(cli_lines, "ANSWER_WITHIN", 0.05)
     told: list[str] = []
     sending = asyncio.create_task(
         send_lines(
-            f"{url}?busy=1", LineOptions("orders", {}), given(b"1\n2\n"), lambda first, ids: told.extend(ids), Silent()
+            f"{url}?busy=1",
+            LineOptions("orders", {}),
+            body_source(b"1\n2\n"),
+            lambda first, ids: told.extend(ids),
+            NoProgress(),
         )
     )
     await until(lambda: any("send_batch" in repr(task.get_coro()) for task in asyncio.all_tasks()))
@@ -210,7 +214,7 @@ async def test_lines_refused_after_an_interrupt_are_known_not_to_be_sent(url: st
         other.execute("UPDATE tenure_schema SET version = 999")  # as of a newer tenure
         other.execute("BEGIN EXCLUSIVE")  # which keeps readers out, too
         wanted = LineOptions("orders", {})
-        sending = asyncio.create_task(send_lines(url, wanted, given(b"1\n2\n"), lambda *_: None, Silent()))
+        sending = asyncio.create_task(send_lines(url, wanted, body_source(b"1\n2\n"), lambda *_: None, NoProgress()))
         await until(lambda: any("send_batch" in repr(task.get_coro()) for task in asyncio.all_tasks()))
         sending.cancel()
         other.rollback()

@@ -71,7 +71,7 @@ def test_a_broken_promise_is_shown_with_the_line_that_replays_it(capsys: Capture
     [
         (["--seeds", "5"], 2, "'5' is not a range of seeds"),
         (["--seeds", "9-3"], 2, "'9-3' is not a range of seeds"),
-        (["--trace"], 2, "say which with --seed"),
+        (["--trace"], 2, "name it with --seed"),
         (["--seed", "1", "--elections", "5"], 2, "--seed is one run"),
         (["--queues", "--elections", "5"], 2, "--messages with it"),
         (["--queues", "--seed", "1", "--mutant", "ignores-on"], 78, "did you mean 'ignores-no'?"),

@@ -22,7 +22,7 @@ got: two kettles
 got: one teapot
 leading in term 1
 NAME .*
-nightly-report +\(nobody\).*
+nightly-report +\(none\).*
 page 1 of the report, written in term 2
 page 2 .*
 page 3 .*

@@ -16,11 +16,10 @@ import pytest
 
 import tenure
 from tenure._backends.memory import Memory, MemoryBroker
-from tenure._cli import guard, working
+from tenure._cli import guard, work_run
 from tenure._cli.child import Child
-from tenure._cli.leading import Leading
-from tenure._cli.leading import Order as LeadOrder
-from tenure._cli.working import Order, Working
+from tenure._cli.lead_run import LeadOptions, LeadRun
+from tenure._cli.work_run import WorkOptions, WorkRun
 from tenure._lease import Grant
 from tenure._queue import handlers, processes
 from tenure._queue.broker import QueueSettings
@@ -136,8 +135,8 @@ async def test_the_end_of_a_handlers_process_does_not_move_while_we_stand_still(
 # --- the commands of tenure work -------------------------------------------------------------------------------------
 
 
-def order(*command: str, timeout: float | None = None) -> Order:
-    return Order("orders", command, None, "", {}, 1, False, timeout, GRACE, True, 0)
+def options(*command: str, timeout: float | None = None) -> WorkOptions:
+    return WorkOptions("orders", command, None, "", {}, 1, False, timeout, GRACE, True, 0)
 
 
 def overheard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -171,8 +170,8 @@ async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
     clock, start = now
     said, go_on = tmp_path / "said", tmp_path / "go on"
     lines = overheard(monkeypatch)
-    monkeypatch.setattr(working, "LOOKS", 400)
-    work = Working(order("sh", "-c", show_guard(said, go_on), timeout=timeout))
+    monkeypatch.setattr(work_run, "UPDATES", 400)
+    work = WorkRun(options("sh", "-c", show_guard(said, go_on), timeout=timeout))
     async with opened(clock) as queue:
         await queue.send(b"")
         work._consumer = consumer = queue.consumer(work._serve, until_empty=True)
@@ -197,7 +196,7 @@ async def test_a_command_that_is_told_to_stop_has_its_grace_and_no_more(
     stand_still_after(monkeypatch, clock, tenure.Consumer)
     begun = tmp_path / "begun"
     lines = overheard(monkeypatch)
-    work = Working(order("sh", "-c", f": > '{begun}'; sleep 1000"))
+    work = WorkRun(options("sh", "-c", f": > '{begun}'; sleep 1000"))
     async with opened(clock) as queue:
         await queue.send(b"")
         work._consumer = consumer = queue.consumer(work._serve)
@@ -222,7 +221,7 @@ async def test_the_command_of_a_term_is_stopped_before_its_lease_ends(
     stand_still_after(monkeypatch, clock, tenure.Term)
     said, go_on = tmp_path / "said", tmp_path / "go on"
     lines = overheard(monkeypatch)
-    leading = Leading(LeadOrder("chair", ("sh", "-c", show_guard(said, go_on)), "memory:", {}, False, None, 0))
+    leading = LeadRun(LeadOptions("chair", ("sh", "-c", show_guard(said, go_on)), "memory:", {}, False, None, 0))
     async with tenure.connect("memory:") as backend:
         election = backend.election("chair", ttl=LOCK)
         term = tenure.Term(Grant("chair", "me", 7), start + TRUST, clock)

@@ -64,7 +64,7 @@ def test_they_wait_for_a_server_and_outlive_its_restarts(start: Start, kind: typ
         server.start()
         asyncio.run(use(server.url))
         line_with(watching[0].stdout, "  orders  ")
-        line_with(watching[1].stdout, "(nobody)")
+        line_with(watching[1].stdout, "(none)")
         server.stop()
         for process in watching:
             assert "the store answers now" in process.stderr.readline()  # type: ignore[union-attr]

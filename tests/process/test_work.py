@@ -249,7 +249,8 @@ def test_at_the_end_it_prints_the_outcomes_of_the_messages(stage: Stage) -> None
     lines = worker.stderr.read().splitlines()
     assert lines[0] == f"tenure: orders: consuming from {stage.url}, 4 messages at once"
     # The store has a verdict before it is logged, so that the signal may come between the two.
-    assert "tenure: orders: ending; 1 running, with 0.2 s to finish; signal again to stop now" in lines[1:-1]
+    stopping = "stopping; 1 running, with 0.2 s to finish; a second signal stops them at once"
+    assert f"tenure: orders: {stopping}" in lines[1:-1]
     assert re.fullmatch("tenure: orders: 1 done, 2 failed, 1 given back, 1 dead-lettered, in .* s", lines[-1])
     assert [line[:28] for line in lines[1:-1]].count("tenure: warning: orders: mes") == 1
     assert [line[:26] for line in lines[1:-1]].count("tenure: error: orders: mes") == 1

@@ -31,4 +31,4 @@ async def test_the_fence_is_tried_also_if_the_new_leader_had_everything_before_a
             faults.conclude()
             assert "too old" in faults.failover.refusal
             assert ledger.progress().again == 0
-    assert told == ["a late write under term 1 is refused"]
+    assert told == ["a late write under term 1 was refused"]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import tenure
-from tenure._cli.demo_display import Lines, Picture, show_summary
+from tenure._cli.demo_display import LineDisplay, LiveDisplay, show_summary
 from tenure._demo.computation import Count, merge
 from tenure._demo.job import Chunk, File, Job
 from tenure._demo.ledger import Progress
@@ -77,10 +77,13 @@ def test_a_good_run_has_no_problems() -> None:
         ({"plain": merge([])}, "not that of the plain run"),
         ({"worker_kill": None}, "no worker was killed"),
         ({"worker_kill": dataclasses.replace(WORKER_KILL, again=None)}, "message 2, which the killed worker had"),
-        ({"dead": []}, "message 3, the poison one, is not among"),
-        ({"dead": [dataclasses.replace(POISONOUS, reason="expired")]}, "died of expired after 5"),
+        ({"dead": []}, "message 3, the poison message, is not among"),
+        ({"dead": [dataclasses.replace(POISONOUS, reason="expired")]}, "dead-lettered as expired after 5"),
         ({"dead": [dataclasses.replace(POISONOUS, deliveries=1)]}, "max_deliveries after 1 deliveries, not"),
-        ({"dead": [POISONOUS, dataclasses.replace(POISONOUS, chunk=2)]}, "messages died that could be handled: 2"),
+        (
+            {"dead": [POISONOUS, dataclasses.replace(POISONOUS, chunk=2)]},
+            "messages were dead-lettered that could be handled: 2",
+        ),
         ({"lost": ["a"]}, "lost, neither counted nor dead: a"),
         ({"twice": ["a"]}, "counted twice: a"),
         ({"differing": ["a", "b", "c", "d"]}, "a, b, c and 1 more"),
@@ -133,8 +136,8 @@ def test_the_picture_shows_who_leads_and_how_far_the_work_is() -> None:
     now.instances[1].chunk, now.instances[1].counted = 7, 3
     now.leader, now.token, now.progress, now.lease_left = 2, 2, progress(4, dead=1), 1.25
     now.queue = tenure.Stats(ready=3, locked=2, dead=1)
-    now.news.append((3.0, "kill -9"))
-    with Picture(Console(file=file, width=100, force_terminal=True, color_system=None)) as picture:
+    now.events.append((3.0, "kill -9"))
+    with LiveDisplay(Console(file=file, width=100, force_terminal=True, color_system=None)) as picture:
         picture.draw(now)
     for part in (
         "led by instance 2, term 2",
@@ -157,10 +160,10 @@ def test_the_picture_fits_and_shows_the_newest(width: int, height: int, instance
     now.instances = [InstanceState(number, 4_710 + number) for number in range(1, instances + 1)]
     now.instances[-1].state = "leading"
     now.queue = tenure.Stats(ready=3_000, locked=200, delayed=100, dead=1)
-    now.news = [(float(n), f"news {n}: the poison file nests brackets more than 1,000 deep, " * 2) for n in range(40)]
-    now.news.append((40.0, "the very newest, which ends with these words"))
+    now.events = [(float(n), f"news {n}: the poison file nests brackets more than 1,000 deep, " * 2) for n in range(40)]
+    now.events.append((40.0, "the very newest, which ends with these words"))
     console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
-    with Picture(console) as picture:
+    with LiveDisplay(console) as picture:
         picture.draw(now)
         lines = plain(file.getvalue().rpartition(HOME)[2]).split("\n")
     assert len(lines) == height
@@ -189,14 +192,14 @@ def test_the_summary_is_wrapped_at_words_on_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("cores", "seconds", "why"),
     [
-        (2, 9.0, "3 instances and the plain run shared 2 cores, so there was little to gain; only this run keeps"),
+        (2, 9.0, "3 instances and the plain run shared 2 cores, so there was little to gain; only this run stores"),
         (1, 9.0, "shared 1 core,"),
         (
             2,
             9.0,
-            "waited 0.4 s for its processes and a first leader, 2.8 s for the dead worker's message, 1.5 s for a new",
+            "waited 0.4 s for its processes and a first leader, 2.8 s for the killed worker's message, 1.5 s for a new",
         ),
-        (8, 9.0, "only this run keeps each message and result safe on a store"),
+        (8, 9.0, "only this run stores each message and result"),
     ],
 )
 def test_a_run_that_is_slower_says_why(cores: int, seconds: float, why: str) -> None:
@@ -205,21 +208,21 @@ def test_a_run_that_is_slower_says_why(cores: int, seconds: float, why: str) -> 
 
 def test_a_run_that_had_little_to_do_says_so() -> None:
     text = shown(dataclasses.replace(WELL, pace=0.25))
-    assert "as there was little to do, each file was made to take 250 ms here; only this run keeps" in text
+    assert "as there was little to do, each file was made to take 250 ms here; only this run stores" in text
 
 
 def test_a_run_that_is_faster_on_enough_cores_says_nothing_more() -> None:
-    assert "only this run keeps" not in shown(dataclasses.replace(WELL, cores=8, seconds=0.9))
+    assert "only this run stores" not in shown(dataclasses.replace(WELL, cores=8, seconds=0.9))
 
 
 def test_lines_tell_each_quarter_once() -> None:
     file = io.StringIO()
     now = run()
-    with Lines(Console(file=file, width=80)) as lines:
+    with LineDisplay(Console(file=file, width=80)) as lines:
         for done in (0, 3, 3, 5, 10):
             now.progress = progress(done)
             lines.draw(now)
-        lines.tell(1.0, "something")
+        lines.add_event(1.0, "something")
     assert [line.split("  ")[-1] for line in file.getvalue().splitlines()] == [
         "3 of 10 messages are done",
         "5 of 10 messages are done",

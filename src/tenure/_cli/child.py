@@ -19,7 +19,7 @@ LAST_RESORT = 0.5
 """The share of the time that the guard keeps after KILL, after which we stop waiting for the guard."""
 
 KILL_WITHIN = 1.0
-"""Seconds that the guard has, after it was told to kill the command, before we kill the guard ourselves."""
+"""Seconds that the guard has to kill the command, before we kill the guard ourselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Child:
         self._control = control
         self._report = report
         self._grace = grace
-        self._said = b""
+        self._received = b""  # the guard's report
         self._loop = asyncio.get_running_loop()
         self._deadline = -1.0
         self._last_fallback: asyncio.TimerHandle | None = None
@@ -83,29 +83,30 @@ class Child:
         too late, even if this process is stopped in between.
 
         Raises:
-            Failure: The system gave no process or no pipe.
+            Failure: The system could not start a process or open a pipe.
         """
         pipes: list[int] = []
         try:
             pipes += os.pipe()
             pipes += os.pipe()
-            listens, control, report, says = pipes
-            line = [sys.executable, "-I", "-S", guard.__file__, str(listens), str(says), repr(deadline), repr(grace)]
+            control_end, control, report, report_end = pipes
+            ends = str(control_end), str(report_end)
+            line = [sys.executable, "-I", "-S", guard.__file__, *ends, repr(deadline), repr(grace)]
             # A session of its own: a terminal's Ctrl-C reaches only us, and is passed on once.
             process = subprocess.Popen(
                 [*line, *command],
                 env=dict(env),
                 stdin=stdin,
                 stderr=stderr,
-                pass_fds=(listens, says),
+                pass_fds=(control_end, report_end),
                 start_new_session=True,
             )
         except OSError as error:
             for pipe in pipes:
                 os.close(pipe)
             raise Failure(Exit.NO_PROCESS, f"the command could not be started: {error}") from error
-        os.close(listens)
-        os.close(says)
+        os.close(control_end)
+        os.close(report_end)
         child = cls(process, control, report, grace)
         child.trust(deadline)
         return child
@@ -122,8 +123,8 @@ class Child:
         self._send(f"deadline {deadline!r}")
         if self._last_fallback:
             self._last_fallback.cancel()
-        patience = deadline - guard.now() - self._grace * guard.KILL_SHARE * LAST_RESORT
-        self._last_fallback = self._loop.call_later(max(0.0, patience), self._fallback)
+        wait = deadline - guard.now() - self._grace * guard.KILL_SHARE * LAST_RESORT
+        self._last_fallback = self._loop.call_later(max(0.0, wait), self._fallback)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the command."""
@@ -142,7 +143,7 @@ class Child:
 
     def _send(self, line: str) -> None:
         if not self.outcome.done():
-            # If it doesn't read (it is stopped, or has ended), the fallback remains.
+            # If the guard doesn't read (it is stopped, or has ended), the fallback remains.
             with suppress(OSError):
                 os.write(self._control, f"{line}\n".encode())
 
@@ -150,7 +151,7 @@ class Child:
 
     def _read(self) -> None:
         chunk = os.read(self._report, 4096)
-        self._said += chunk
+        self._received += chunk
         if b"stuck" in chunk:
             warn("some processes of the command could not be killed yet; its guard keeps trying")
         if not chunk:
@@ -159,21 +160,21 @@ class Child:
 
     async def _finish(self) -> None:
         """The guard has ended, usually last; if it was killed, end the rest of the command here."""
-        words = [line.split() for line in self._said.decode().splitlines()]
-        said = {verb: int(argument) for verb, argument in words}
-        command = said.pop("running", 0)
-        said.pop("stuck", None)
+        words = [line.split() for line in self._received.decode().splitlines()]
+        report = {verb: int(argument) for verb, argument in words}
+        command = report.pop("running", 0)
+        report.pop("stuck", None)
         self._guards.discard(self._process.pid)
-        if not said:
+        if not report:
             guard.send(9, group=command)
             # Its processes are our children now. But so are the guards of other commands, which continue.
             held = os.getpid(), self._process.pid, self._guards
-            patience = guard.KILL_AGAIN
+            pause = guard.KILL_AGAIN
             guard.reap()
             while guard.living(*held):
                 guard.kill_all(*held)
-                await asyncio.sleep(patience)
-                patience = min(patience * 1.5, guard.CHECK_EVERY)
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, guard.CHECK_EVERY)
                 guard.reap()
         self._process.wait()
         guard.reap()  # the processes adopted from the guard
@@ -182,13 +183,13 @@ class Child:
         for timer in (self._last_fallback, self._kill_by):
             if timer:
                 timer.cancel()
-        for kind, code in said.items():
+        for kind, code in report.items():
             self.outcome.set_result(Outcome(kind, code))
-        if not said:
+        if not report:
             self.outcome.set_result(Outcome("lost" if self._gave_up else "ended", Exit.SIGNAL + 9))
 
     def _fallback(self) -> None:
-        """The term ends, and the guard has not ended the command: it is stopped, or the machine is too busy."""
+        """The term ends, and the guard has not ended the command: the guard is stopped, or the machine is too busy."""
         if self.outcome.done():
             return
         self._gave_up = True

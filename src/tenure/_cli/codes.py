@@ -28,7 +28,7 @@ def exit_codes(text: str) -> frozenset[int]:
         if last < first:
             raise click.BadParameter(f"the range {part.strip()} ends before it begins; write {last}-{first}")
         if first == 0:
-            raise click.BadParameter("0 says that the message is done; give codes from 1 to 255")
+            raise click.BadParameter("0 completes the message; give codes from 1 to 255")
         if last > MOST:
             raise click.BadParameter(f"{last} is not an exit code; they are from {LEAST} to {MOST}")
         codes.update(range(first, last + 1))

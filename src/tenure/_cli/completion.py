@@ -1,7 +1,7 @@
-"""Completion in the shell, by click's own mechanism: words, options, and the names that the store knows.
+"""Completion in the shell, by click's own mechanism: words, options, and the names in the store.
 
-Errors end in no completion, because an error message must not appear in the line that the user types. Names are text of
-other people, so those that a shell would have to quote are omitted.
+After an error there is no completion, because a message must not appear in the line that the user types. Names are
+untrusted text, so those that a shell would have to quote are omitted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tenure import Backend
 
 TIMEOUT = 1.0
-"""Seconds for the store to name its queues or elections, unless ``TENURE_COMPLETE_TIMEOUT`` says otherwise."""
+"""Seconds for the store to list its queues or elections, unless ``TENURE_COMPLETE_TIMEOUT`` is set."""
 
 _PLAIN = re.compile(r"[\w.:/@%+-]+", re.ASCII)
 
@@ -101,7 +101,7 @@ def election_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Leave it to the shell, which completes files."""
+    """Let the shell complete file names."""
     return [CompletionItem(incomplete, type="file")]
 
 

@@ -13,7 +13,7 @@ import click
 from tenure._cli.completion import queue_names
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import HelpfulGroup, complete, duration, json_option, on_option, with_queue
-from tenure._cli.output import body_text, clean, message_fields, say, say_json, say_table, timestamp
+from tenure._cli.output import body_text, clean, message_fields, print_json, print_line, print_table, timestamp
 
 if TYPE_CHECKING:
     from tenure import DeadMessage, Queue
@@ -29,7 +29,7 @@ def command() -> None:
 def _which(function: AnyFunction) -> AnyFunction:
     """Add the options that choose letters."""
     for option in (
-        click.option("--reason", metavar="TEXT", help="Letters with this reason."),
+        click.option("--reason", metavar="TEXT", help="Dead letters with this reason."),
         click.option(
             "--sequence",
             "sequences",
@@ -43,7 +43,7 @@ def _which(function: AnyFunction) -> AnyFunction:
             "--older-than",
             type=duration,
             metavar="S",
-            help="Letters that died longer ago than this, by this machine's clock: 12h, 7d.",
+            help="Messages dead-lettered longer ago than this, by this machine's clock: 12h, 7d.",
         ),
     ):
         function = option(function)
@@ -58,14 +58,14 @@ def _which(function: AnyFunction) -> AnyFunction:
 @json_option
 def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> int:
     """List the dead letters of QUEUE, oldest first."""
-    letters = complete(with_queue(url, queue, lambda it: it.dead_letters.peek(limit, **_given(chosen))))
+    letters = complete(with_queue(url, queue, lambda found: found.dead_letters.peek(limit, **_given(chosen))))
     if as_json:
-        say_json([_record(letter) for letter in letters])
+        print_json([_record(letter) for letter in letters])
     elif letters:
         rows = [
             (str(one.sequence), one.id, one.reason, str(one.delivery_count), _died(one), _why(one)) for one in letters
         ]
-        say_table(("SEQ", "ID", "REASON", "TRIES", "DIED", "WHY"), rows, numbers=("SEQ", "TRIES"), whole=("DIED",))
+        print_table(("SEQ", "ID", "REASON", "TRIES", "DIED", "WHY"), rows, numbers=("SEQ", "TRIES"), whole=("DIED",))
     return Exit.DONE
 
 
@@ -77,7 +77,7 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
 @click.option("--body", "only_body", is_flag=True, help="Write only the body, byte for byte.")
 def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) -> int:
     """Show everything about one dead letter of QUEUE. LETTER is its sequence, or its id."""
-    found = complete(with_queue(url, queue, lambda it: _find(it, letter)))
+    found = complete(with_queue(url, queue, lambda found: _find(found, letter)))
     if found is None:
         raise Failure(
             Exit.VACANT, f"{queue!r} has no dead letter {letter!r}; see: tenure dead list {shlex.quote(queue)}"
@@ -85,7 +85,7 @@ def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) 
     if only_body:
         sys.stdout.buffer.write(found.body)
     elif as_json:
-        say_json(_record(found))
+        print_json(_record(found))
     else:
         _describe(found)
     return Exit.DONE
@@ -105,18 +105,18 @@ def redrive(
     """Put dead letters back into QUEUE: those chosen, or all. They are delivered again.
 
     With --to they go into another queue, with their ids and history. None is lost: if the store has no transactions
-    (Azure, a Redis Cluster), each is written there before it is removed here.
+    (Azure, a Redis Cluster), each is written to the other queue before it is removed from this one.
     """
     count = complete(
         with_queue(
-            url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, to=to, **_given(chosen))
+            url, queue, lambda found: found.dead_letters.redrive(limit=limit, dry_run=dry_run, to=to, **_given(chosen))
         )
     )
     if as_json:
-        say_json({"queue": queue, "to": to or queue, "redriven": 0 if dry_run else count, "would_be": count})
+        print_json({"queue": queue, "to": to or queue, "redriven": 0 if dry_run else count, "would_be": count})
     else:
         where = "back" if to is None else f"into {clean(to)}"
-        say(f"{count} would be put {where}" if dry_run else f"{count} put {where}")
+        print_line(f"{count} would be put {where}" if dry_run else f"{count} put {where}")
     return Exit.DONE
 
 
@@ -135,11 +135,11 @@ def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, *
         raise click.UsageError(
             "--all removes all, and --id, --sequence, --reason or --older-than choose some; give either"
         )
-    count = complete(with_queue(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
+    count = complete(with_queue(url, queue, lambda found: found.dead_letters.purge(limit=limit, **_given(chosen))))
     if as_json:
-        say_json({"queue": queue, "purged": count})
+        print_json({"queue": queue, "purged": count})
     else:
-        say(f"{count} removed")
+        print_line(f"{count} removed")
     return Exit.DONE
 
 
@@ -197,10 +197,12 @@ def _describe(letter: DeadMessage) -> None:
     }
     for what, value in shown.items():
         if value not in (None, ""):
-            say(f"{what:<15} {clean(str(value))}")
+            print_line(f"{what:<15} {clean(str(value))}")
     for attempt in letter.history:
         failure = f"  {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
-        say(f"{'delivery ' + str(attempt.number):<15} {timestamp(attempt.at)}  {attempt.outcome}{clean(failure)}")
+        print_line(
+            f"{'delivery ' + str(attempt.number):<15} {timestamp(attempt.at)}  {attempt.outcome}{clean(failure)}"
+        )
     if letter.error and letter.error.traceback:
         for line in letter.error.traceback.splitlines():
-            say(f"    {clean(line)}")
+            print_line(f"    {clean(line)}")

@@ -14,12 +14,12 @@ import click
 from rich.console import Console
 
 from tenure import ConfigError, Timing
-from tenure._cli.demo_display import Lines, Picture, show_summary
+from tenure._cli.demo_display import LineDisplay, LiveDisplay, show_summary
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, duration, json_option
 from tenure._cli.live import can_be_live
-from tenure._cli.output import log_to_stderr, say_json
+from tenure._cli.output import log_to_stderr, print_json
 from tenure._demo.job import survey
 from tenure._demo.processes import Failed
 from tenure._demo.run import DemoSettings, run_demo
@@ -65,8 +65,8 @@ def command(
 
     Several processes elect a leader. It splits the counting of a folder's files into messages. All processes compete
     for them; the leader receives the results and writes them through a fence. A worker is killed with kill -9 while it
-    handles a message: another process gets that. The leader is killed half-way: another takes over. One message always
-    fails, and becomes a dead letter. In the end, the result is compared with that of a plain run in one process.
+    handles a message: another process gets the message. The leader is killed half-way: another takes over. One message
+    always fails, and becomes a dead letter. In the end, the result is compared with that of a plain run in one process.
 
     Ends with 0 if all of this worked, and with 1 if not; the last lines say why. TENURE_URL is ignored.
     """
@@ -79,17 +79,20 @@ def command(
         )
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
-    with _place(keep) as place, Picture(console) if can_be_live(console) else Lines(console) as display:
-        summary = complete(_interruptible(DemoSettings(job, place, url, instances, ttl), display))
+    with (
+        _run_folder(keep) as run_folder,
+        LiveDisplay(console) if can_be_live(console) else LineDisplay(console) as display,
+    ):
+        summary = complete(_interruptible(DemoSettings(job, run_folder, url, instances, ttl), display))
     if as_json:
-        say_json(summary.as_json())
+        print_json(summary.as_json())
     else:
         show_summary(console, summary)
     return Exit.BROKEN if summary.problems() else Exit.DONE
 
 
 @contextmanager
-def _place(keep: Path | None) -> Iterator[Path]:
+def _run_folder(keep: Path | None) -> Iterator[Path]:
     """Provide a folder to write to; it is removed at the end unless *keep* names it."""
     if keep is not None:
         try:
@@ -101,32 +104,32 @@ def _place(keep: Path | None) -> Iterator[Path]:
             raise ConfigError(f"{keep} is not empty; name a new folder with --keep")
         yield keep.absolute()
         return
-    place = Path(tempfile.mkdtemp(prefix="tenure-demo-"))
+    temporary = Path(tempfile.mkdtemp(prefix="tenure-demo-"))
     try:
-        yield place
+        yield temporary
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 async def _interruptible(setting: DemoSettings, display: Display) -> Summary:
-    """Run to the end; when a signal comes, stop all processes first, and then end as the signal would."""
-    loop, came = asyncio.get_running_loop(), list[int]()
-    playing = asyncio.create_task(run_demo(setting, display))
+    """Run to the end; when a signal comes, stop all processes, and then end with the signal's exit code."""
+    loop, received = asyncio.get_running_loop(), list[int]()
+    running = asyncio.create_task(run_demo(setting, display))
 
     def interrupt(number: int) -> None:
-        came.append(number)
-        if len(came) == 1:  # a second one would only disturb the clean-up, which is short
-            playing.cancel()
+        received.append(number)
+        if len(received) == 1:  # a second signal would only disturb the clean-up, which is short
+            running.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt, number)
-    if isinstance(display, Picture) and signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+    if isinstance(display, LiveDisplay) and signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGTSTP, display.stop)
     try:
-        return await playing
+        return await running
     except Failed as failure:
         raise Failure(Exit.BROKEN, str(failure)) from failure
     except asyncio.CancelledError:
-        if came:
-            raise Failure(Exit.SIGNAL + came[0], "interrupted; all processes have been stopped") from None
+        if received:
+            raise Failure(Exit.SIGNAL + received[0], "interrupted; all processes have been stopped") from None
         raise

@@ -13,8 +13,8 @@ from tenure._cli.tables import Column, laid_out
 from tenure._demo.state import InstanceState, RunState, State
 from tenure._demo.summary import Summary
 
-NEWS_LEAST = 6
-"""Lines for the news, however many instances there are."""
+EVENTS_LEAST = 6
+"""Lines for the events, however many instances there are."""
 
 BAR, BAR_LEAST = 40, 10
 
@@ -41,14 +41,14 @@ _STYLES: dict[State, str] = {
 }
 
 
-class Lines:
+class LineDisplay:
     """Prints events line by line, and the progress at each quarter."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._quarter = 0
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,40 +60,40 @@ class Lines:
         quarter = 4 * progress.settled // progress.of
         if self._quarter < quarter < 4:
             self._quarter = quarter
-            self.tell(run.elapsed, f"{progress.settled:,} of {progress.of:,} messages are done")
+            self.add_event(run.elapsed, f"{progress.settled:,} of {progress.of:,} messages are done")
 
-    def tell(self, at: float, text: str) -> None:
-        """Print it."""
+    def add_event(self, at: float, text: str) -> None:
+        """Print an event."""
         self._console.print(*_line(at, text, None), soft_wrap=True)
 
 
-class Picture:
-    """Draws the whole run, repeatedly, on the terminal's alternate screen; the last picture stays, with all news."""
+class LiveDisplay:
+    """Draws the whole run, repeatedly, on the terminal's alternate screen; the last frame stays, with all events."""
 
     def __init__(self, console: Console) -> None:
         self._state_of_run: RunState | None = None
         self._canvas = Canvas(self._lines, console)
 
-    def __enter__(self) -> Picture:
+    def __enter__(self) -> LiveDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._canvas.leave()
 
     def draw(self, run: RunState) -> None:
-        """Draw it."""
+        """Draw the run."""
         self._state_of_run = run
         self._canvas.draw()
 
-    def tell(self, at: float, text: str) -> None:
-        """Do nothing: what happened is among the run's news, and drawn with it."""
+    def add_event(self, at: float, text: str) -> None:
+        """Do nothing: the event is in the run's state, and drawn with it."""
 
     def stop(self) -> None:
         """Stop this process, with the normal screen shown, until the shell resumes it."""
         self._canvas.stop()
 
     def _lines(self, width: int, height: int | None) -> list[Text]:
-        return _picture(self._state_of_run, width, height) if self._state_of_run else []
+        return _render(self._state_of_run, width, height) if self._state_of_run else []
 
 
 def show_summary(console: Console, summary: Summary) -> None:
@@ -114,24 +114,24 @@ def _print(console: Console, head: Text, text: str, width: int | None, style: st
         console.print(line, soft_wrap=True)
 
 
-def _picture(run: RunState, width: int, height: int | None) -> list[Text]:
-    """Return the lines of the whole run; where the height is given, with those of the news that fit, the newest."""
-    state = Text.assemble(("tenure demo", TITLE), f"  election {run.election!r}: ", (_lead(run), TITLE))
-    room = None if height is None else height - 7 - NEWS_LEAST  # what stands around them
+def _render(run: RunState, width: int, height: int | None) -> list[Text]:
+    """Return the lines of the whole run; if *height* is given, with only the newest events, as many as fit."""
+    state = Text.assemble(("tenure demo", TITLE), f"  election {run.election!r}: ", (_leader(run), TITLE))
+    room = None if height is None else height - 7 - EVENTS_LEAST  # 7: the lines around the instances
     head = [state, Text(), *_instances(run, width, room), Text(), *_bars(run, width), Text()]
-    news = [line for at, text in sorted(run.news) for line in _line(at, text, width)]
+    events = [line for at, text in sorted(run.events) for line in _line(at, text, width)]
     if height is None:
-        return [*head, *news]
+        return [*head, *events]
     left = height - len(head)
-    return [*head, *(news[-left:] if left > 0 else [])]
+    return [*head, *(events[-left:] if left > 0 else [])]
 
 
-def _lead(run: RunState) -> str:
+def _leader(run: RunState) -> str:
     for instance in run.instances:
         if instance.number == run.leader:
-            held = "lease of the dead" if instance.state == "killed" else "led by"
-            return f"{held} {instance.name}, term {run.token}"
-    return "nobody leads"
+            role = "lease still held by the killed" if instance.state == "killed" else "led by"
+            return f"{role} {instance.name}, term {run.token}"
+    return "no leader"
 
 
 def _instances(run: RunState, width: int, room: int | None) -> list[Text]:
@@ -160,7 +160,7 @@ def _state(instance: InstanceState, run: RunState) -> str:
     if instance.state == "leading":
         return f"leading, term {instance.token}"
     if instance.state == "killed" and instance.number == run.leader:
-        return f"killed; its lease of term {instance.token} runs on"
+        return f"killed; its lease (term {instance.token}) has not expired"
     return instance.state
 
 

@@ -12,7 +12,7 @@ import tenure
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, exit_of, json_option, one_url
-from tenure._cli.output import clean, say, say_json, say_table, seconds
+from tenure._cli.output import clean, print_json, print_line, print_table, seconds
 
 if TYPE_CHECKING:
     from tenure import Diagnosis
@@ -35,14 +35,14 @@ def command(
 
     If it has queues, a message is sent through one named tenure-doctor-…, which is deleted again.
 
-    Ends with 0 if the store can be used, even with warnings (but see --strict), with 69 if it can't be reached or takes
-    no message (because it is full, for example), and with 78 if it can't work as it is configured, or is an SQLite file
-    that doesn't exist: this command doesn't create one.
+    Ends with 0 if the store can be used, even with warnings (but see --strict), with 69 if it can't be reached or
+    refuses a message (because it is full, for example), and with 78 if it can't work as it is configured, or is an
+    SQLite file that doesn't exist: this command doesn't create one.
     """
     diagnosis = complete(_examine(one_url(ctx, address, on, "sqlite:///work.db"), write=not look_only))
     advice = list(_advice(diagnosis))
     if as_json:
-        say_json(_for_programs(diagnosis, advice))
+        print_json(_for_programs(diagnosis, advice))
     else:
         _for_people(diagnosis, advice)
     if diagnosis.failure is not None:
@@ -90,12 +90,12 @@ def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
         traits = dataclasses.asdict(diagnosis.queues).items()
         rows += [(f"queues: {_spoken(name)}", _shown(value)) for name, value in traits]
     rows += [(fact.name, fact.value) for fact in diagnosis.facts]
-    say_table(("", ""), rows, titles=False)
-    say("")
+    print_table(("", ""), rows, titles=False)
+    print_line("")
     if not advice:
-        say("No warnings.")
+        print_line("No warnings.")
     for name, text in advice:
-        say(f"! {clean(name)}: {clean(text)}")
+        print_line(f"! {clean(name)}: {clean(text)}")
 
 
 def _for_programs(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> dict[str, object]:

@@ -32,7 +32,7 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Show every name and its leader.",
              "tenure status"),
             ("Act in a script if there is no leader.",
-             "tenure status nightly-report --json || echo 'nobody leads'"),
+             "tenure status nightly-report --json || echo 'no leader'"),
         ),
         "watch": (
             ("Show each change of leader until Ctrl-C.",

@@ -19,7 +19,7 @@ class Exit(IntEnum):
     DONE = 0, "done; status: there is a leader; work: ended by INT or TERM, or the queue was empty"
     BROKEN = 1, "sim, demo: a promise was broken; doctor --strict: there are warnings; queue delete: not empty"
     USAGE = 2, "the command line is wrong"
-    VACANT = 3, "status, resign: the name has no leader; queue, dead: no such queue; dead show: no such letter"
+    VACANT = 3, "status, resign: the name has no leader; queue, dead: no such queue; dead show: no such dead letter"
     UNAVAILABLE = 69, "the store did not answer"
     INTERNAL = 70, "a bug in tenure"
     NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
@@ -31,7 +31,7 @@ class Exit(IntEnum):
     SIGNAL = 128, "128 + n: ended by signal n; lead: the signal ended the command, or tenure while no command ran"
 
 
-KEEPS = "lead: otherwise CMD's own code; work: CMD's code decides about its message, see tenure work --help"
+OTHER_CODES = "lead: otherwise CMD's own code; work: CMD's code decides about its message, see tenure work --help"
 
 
 class Failure(Exception):  # reported to people, and never raised out of the command line

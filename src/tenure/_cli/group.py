@@ -16,7 +16,7 @@ import click
 
 import tenure
 from tenure._cli.examples import Command
-from tenure._cli.exits import KEEPS, Exit, Failure
+from tenure._cli.exits import OTHER_CODES, Exit, Failure
 from tenure._cli.output import log_to_stderr
 from tenure.errors import ConfigError, TenureError, nearest
 
@@ -71,7 +71,7 @@ def exit_of(error: Exception) -> tuple[int, str]:
         case TenureError():
             return Exit.UNAVAILABLE, str(error)
         case BrokenPipeError():
-            return BROKEN_PIPE, "the reader of the standard output has ended"
+            return BROKEN_PIPE, "the program that read the standard output has ended"
         case OSError() if error.errno in _UNWRITTEN and error.filename is None:  # stores raise none
             return Exit.OUTPUT, f"the standard output can't be written: {error.strerror}"
     return Exit.INTERNAL, f"a bug in tenure {tenure.__version__}: {type(error).__name__}"
@@ -96,8 +96,8 @@ def complete(coroutine: Coroutine[Any, Any, T]) -> T:
 # --- the group ---------------------------------------------------------------------------------------------------
 
 
-class NoCommand(Exception):  # it never leaves the command line
-    """The command is missing; the text is the whole help."""
+class NoCommand(Exception):  # never raised out of the command line
+    """The command is missing; the message is the whole help."""
 
 
 class HelpfulGroup(Command, click.Group):
@@ -166,7 +166,7 @@ class _Group(HelpfulGroup):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", KEEPS)])
+            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", OTHER_CODES)])
         with formatter.section("Environment"):
             formatter.write_dl([("TENURE_URL", "the store, if --on is not given; put a password here")])
         super().format_epilog(ctx, formatter)

@@ -86,7 +86,7 @@ def now() -> float:
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of every descendant whose own parent dies; return whether that is known here."""
+    """Become the parent of every descendant whose own parent dies; return whether this system supports that."""
     return _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
@@ -140,7 +140,7 @@ def living(root: int, session: int | None = None, spared: Iterable[int] = ()) ->
 
 def send(number: int, *, group: int = 0, processes: Iterable[int] = ()) -> None:
     """Send a signal to a whole group, from which no fork escapes, and to single processes."""
-    # EPERM: a command that changed its user. It can't be signalled from here, and is waited for.
+    # EPERM: a command that changed its user. We can't signal it, only wait for it.
     if group:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -182,7 +182,7 @@ def _children(pid: int) -> set[int]:
 
 
 def reap() -> tuple[dict[int, int], bool]:
-    """Collect every child that has ended: process id → exit code, 128 + n for signal n. Say, too, if others live."""
+    """Collect every child that has ended: process id → exit code, 128 + n for signal n; and whether others live."""
     ended: dict[int, int] = {}
     try:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -203,7 +203,7 @@ class Guard:
         control: The pipe with tenure's lines; its end means that tenure has ended.
         report: The pipe for answers.
         deadline: Until when the term is trusted, by :func:`now`.
-        grace: Seconds before the deadline at which the command is told to stop.
+        grace: Seconds before the deadline at which the command gets TERM.
     """
 
     def __init__(self, control: int, report: int, deadline: float, grace: float) -> None:
@@ -223,20 +223,20 @@ class Guard:
         self._kill_pause = KILL_AGAIN
         self._text = b""
         self._adopts = adopt_orphans()
-        self._wake_pipe = _hear_signals()
+        self._wake_pipe = _catch_signals()
         os.set_blocking(control, False)
 
     def run(self, command: list[str]) -> None:
         """Start *command*, wait until all its processes have ended, and report."""
-        self._say(self._run(command))
+        self._report_line(self._run(command))
 
     def _run(self, command: list[str]) -> str:
-        self._listen()
+        self._read_control()
         if self._lost or self._kill_at <= now() or now() >= self._deadline - self._grace:
             return "late 0"
         try:
             self._spawn(command)
-        except OSError as error:  # the system gives no process, or no pipe
+        except OSError as error:  # no process could be started, or no pipe opened
             return f"failed {error.errno or 0}"
         while self._code is None or self._left():
             self._wait()
@@ -249,7 +249,7 @@ class Guard:
             return "late 0" if self._failure == _LATE else f"failed {int(self._failure)}"
         return f"{'lost' if self._lost else 'ended'} {code}"
 
-    def _say(self, line: str) -> None:
+    def _report_line(self, line: str) -> None:
         with suppress(OSError):  # the reader has ended
             os.write(self._report, f"{line}\n".encode())
 
@@ -266,7 +266,7 @@ class Guard:
         with suppress(OSError):  # the child does it too: either way, the group exists before we signal it
             os.setpgid(pid, pid)
         self._command = pid
-        self._say(f"running {pid}")
+        self._report_line(f"running {pid}")
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(report)
 
@@ -292,24 +292,24 @@ class Guard:
         finally:
             os._exit(127)
 
-    # --- one turn ---
+    # --- the loop ---
 
     def _wait(self) -> None:
         """Sleep until there is input or an action is due."""
         due = min(self._kill_due(), _FOREVER if self._term_sent else self._stop_due())
-        patience = CHECK_EVERY_STOPPING if self._term_sent else CHECK_EVERY
+        longest = CHECK_EVERY_STOPPING if self._term_sent else CHECK_EVERY
         poll = select.poll()
         for pipe in (self._control, self._exec_pipe, self._wake_pipe):
             if pipe >= 0:
                 poll.register(pipe, select.POLLIN)
-        ready = {pipe for pipe, _ in poll.poll(max(0.0, min(due - now(), patience)) * 1000)}
+        ready = {pipe for pipe, _ in poll.poll(max(0.0, min(due - now(), longest)) * 1000)}
         if self._wake_pipe in ready:
             with suppress(BlockingIOError):
                 os.read(self._wake_pipe, 4096)
         if self._exec_pipe in ready:
             self._read_exec_result()
         if self._control in ready:
-            self._listen()
+            self._read_control()
 
     def _read_exec_result(self) -> None:
         if self._exec_pipe >= 0:
@@ -317,7 +317,7 @@ class Guard:
             os.close(self._exec_pipe)
             self._exec_pipe = -1
 
-    def _listen(self) -> None:
+    def _read_control(self) -> None:
         """Read lines from tenure."""
         try:
             while chunk := os.read(self._control, 4096):
@@ -335,7 +335,7 @@ class Guard:
     def _execute(self, verb: str, argument: str = "") -> None:
         match verb:
             case "deadline":
-                # It may move closer (the store has said no), but not away once the command is being stopped.
+                # It may move closer (a renewal was refused), but not away once the command is being stopped.
                 stopping = self._term_sent or self._stop_at < _FOREVER
                 self._deadline = min(self._deadline, float(argument)) if stopping else float(argument)
             case "signal":
@@ -346,7 +346,7 @@ class Guard:
                 self._kill_at = now()
 
     def _pass_on(self, number: signal.Signals) -> None:
-        if not self._command:  # it came before the start: there will be none
+        if not self._command:  # the signal came before the start: do not start it
             self._lose()
         elif self._code is None:
             if number in TO_THE_GROUP:
@@ -355,7 +355,7 @@ class Guard:
                 send(number, processes=[self._command])
 
     def _lose(self, kill_at: float = _FOREVER) -> None:
-        # If the command has ended already by itself, its code counts: only the processes that it left are stopped.
+        # If the command has already ended by itself, its code counts: only the processes that it left are stopped.
         self._lost = self._lost or self._code is None
         self._stop_at = min(self._stop_at, now())
         self._kill_at = min(self._kill_at, kill_at)
@@ -373,20 +373,20 @@ class Guard:
 
     def _term_all(self) -> None:
         found = living(os.getpid(), os.getsid(0))
-        # Once the command has ended, its number names its group only as long as somebody is in that.
-        stands = self._code is None or not HAS_PROC or self._command in found.values()
-        strays = [pid for pid, group in found.items() if group != self._command]
-        send(signal.SIGTERM, group=self._command if stands else 0, processes=strays)
+        # Once the command has ended, its number names its group only as long as that has a process.
+        has_group = self._code is None or not HAS_PROC or self._command in found.values()
+        others = [pid for pid, group in found.items() if group != self._command]
+        send(signal.SIGTERM, group=self._command if has_group else 0, processes=others)
 
     def _kill_all(self) -> None:
         if self._code is None or not HAS_PROC:
             send(signal.SIGKILL, group=self._command)
         kill_all(os.getpid(), os.getsid(0))
-        # The rest hangs in the kernel, forks faster than we list, or belongs to another user.
-        patience, self._kill_pause = self._kill_pause, min(self._kill_pause * 1.5, CHECK_EVERY)
-        self._kill_again_at = now() + patience
-        if patience < self._kill_pause == CHECK_EVERY:
-            self._say("stuck 0")
+        # The processes left are blocked in the kernel, fork faster than we list, or belong to another user.
+        pause, self._kill_pause = self._kill_pause, min(self._kill_pause * 1.5, CHECK_EVERY)
+        self._kill_again_at = now() + pause
+        if pause < self._kill_pause == CHECK_EVERY:
+            self._report_line("stuck 0")
 
     def _note(self, ended: dict[int, int]) -> None:
         if self._command in ended and self._code is None:
@@ -419,8 +419,8 @@ class Guard:
         return self._kill_again_at or min(self._kill_at, self._deadline - self._grace * KILL_SHARE)
 
 
-def _hear_signals() -> int:
-    """Let no signal end the guard, which must outlive the command; return a pipe that wakes it when one comes."""
+def _catch_signals() -> int:
+    """Let no signal end the guard, which must outlive the command; return a pipe that wakes it at each signal."""
     reading, writing = os.pipe()
     for pipe in (reading, writing):
         os.set_blocking(pipe, False)
@@ -434,7 +434,9 @@ def _hear_signals() -> int:
 def main() -> None:
     control, report, deadline, grace, *command = sys.argv[1:]
     for pipe in (int(control), int(report)):
-        os.set_inheritable(pipe, False)  # the command must not inherit them: their ends have a meaning
+        os.set_inheritable(
+            pipe, False
+        )  # the command must not inherit them: when they are closed, the other side has ended
     Guard(int(control), int(report), float(deadline), float(grace)).run(command)
 
 

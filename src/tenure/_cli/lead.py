@@ -33,7 +33,12 @@ from tenure._cli.group import complete, key_value, on_option, refuse_both, secon
 @seconds_option("--stop-timeout", "Kill CMD this long after INT, TERM or QUIT. [default: only after a second signal]")
 @click.option("--again", is_flag=True, help="When CMD ends, campaign again, and start it in the next term.")
 @click.option(
-    "--metadata", "-m", type=key_value, multiple=True, metavar="K=V", help="Shown to others while this instance leads."
+    "--metadata",
+    "-m",
+    type=key_value,
+    multiple=True,
+    metavar="K=V",
+    help="Shown by tenure status while this instance leads.",
 )
 @click.option("--label", metavar="TEXT", help="The readable part of the holder's name. [default: host name and pid]")
 @click.option("--verbose", "-v", count=True, help="Print each start and end, with the time; twice: every renewal.")
@@ -48,7 +53,7 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     processes that it started get TERM, then KILL, before another instance can lead; then tenure campaigns again, for
     ever. Processes that a service (systemd, at, Docker) started for CMD are not stopped.
 
-    While another instance leads, tenure prints its holder, once for each; not with --quiet.
+    While another instance leads, tenure prints the holder whenever it changes; not with --quiet.
 
     INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to CMD. After INT, TERM or QUIT the lease is kept until CMD
     has ended; a second one kills it. If no CMD is running, tenure ends at once.
@@ -58,25 +63,28 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     stop_timeout = options.pop("stop_timeout")
     settings = {key: value for key, value in options.items() if value is not None}
     settings["metadata"] = dict(options["metadata"])
-    from tenure._cli.leading import Leading, Order  # imports asyncio: not needed for --help, nor for the errors above
+    from tenure._cli.lead_run import (  # imports asyncio: not needed for --help, nor for the errors above
+        LeadOptions,
+        LeadRun,
+    )
 
-    order = Order(name, argv, url, settings, again, stop_timeout, -1 if quiet else verbose)
-    return complete(Leading(order).run())
+    lead_options = LeadOptions(name, argv, url, settings, again, stop_timeout, -1 if quiet else verbose)
+    return complete(LeadRun(lead_options).run())
 
 
-def require_runnable(program: str, harm: str) -> None:
-    """Refuse a program that could never run; *harm* says what was not done.
+def require_runnable(program: str, undone: str) -> None:
+    """Refuse a program that could never run; *undone* is the part of the message that says what was not done.
 
     Raises:
         Failure: With the exit code that a shell would give.
     """
     folders = [""] if os.sep in program else os.get_exec_path()
     paths = [os.path.join(folder, program) for folder in folders if program]
-    there = [path for path in paths if os.path.exists(path)]
-    if not there:
+    found = [path for path in paths if os.path.exists(path)]
+    if not found:
         where = "" if os.sep in program else " on PATH"
         hint = "; no shell is involved: for shell syntax use sh -c '…'" if " " in program else ""
-        raise Failure(Exit.NOT_FOUND, f"no command {program!r}{where}{hint}; {harm}")
-    if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in there):
-        what = "a folder" if os.path.isdir(there[0]) else "not executable"
-        raise Failure(Exit.NOT_RUNNABLE, f"{there[0]} can't be run: it is {what}; {harm}")
+        raise Failure(Exit.NOT_FOUND, f"no command {program!r}{where}{hint}; {undone}")
+    if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
+        what = "a folder" if os.path.isdir(found[0]) else "not executable"
+        raise Failure(Exit.NOT_RUNNABLE, f"{found[0]} can't be run: it is {what}; {undone}")

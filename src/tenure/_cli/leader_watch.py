@@ -14,15 +14,15 @@ from tenure._cli.live import LiveScreen, can_be_live
 from tenure._cli.output import (
     ALARM,
     LEADING,
-    NOBODY,
+    NO_LEADER,
     QUIET,
     TITLE,
     Cell,
     clean,
     pairs,
+    print_json,
+    print_line,
     record,
-    say,
-    say_json,
     seconds,
     short,
     timestamp,
@@ -38,10 +38,10 @@ COLUMNS = (
 )
 
 ASK_EVERY = 1.0
-"""Seconds between two requests for the time left of the lease, which also show whether the store answers."""
+"""Seconds between two requests for the remaining time of the lease; they also show whether the store answers."""
 
 CHANGES_MAX = 10_000
-"""Changes that are kept, to be shown on a larger terminal and at the end."""
+"""Changes kept, to be shown on a larger terminal and at the end."""
 
 
 class _View(Protocol):
@@ -110,12 +110,12 @@ class _Lines:
 
     def change(self, leader: Leader | None) -> None:
         if self._as_json:
-            say_json({"at": timestamp(), **record(self._name, leader)}, lines=True)
+            print_json({"at": timestamp(), **record(self._name, leader)}, lines=True)
         elif leader is None:
-            say(f"{timestamp()}  {NOBODY}")
+            print_line(f"{timestamp()}  {NO_LEADER}")
         else:
             metadata = clean(pairs(leader.metadata))
-            say(f"{timestamp()}  {clean(leader.holder)}  token {leader.token}  {metadata}".rstrip())
+            print_line(f"{timestamp()}  {clean(leader.holder)}  token {leader.token}  {metadata}".rstrip())
 
     def refresh(self, leader: Leader | None) -> None:
         pass  # only changes are shown
@@ -128,7 +128,7 @@ class _Table:
     """A live table of the changes, the newest last: green for the present leader, red while there is none."""
 
     def __init__(self, name: str, source: str) -> None:
-        self.screen = LiveScreen(self._picture)
+        self.screen = LiveScreen(self._render)
         self._name = name
         self._source = source
         self._changes: deque[tuple[str, Leader | None]] = deque(maxlen=CHANGES_MAX)
@@ -149,7 +149,7 @@ class _Table:
     def outage(self, trouble: str) -> None:
         self.screen.outage(trouble)
 
-    def _picture(self, width: int, height: int | None) -> list[Text]:
+    def _render(self, width: int, height: int | None) -> list[Text]:
         head = [
             Text.assemble(("tenure watch", TITLE), f"  {clean(self._name)}", (f"  {clean(self._source)}", QUIET)),
             Text.assemble(f"{self._at}  ", self._state()),
@@ -165,17 +165,17 @@ class _Table:
         return [*head, *laid_out(COLUMNS, rows, width)]
 
     def _state(self) -> tuple[str, str]:
-        leader = "nobody" if self._present is None else clean(short(self._present.holder))
+        leader = "" if self._present is None else clean(short(self._present.holder))
         if self.screen.trouble:
-            return f"{leader} led when the store last answered", ""
+            return f"{leader or 'no candidate'} led when the store last answered", ""
         if self._present is None:
-            return "nobody leads", ALARM
+            return "no leader", ALARM
         left = "" if self._present.remaining is None else f", lease left {seconds(self._present.remaining)}"
         return f"{leader} leads{left}", LEADING
 
 
 def _row(at: str, leader: Leader | None, is_present: bool) -> tuple[str | Cell, ...]:
     if leader is None:
-        return (at, Cell(NOBODY, ALARM if is_present else ""), "", "")
+        return (at, Cell(NO_LEADER, ALARM if is_present else ""), "", "")
     holder = Cell(short(leader.holder), LEADING if is_present else "")
     return (at, holder, str(leader.token), pairs(leader.metadata))

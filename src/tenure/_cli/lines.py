@@ -3,9 +3,9 @@
 Rules:
 
 - Lines are numbered over the whole input, from 1, as ``sed -n 601p`` counts them; ``--skip`` omits the first ones.
-- However it ends, it says how many lines were sent, and with which ``--skip`` to continue.
-- The answer to a request that was sent is waited for, for a moment even after an interrupt: knowing it is worth the
-  delay.
+- However the command ends, it reports how many lines were sent, and the ``--skip`` to continue with.
+- It waits for the answer to a request that was sent, for a moment even after an interrupt: otherwise it could not
+  report whether those lines were sent.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ BATCH = 500
 CHUNK = 65_536
 """Bytes that are read from the input at once, at most."""
 
-PATIENCE = 1.0
+ANSWER_WITHIN = 1.0
 """Seconds to wait, after an interrupt, for the answer to a request that was sent before."""
 
-Tell = Callable[[int, list[str]], None]
+OnSent = Callable[[int, list[str]], None]
 """Called with the number of the first line of a request, and the ids of all its lines."""
 
 
@@ -51,7 +51,7 @@ class LineOptions:
         queue: The name of the queue.
         options: The fields of each message beside its body.
         skip: The number of first lines to omit.
-        id_prefix: The id of line 17 is this with ``-17``, so that it is kept once.
+        id_prefix: The id of line 17 is this with ``-17``, so that the store keeps it once.
     """
 
     queue: str
@@ -70,51 +70,52 @@ class LineOptions:
 class LineCounts:
     """The lines that were skipped and sent so far."""
 
-    wanted: LineOptions
+    options: LineOptions
     skipped: int = 0
     sent: int = 0
-    asked: int = 0
+    unanswered: int = 0
     """Lines whose request has no answer yet."""
 
     @property
-    def here(self) -> int:
+    def last_line(self) -> int:
         """The number of the last line that was skipped or sent."""
         return self.skipped + self.sent
 
     def __str__(self) -> str:
-        here = self.here
+        last = self.last_line
         sent = f"{self.sent:,} sent"
-        if not self.asked:
-            return f"{sent}; continue with --skip {max(here, self.wanted.skip)}"
-        unknown = f"line {here + 1}" if self.asked == 1 else f"lines {here + 1} to {here + self.asked}"
+        if not self.unanswered:
+            return f"{sent}; continue with --skip {max(last, self.options.skip)}"
+        until = last + self.unanswered
+        unknown = f"line {until}" if self.unanswered == 1 else f"lines {last + 1} to {until}"
         sent = f"{sent}; {unknown} may have been sent or not"
-        if self.wanted.id_prefix is not None:
-            return f"{sent}: continue with --skip {here} and the same --id-prefix, which keeps each line once"
-        return f"{sent}: --skip {here} may send some twice, --skip {here + self.asked} may omit some"
+        if self.options.id_prefix is not None:
+            return f"{sent}: continue with --skip {last} and the same --id-prefix, which keeps each line once"
+        return f"{sent}: --skip {last} may send some twice, --skip {until} may omit some"
 
     def refused(self, reason: str) -> str:
-        """Say that the next line was refused."""
-        here = self.here
+        """Return an error text: the next line was refused."""
+        last = self.last_line
         return (
-            f"{self.sent:,} sent; line {here + 1} refused: {reason}; correct it and continue with --skip {here}, "
-            f"or omit it with --skip {here + 1}"
+            f"{self.sent:,} sent; line {last + 1} refused: {reason}; correct it and continue with --skip {last}, "
+            f"or omit it with --skip {last + 1}"
         )
 
 
-async def send_lines(url: str, wanted: LineOptions, source: Source, tell: Tell, progress: Progress) -> int:
+async def send_lines(url: str, options: LineOptions, source: Source, on_sent: OnSent, progress: Progress) -> int:
     """Send each line as it comes; return the exit code.
 
     Raises:
-        Failure: It ended before the input did. The message says how many were sent.
+        Failure: Not all lines were sent. The message says how many were.
     """
     received = _cancel_on_sigterm()
-    counts = LineCounts(wanted)
+    counts = LineCounts(options)
     try:
         async with connect(url) as backend:
-            queue = backend.queue(wanted.queue)
-            if wanted.id_prefix is not None and queue.traits.dedupe == "impossible":
+            queue = backend.queue(options.queue)
+            if options.id_prefix is not None and queue.traits.dedupe == "impossible":
                 raise ConfigError("--id-prefix needs a store that remembers ids, and this one does not; omit it")
-            sender = _Sender(queue, counts, tell, progress)
+            sender = _Sender(queue, counts, on_sent, progress)
             try:
                 with progress:
                     async for lines in _batches(source.read):
@@ -125,14 +126,14 @@ async def send_lines(url: str, wanted: LineOptions, source: Source, tell: Tell, 
         return _interrupted(counts, received, progress)
     except _Unreadable as error:
         raise Failure(Exit.CONFIG, f"the input can't be read: {error}; {counts}") from error
-    if counts.skipped < wanted.skip:
-        warn(f"nothing was sent: --skip {wanted.skip} skips all of the input's {counts.skipped:,} lines")
+    if counts.skipped < options.skip:
+        warn(f"nothing was sent: --skip {options.skip} skips all of the input's {counts.skipped:,} lines")
     return Exit.DONE
 
 
 def _interrupted(counts: LineCounts, received: list[int], progress: Progress) -> int:
     if not received and not progress.is_shown:
-        end_line()  # of the terminal's ^C
+        end_line()  # the one with the terminal's ^C
     notice(f"interrupted; {counts}")
     return Exit.SIGNAL + (received[0] if received else signal.SIGINT)
 
@@ -155,16 +156,16 @@ def _cancel_on_sigterm() -> list[int]:
 class _Sender:
     """Sends the lines of an input in batches."""
 
-    def __init__(self, queue: tenure.Queue, counts: LineCounts, tell: Tell, progress: Progress) -> None:
+    def __init__(self, queue: tenure.Queue, counts: LineCounts, on_sent: OnSent, progress: Progress) -> None:
         self._queue = queue
         self._counts = counts
-        self._tell = tell
+        self._on_sent = on_sent
         self._progress = progress
 
     async def send(self, lines: list[bytes]) -> None:
         """Send *lines*, the next of the input."""
         counts = self._counts
-        left_out = min(len(lines), counts.wanted.skip - counts.skipped)
+        left_out = min(len(lines), counts.options.skip - counts.skipped)
         counts.skipped += left_out
         self._progress.skip(sum(len(line) + 1 for line in lines[:left_out]))
         for first in range(left_out, len(lines), BATCH):
@@ -172,11 +173,11 @@ class _Sender:
 
     async def _step(self, lines: Sequence[bytes]) -> None:
         counts = self._counts
-        first = counts.here + 1
-        messages = [counts.wanted.message(number, line) for number, line in enumerate(lines, first)]
+        first = counts.last_line + 1
+        messages = [counts.options.message(number, line) for number, line in enumerate(lines, first)]
         try:
             ids = await self._answer(messages)
-            self._tell(first, ids)
+            self._on_sent(first, ids)
         except MessageRefused as refused:  # none of them was sent
             if refused.index:
                 await self._step(lines[: refused.index])
@@ -188,27 +189,27 @@ class _Sender:
     async def _answer(self, messages: Sequence[tenure.Outgoing]) -> list[str]:
         """Send *messages* in one request; if cancelled, wait briefly for its answer."""
         counts = self._counts
-        counts.asked = len(messages)
-        asking = asyncio.ensure_future(self._queue.send_batch(messages))
+        counts.unanswered = len(messages)
+        request = asyncio.ensure_future(self._queue.send_batch(messages))
         try:
-            await asyncio.shield(asking)
+            await asyncio.shield(request)
         except ConfigError:
-            counts.asked = 0
+            counts.unanswered = 0
             raise
         except asyncio.CancelledError:
-            await asyncio.wait([asking], timeout=PATIENCE)
-            if not asking.done() or asking.cancelled():
-                asking.cancel()
-            elif (error := asking.exception()) is None:
-                self._tell(counts.here + 1, self._count(messages, asking.result()))
+            await asyncio.wait([request], timeout=ANSWER_WITHIN)
+            if not request.done() or request.cancelled():
+                request.cancel()
+            elif (error := request.exception()) is None:
+                self._on_sent(counts.last_line + 1, self._count(messages, request.result()))
             elif isinstance(error, ConfigError):
-                counts.asked = 0
+                counts.unanswered = 0
             raise
-        return self._count(messages, asking.result())
+        return self._count(messages, request.result())
 
     def _count(self, messages: Sequence[tenure.Outgoing], ids: list[str]) -> list[str]:
         self._counts.sent += len(ids)
-        self._counts.asked = 0
+        self._counts.unanswered = 0
         self._progress.sent(len(ids), sum(len(one.body) + 1 for one in messages))
         return ids
 
@@ -231,8 +232,8 @@ class Source:
     is_typed: bool = False
 
 
-def given(body: bytes) -> Source:
-    """Return a source that is *body*."""
+def body_source(body: bytes) -> Source:
+    """Return a source that consists of *body*."""
     left = [body]
 
     async def read() -> bytes:
@@ -241,7 +242,7 @@ def given(body: bytes) -> Source:
     return Source(read, len(body))
 
 
-def opened(number: int) -> Source:
+def file_source(number: int) -> Source:
     """Return a source that reads the file descriptor *number*."""
     size = None
     with suppress(OSError):
@@ -255,13 +256,13 @@ def standard_input() -> Source:
     """Return a source that reads the standard input."""
     try:
         number = sys.stdin.fileno()
-    except OSError:  # it stands for another stream
+    except OSError:  # replaced by a stream without a descriptor
         return Source(lambda: _in_thread(lambda: sys.stdin.buffer.read(CHUNK)))
-    return opened(number)  # not from the buffer, whose lock a daemon must not hold at the program's end
+    return file_source(number)  # not from the buffer, whose lock a daemon must not hold at the program's end
 
 
 async def _batches(read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[list[bytes]]:
-    """Yield the lines that have come, as soon as one has."""
+    """Yield the lines that were read, as soon as there is one."""
     rest = bytearray()
     while chunk := await _next(read):
         rest += chunk
@@ -281,21 +282,21 @@ async def _next(read: Callable[[], Awaitable[bytes]]) -> bytes:
 
 
 class _Unreadable(Exception):
-    """Say why the input can't be read."""
+    """The input can't be read; the message is the reason."""
 
 
 async def _in_thread(read: Callable[[], bytes]) -> bytes:
     """Return the result of *read*, called in a daemon thread, so that an interrupt ends the program at once."""
     loop = asyncio.get_running_loop()
-    coming: asyncio.Future[bytes] = loop.create_future()
+    result: asyncio.Future[bytes] = loop.create_future()
 
-    def tell(chunk: bytes, error: Exception | None) -> None:
-        if coming.done():
+    def finish(chunk: bytes, error: Exception | None) -> None:
+        if result.done():
             return
         if error is None:
-            coming.set_result(chunk)
+            result.set_result(chunk)
         else:
-            coming.set_exception(error)
+            result.set_exception(error)
 
     def wait() -> None:
         chunk, failure = b"", None
@@ -303,8 +304,8 @@ async def _in_thread(read: Callable[[], bytes]) -> bytes:
             chunk = read()
         except Exception as error:
             failure = error
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            loop.call_soon_threadsafe(tell, chunk, failure)
+        with suppress(RuntimeError):  # the loop is closed: no task waits any more
+            loop.call_soon_threadsafe(finish, chunk, failure)
 
     threading.Thread(target=wait, name="tenure-send-input", daemon=True).start()
-    return await coming
+    return await result

@@ -1,4 +1,4 @@
-"""A picture on the terminal's alternate screen, drawn again at each change; the terminal is restored at the end."""
+"""A live display on the terminal's alternate screen, drawn at each change; the terminal is restored at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tenure._cli.retrying import report_outage
 
 TROUBLE_LINES = 4
 
-Picture = Callable[[int, int | None], Sequence[Text]]
+Render = Callable[[int, int | None], Sequence[Text]]
 """Returns the lines for so many columns and lines; without a number of lines, all lines."""
 
 
@@ -46,26 +46,26 @@ def _is_in_foreground(file: IO[str]) -> bool:
 
 
 class Canvas:
-    """The terminal's alternate screen, from the first drawing to the end; the last picture stays on the normal one.
+    """The terminal's alternate screen, from the first drawing to the end; the last frame stays on the normal screen.
 
-    What is written to standard error meanwhile, if that is a terminal, comes after it.
+    What this process writes to standard error meanwhile, if that is a terminal, is shown after it.
     """
 
-    def __init__(self, picture: Picture, console: Console | None = None) -> None:
-        self._picture = picture
+    def __init__(self, render: Render, console: Console | None = None) -> None:
+        self._render = render
         self._console = console or Console(file=sys.stdout, highlight=False)
-        self._errors: TextIO | None = None  # where standard error went before
+        self._errors: TextIO | None = None  # the real standard error, while it is buffered
         self.is_open: bool = False
 
     def draw(self) -> None:
-        """Draw the present picture."""
+        """Draw the present state."""
         if not self.is_open:
             self._enter()
         self._console.control(Control.home())
         self._console.print(Screen(Group(*self._lines(self._console.height))), end="")
 
     def leave(self) -> None:
-        """Show the normal screen again, with the whole last picture."""
+        """Show the normal screen again, with the whole last frame."""
         if self.is_open:
             self._go_back()
             self._console.print(Group(*self._lines(None)))
@@ -82,7 +82,7 @@ class Canvas:
 
     def _lines(self, height: int | None) -> Sequence[Text]:
         width = self._console.width
-        lines = self._picture(width, height)
+        lines = self._render(width, height)
         for line in lines:
             line.truncate(width, overflow="crop")
         return lines
@@ -99,20 +99,20 @@ class Canvas:
         self._console.show_cursor(True)
         self._console.set_alt_screen(False)
         if self._errors is not None:
-            held, sys.stderr, self._errors = sys.stderr, self._errors, None
-            assert isinstance(held, io.StringIO)
-            sys.stderr.write(held.getvalue())
+            buffer, sys.stderr, self._errors = sys.stderr, self._errors, None
+            assert isinstance(buffer, io.StringIO)
+            sys.stderr.write(buffer.getvalue())
 
 
 class LiveScreen:
     """A canvas for a command that watches a store, for the length of the block.
 
-    It is drawn anew when the size of the terminal changes. SIGTERM and SIGHUP leave the block, and then end the
-    command. Ctrl-Z shows the shell's screen meanwhile.
+    It is drawn again when the size of the terminal changes. SIGTERM and SIGHUP leave the block, and then end the
+    command. While Ctrl-Z stops the process, the normal screen is shown.
     """
 
-    def __init__(self, picture: Picture) -> None:
-        self._picture = picture
+    def __init__(self, render: Render) -> None:
+        self._render = render
         self._canvas = Canvas(self._lines)
         self._signal = 0  # the one that has ended the block
         self.trouble = ""
@@ -146,7 +146,7 @@ class LiveScreen:
             raise click.exceptions.Exit(Exit.SIGNAL + self._signal)
 
     def draw(self) -> None:
-        """Draw the present picture."""
+        """Draw the present state."""
         self._canvas.draw()
 
     def outage(self, trouble: str) -> None:
@@ -160,7 +160,7 @@ class LiveScreen:
     def _lines(self, width: int, height: int | None) -> list[Text]:
         lines = textwrap.wrap(clean(self.trouble), max(10, width))[:TROUBLE_LINES]
         room = None if height is None else max(0, height - len(lines))
-        return [*(Text(line, ALARM) for line in lines), *self._picture(width, room)]
+        return [*(Text(line, ALARM) for line in lines), *self._render(width, room)]
 
     def _draw_again(self) -> None:
         if self._canvas.is_open:

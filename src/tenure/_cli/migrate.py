@@ -1,4 +1,4 @@
-"""``tenure migrate``: create or upgrade what a store needs before it can be used."""
+"""``tenure migrate``: create or upgrade the schema of a store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
 from tenure._cli.group import complete, connect, one_url
-from tenure._cli.output import clean, say
+from tenure._cli.output import clean, print_line
 
 
 @click.command("migrate", cls=Command)
@@ -38,9 +38,9 @@ def command(ctx: click.Context, address: str | None, on: str | None, as_sql: boo
         if since is None and not (address or on):
             since = 0
         url = one_url(ctx, address, on, "") if address or on else "postgresql://localhost"
-        say(complete(_sql(url, since)).rstrip("\n"))
+        print_line(complete(_sql(url, since)).rstrip("\n"))
         return Exit.DONE
-    say(clean(complete(_migrate(one_url(ctx, address, on, "postgresql://localhost/orders")))))
+    print_line(clean(complete(_migrate(one_url(ctx, address, on, "postgresql://localhost/orders")))))
     return Exit.DONE
 
 

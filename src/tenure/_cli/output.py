@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tenure import DeadMessage, Leader, LiveMessage, Stats
 
-NOBODY = "(nobody)"
+NO_LEADER = "(none)"
 
 _MOMENTS = frozenset({"enqueued_at", "locked_until", "due_at", "dead_at"})
 """The fields of a message that are Unix seconds."""
@@ -27,52 +27,52 @@ _HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", 
 _COLOURS = {"error": "1;31", "warning": "33"}  # red, bold; yellow
 
 
-def complain(message: str) -> None:
-    """Tell on stderr, in one line, what went wrong: ``tenure: error: …``."""
-    _tell("error", message)
+def print_error(message: str) -> None:
+    """Print an error on stderr, in one line: ``tenure: error: …``."""
+    _print_message("error", message)
 
 
 def warn(message: str) -> None:
-    """Tell on stderr, in one line, what may need attention, although the command goes on: ``tenure: warning: …``."""
-    _tell("warning", message)
+    """Print a warning on stderr, in one line: ``tenure: warning: …``. The command goes on."""
+    _print_message("warning", message)
 
 
 def notice(message: str) -> None:
-    """Tell on stderr, in one line, what is going on: ``tenure: …``. Nothing is wrong."""
-    _tell("", message)
+    """Print the progress of the command on stderr, in one line: ``tenure: …``."""
+    _print_message("", message)
 
 
-def _tell(kind: str, message: str) -> None:
+def _print_message(kind: str, message: str) -> None:
     line = clean(" ".join(message.split()))
     when = f"{timestamp()} " if _log_lines.timed else ""
-    with suppress(AttributeError, OSError, ValueError):  # it is closed, there is none, or nobody listens
+    with suppress(AttributeError, OSError, ValueError):  # stderr is closed or absent, or its reader has ended
         _write(f"tenure: {_marked(kind)}{when}{line}\n")
 
 
 def _write(text: str) -> None:
-    if _instead is not None and _instead(text):
+    if _redirected is not None and _redirected(text):
         return
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-_instead: Callable[[str], bool] | None = None
-"""Writes to stderr in our place, and returns whether it could; callable from any thread."""
+_redirected: Callable[[str], bool] | None = None
+"""Writes to stderr instead of us, and returns whether it could; callable from any thread."""
 
 
 @contextmanager
 def stderr_written_by(write: Callable[[str], bool]) -> Iterator[None]:
     """Inside this block, pass lines for stderr to *write*: an event loop must not wait for the reader of stderr."""
-    global _instead
-    _instead = write
+    global _redirected
+    _redirected = write
     try:
         yield
     finally:
-        _instead = None
+        _redirected = None
 
 
 def _marked(kind: str) -> str:
-    """Return the word for this kind of line, in colour on a terminal."""
+    """Return the prefix of this kind of line, in colour on a terminal."""
     if not kind:
         return ""
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
@@ -86,36 +86,36 @@ def end_line() -> None:
         sys.stderr.write("\n")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Write one line of the result."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def say_json(value: Any, *, lines: bool = False) -> None:
+def print_json(value: Any, *, lines: bool = False) -> None:
     """Write a value for programs: *lines* keeps it on one line of its own."""
     indent = None if lines else 2
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # a file's name, or metadata, that isn't UTF-8; or a terminal that isn't
+    except UnicodeEncodeError:  # a file's name, metadata or the terminal is not UTF-8
         text = json.dumps(value, indent=indent, default=str)
-    say(text)
+    print_line(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a table, and how a terminal shows it: a style of rich's, as red or bold green."""
+    """A cell of a table, with a style of rich for terminals, such as red or bold green."""
 
     text: str
     style: str = ""
 
 
 ALARM, LEADING, QUIET, TITLE = "red", "green", "dim", "bold"
-"""Styles: named colours, which a terminal shows in shades that can be read on its background."""
+"""Styles: named colours, which each terminal shows readably on its background."""
 
 
-def say_table(
+def print_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str | Cell]],
     *,
@@ -141,7 +141,9 @@ def say_table(
         places = [(width, title in numbers) for title, width in zip(columns, widths, strict=True)]
         for line in lines:
             placed = zip(line, places, strict=True)
-            say("  ".join(cell.rjust(room) if right else cell.ljust(room) for cell, (room, right) in placed).rstrip())
+            print_line(
+                "  ".join(cell.rjust(room) if right else cell.ljust(room) for cell, (room, right) in placed).rstrip()
+            )
         return
     from rich.console import Console
     from rich.table import Table
@@ -173,7 +175,7 @@ def ellipsis() -> str:
 
 
 def clean(text: str) -> str:
-    """Return *text* with control characters escaped: names and metadata are text of other people."""
+    """Return *text* with control characters escaped: names and metadata are untrusted text."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
@@ -273,7 +275,7 @@ class _LogLines(logging.Handler):
             kind = (
                 "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else ""
             )
-            _tell(kind, message)
+            _print_message(kind, message)
             if record.exc_info:
                 _write_traceback(record.exc_info)
 

@@ -25,7 +25,7 @@ class Progress(Protocol):
         """Note that *count* messages, *size* bytes of the input, were sent."""
 
 
-class Silent:
+class NoProgress:
     """Shows nothing."""
 
     is_shown = False
@@ -75,7 +75,7 @@ class Bar:
 
     def __exit__(self, *raised: object) -> None:
         if raised[0] is None and self._size:
-            self._bar.update(self._task, completed=self._size)  # what ends its lines was counted roughly
+            self._bar.update(self._task, completed=self._size)  # line ends were counted as one byte each
         self._bar.stop()
 
     def skip(self, size: int) -> None:

@@ -12,9 +12,9 @@ import click
 from tenure._cli.completion import queue_names
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import Branching, complete, connect_existing, duration, json_option, never_used, on_option
-from tenure._cli.output import count_cells, say_json, say_table
+from tenure._cli.output import count_cells, print_json, print_table
 from tenure._cli.queue_commands import delete, peek, purge
-from tenure._cli.queue_declare import declare, say_settings, settings_record
+from tenure._cli.queue_declare import declare, print_settings, settings_record
 from tenure._cli.retrying import wait_option
 
 if TYPE_CHECKING:
@@ -45,21 +45,21 @@ def command(
 ) -> int:
     """Count the messages of the queue NAME, and show its settings; or count those of every queue of the store.
 
-    READY messages can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were set
-    aside, DEAD are dead letters. OLDEST is the age of the oldest ready one.
+    READY messages can be received now, LOCKED ones are with a consumer, DELAYED ones wait for their time, DEFERRED ones
+    were set aside, DEAD ones are dead letters. OLDEST is the age of the oldest ready message.
 
     With --watch, a terminal shows a live table until Ctrl-C, with dead letters in red; otherwise, a line is printed for
     each queue and count. If the store does not answer, it is asked again: at the start for --wait, later for ever.
 
-    Ends with 3 if there is no queue NAME. --watch says so, and waits for it. A NAME that equals one of the commands
-    below is given after --: tenure queue -- NAME.
+    Ends with 3 if there is no queue NAME; with --watch, prints a warning and goes on. A NAME that equals one of the
+    commands below is given after --: tenure queue -- NAME.
     """
     if not watch and any(option is not None for option in (every, count, wait)):
         raise click.UsageError("--every, --count and --wait need --watch")
     if every is None:
         every = EVERY
     if every < EVERY_LEAST:
-        raise click.UsageError(f"--every {every:g} is too often; give at least {EVERY_LEAST:g} s")
+        raise click.UsageError(f"--every {every:g} is too short; give at least {EVERY_LEAST:g} s")
     with suppress(KeyboardInterrupt):  # the usual end
         complete(_watch(name, url, as_json, every, count, wait) if watch else _look(name, url, as_json))
     return Exit.DONE
@@ -75,11 +75,11 @@ async def _look(name: str | None, url: str, as_json: bool) -> None:
         records: list[dict[str, object]] = [
             {"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()
         ]
-        say_json(records if settings is None else {**records[0], "settings": settings_record(settings)})
+        print_json(records if settings is None else {**records[0], "settings": settings_record(settings)})
     elif found:
-        say_table(COLUMNS, [(each, *count_cells(stats)) for each, stats in found.items()], numbers=COLUMNS[1:])
+        print_table(COLUMNS, [(each, *count_cells(stats)) for each, stats in found.items()], numbers=COLUMNS[1:])
         if settings is not None:
-            say_settings(settings)
+            print_settings(settings)
 
 
 async def _watch(

@@ -15,7 +15,7 @@ from tenure._cli.completion import queue_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, duration, json_option, never_used, on_option, with_queue
-from tenure._cli.output import body_text, clean, message_fields, say, say_json, say_table, seconds
+from tenure._cli.output import body_text, clean, message_fields, print_json, print_line, print_table, seconds
 
 if TYPE_CHECKING:
     from tenure import LiveMessage
@@ -29,7 +29,7 @@ COLUMNS = ("SEQUENCE", "ID", "STATE", "DELIVERIES", "AGE", "ENDS IN", "SESSION",
 
 
 def name_argument(function: AnyFunction) -> AnyFunction:
-    """Add NAME, which must be given: without it, the first word may have been meant as a queue's name."""
+    """Add NAME, which is required; the error explains how to count a queue that has the name of a command."""
 
     def check(ctx: click.Context, param: click.Parameter, name: str | None) -> str:
         if name is None and not ctx.resilient_parsing:
@@ -75,7 +75,7 @@ def which(*states: str) -> Callable[[AnyFunction], AnyFunction]:
 
 
 def given(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return what was *chosen*, as the library wants it."""
+    """Return the *chosen* options as arguments of the library."""
     found = {key: value for key, value in chosen.items() if value not in (None, ())}
     if "older_than" in found:
         found["sent_before"] = max(0.0, time.time() - found.pop("older_than"))  # nothing is older than that clock
@@ -99,13 +99,13 @@ def peek(name: str, url: str, after: int, limit: int, as_json: bool, **chosen: A
     """
     shown = complete(with_queue(url, name, lambda queue: queue.peek(limit, after=after, **given(chosen))))
     if as_json:
-        say_json([message_fields(one) for one in shown])
+        print_json([message_fields(one) for one in shown])
     elif shown:
         now = time.time()
         rows = [_row(one, now) for one in shown]
         filled = [place for place in range(len(COLUMNS)) if any(row[place] for row in rows)]
         lines = [[line[place] for place in filled] for line in (COLUMNS, *rows)]
-        say_table(lines[0], _cut(lines)[1:])
+        print_table(lines[0], _cut(lines)[1:])
     return Exit.DONE
 
 
@@ -117,7 +117,7 @@ def peek(name: str, url: str, after: int, limit: int, as_json: bool, **chosen: A
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @json_option
 def purge(name: str, url: str, every: bool, dry_run: bool, as_json: bool, **chosen: Any) -> int:
-    """Remove messages from the queue NAME for good: those chosen, or --all. It may stay in use.
+    """Remove messages from the queue NAME for good: those chosen, or --all. The queue may be in use meanwhile.
 
     Locked messages stay, because a consumer has them, and so do dead letters and messages sent meanwhile.
     """
@@ -128,9 +128,9 @@ def purge(name: str, url: str, every: bool, dry_run: bool, as_json: bool, **chos
         raise click.UsageError(f"--all removes all, and {choices} choose some; give either")
     count = complete(with_queue(url, name, lambda queue: queue.purge(dry_run=dry_run, **given(chosen))))
     if as_json:
-        say_json({"queue": name, "purged": 0 if dry_run else count, "would_be": count})
+        print_json({"queue": name, "purged": 0 if dry_run else count, "would_be": count})
     else:
-        say(f"{count} would be removed" if dry_run else f"{count} removed")
+        print_line(f"{count} would be removed" if dry_run else f"{count} removed")
     return Exit.DONE
 
 
@@ -154,13 +154,13 @@ async def _delete(name: str, url: str, as_json: bool, *, force: bool) -> int:
         if unused := await never_used(backend, name):
             raise Failure(Exit.VACANT, unused)
         try:
-            held = await backend.queue(name).delete(force=force)
+            deleted = await backend.queue(name).delete(force=force)
         except QueueNotEmpty as error:
             raise Failure(Exit.BROKEN, f"{error} (--force)") from error
     if as_json:
-        say_json({"queue": name, "deleted": dataclasses.asdict(held)})
+        print_json({"queue": name, "deleted": dataclasses.asdict(deleted)})
     else:
-        say(f"deleted {clean(name)}; it held {held}")
+        print_line(f"deleted {clean(name)}; it held {deleted}")
     return Exit.DONE
 
 

@@ -11,7 +11,7 @@ import click
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
 from tenure._cli.group import complete, connect, duration, json_option, on_option, seconds_option
-from tenure._cli.output import say_json, say_table
+from tenure._cli.output import print_json, print_table
 from tenure._cli.queue_commands import name_argument
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def declare(name: str, url: str, as_json: bool, **options: Any) -> int:
         )
     settings = complete(_declare(name, url, changes))
     if as_json:
-        say_json({"queue": name, "settings": settings_record(settings)})
+        print_json({"queue": name, "settings": settings_record(settings)})
     else:
-        say_settings(settings)
+        print_settings(settings)
     return Exit.DONE
 
 
@@ -67,7 +67,7 @@ def settings_record(settings: QueueSettings) -> dict[str, object]:
     return {name: None if value == math.inf else value for name, value in found.items()}
 
 
-def say_settings(settings: QueueSettings) -> None:
+def print_settings(settings: QueueSettings) -> None:
     """Print *settings* for people."""
     kept = "forever" if settings.dead_retention == math.inf else f"{settings.dead_retention:.15g} s"
     row = (
@@ -77,4 +77,4 @@ def say_settings(settings: QueueSettings) -> None:
         f"{settings.body_max:,} bytes",
         kept,
     )
-    say_table(SETTINGS, [row], numbers=SETTINGS)
+    print_table(SETTINGS, [row], numbers=SETTINGS)

@@ -12,7 +12,19 @@ from rich.text import Text
 
 from tenure import Stats
 from tenure._cli.live import LiveScreen, can_be_live
-from tenure._cli.output import QUIET, TITLE, Cell, clean, count_cells, ellipsis, say, say_json, seconds, timestamp, warn
+from tenure._cli.output import (
+    QUIET,
+    TITLE,
+    Cell,
+    clean,
+    count_cells,
+    ellipsis,
+    print_json,
+    print_line,
+    seconds,
+    timestamp,
+    warn,
+)
 from tenure._cli.retrying import Retrying, report_outage
 from tenure._cli.tables import Column, cut, laid_out
 
@@ -48,10 +60,10 @@ async def watch(
 
     Args:
         look: Counts the queues.
-        unused: Says that the queue asked for was never used; nothing, if it was.
-        source: Which store, for people.
-        every: Seconds between two looks.
-        count: After how many looks to return; None: never.
+        unused: Returns an error text if the queue asked for doesn't exist; otherwise an empty text.
+        source: The store, as shown to people.
+        every: Seconds between two counts.
+        count: Return after this many counts; None: never.
         wait: See :class:`tenure._cli.retrying.Retrying`.
         as_json: Whether to write JSON.
     """
@@ -63,14 +75,14 @@ async def watch(
             view = _Table(source, every)
             await stack.enter_async_context(view.screen)
         retrying = Retrying(wait, view.outage)
-        looks = 0
+        counted = 0
         while True:
             found = await retrying.ask(look)
-            if looks == 0 and (text := await retrying.ask(lambda found=found: unused(found))):  # type: ignore[misc]
+            if counted == 0 and (text := await retrying.ask(lambda found=found: unused(found))):  # type: ignore[misc]
                 view.note(text)
             view.show(found)
-            looks += 1
-            if looks == count:
+            counted += 1
+            if counted == count:
                 return
             await asyncio.sleep(every)
 
@@ -80,7 +92,7 @@ class _JsonLines:
 
     def show(self, found: Found) -> None:
         records = [{"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()]
-        say_json({"at": timestamp(), "queues": records}, lines=True)
+        print_json({"at": timestamp(), "queues": records}, lines=True)
 
     def note(self, text: str) -> None:
         warn(text)
@@ -102,9 +114,9 @@ class _Lines:
         self._name_width = max(self._name_width, *(len(row[0]) for row in rows), 0)
         if not self._has_titles:
             self._has_titles = True
-            self._say("TIME", [column.title for column in COLUMNS], len(at))
+            self._print_line("TIME", [column.title for column in COLUMNS], len(at))
         for row in rows:
-            self._say(at, row, len(at))
+            self._print_line(at, row, len(at))
 
     def note(self, text: str) -> None:
         warn(text)
@@ -112,17 +124,17 @@ class _Lines:
     def outage(self, trouble: str) -> None:
         report_outage(trouble)
 
-    def _say(self, at: str, cells: Sequence[str], width: int) -> None:
+    def _print_line(self, at: str, cells: Sequence[str], width: int) -> None:
         name, *counts = cells
         text = "  ".join(each.rjust(NUMBER) for each in counts)
-        say(f"{at.ljust(width)}  {name.ljust(self._name_width)}  {text}".rstrip())
+        print_line(f"{at.ljust(width)}  {name.ljust(self._name_width)}  {text}".rstrip())
 
 
 class _Table:
     """A live table, with dead letters in red."""
 
     def __init__(self, source: str, every: float) -> None:
-        self.screen = LiveScreen(self._picture)
+        self.screen = LiveScreen(self._render)
         self._source = source
         self._every = every
         self._found: Found = {}
@@ -141,7 +153,7 @@ class _Table:
     def outage(self, trouble: str) -> None:
         self.screen.outage(trouble)
 
-    def _picture(self, width: int, height: int | None) -> list[Text]:
+    def _render(self, width: int, height: int | None) -> list[Text]:
         head = [
             Text.assemble(("tenure queue --watch", TITLE), (f"  every {seconds(self._every)}  {self._source}", QUIET)),
             Text(self._at),

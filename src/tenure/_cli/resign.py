@@ -11,7 +11,7 @@ from tenure._cli.completion import election_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, duration, json_option, on_option
-from tenure._cli.output import clean, record, say, say_json, seconds
+from tenure._cli.output import clean, print_json, print_line, record, seconds
 
 if TYPE_CHECKING:
     from tenure import Election, Leader
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--wait", type=duration, metavar="S", help="Wait up to this long until that leader has stepped down.")
 def command(name: str, url: str, as_json: bool, wait: float | None) -> int:
-    """Ask the present leader of NAME, on any machine, to step down. Its work is stopped, and others go first.
+    """Ask the present leader of NAME, on any machine, to step down. Its work is stopped; other candidates go first.
 
     Ends with 0 once the leader is asked (with --wait: once it has stepped down), with 3 if there is no leader, and with
     75 if it has not stepped down in time.
     """
     before, after, changed = complete(_resign(name, url, wait))
     if as_json:
-        say_json({"name": name, "asked": before.holder, "changed": changed, "now": after and record(name, after)})
+        print_json({"name": name, "asked": before.holder, "changed": changed, "now": after and record(name, after)})
     elif not changed:
-        say(f"asked {clean(before.holder)} (token {before.token}) to step down from {clean(name)!r}")
+        print_line(f"asked {clean(before.holder)} (token {before.token}) to step down from {clean(name)!r}")
     else:
-        successor = f"{clean(after.holder)} (token {after.token}) leads" if after else "nobody leads"
-        say(f"{clean(before.holder)} (token {before.token}) has stepped down from {clean(name)!r}; {successor} now")
+        successor = f"{clean(after.holder)} (token {after.token}) leads now" if after else "there is no leader now"
+        print_line(f"{clean(before.holder)} (token {before.token}) has stepped down from {clean(name)!r}; {successor}")
     return Exit.DONE
 
 

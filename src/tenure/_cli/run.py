@@ -11,7 +11,7 @@ import click
 
 from tenure._cli.exits import Exit
 from tenure._cli.group import BROKEN_PIPE, NoCommand, exit_of, group
-from tenure._cli.output import complain
+from tenure._cli.output import print_error
 
 COMPLETION = "_TENURE_COMPLETE"
 """The variable by which a shell asks for completion; the name is click's."""
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         return result if isinstance(result, int) else Exit.DONE
     except click.exceptions.Exit as left:
         return left.exit_code
-    except (BrokenPipeError, SystemExit):  # click makes the latter of the former
+    except (BrokenPipeError, SystemExit):  # click turns the former into the latter
         _drop_output()
         return BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         return Exit.USAGE
     except Exception as error:
         code, message = exit_of(error)
-        complain(message)
+        print_error(message)
         if code == Exit.INTERNAL:
             traceback.print_exception(error)
         if code in (Exit.OUTPUT, BROKEN_PIPE):
@@ -49,6 +49,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _drop_output() -> None:
     """Discard the rest of the output: Python would report the error again when it flushes at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)

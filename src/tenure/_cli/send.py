@@ -15,9 +15,9 @@ from tenure._cli.completion import queue_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect, exit_of, json_option, key_value, on_option, seconds_option
-from tenure._cli.lines import LineOptions, Source, given, opened, send_lines, standard_input
-from tenure._cli.output import clean, notice, say, say_json
-from tenure._cli.progress import Bar, Progress, Silent
+from tenure._cli.lines import LineOptions, Source, body_source, file_source, send_lines, standard_input
+from tenure._cli.output import clean, notice, print_json, print_line
+from tenure._cli.progress import Bar, NoProgress, Progress
 
 _END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 
@@ -43,13 +43,13 @@ def moment(text: str) -> datetime:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="With --lines: skip the first N lines, as an earlier run that ended early has said.",
+    help="With --lines: skip the first N lines; a run that ends early prints the N to continue with.",
 )
 @click.option(
     "--id-prefix",
     metavar="TEXT",
     help="With --lines: line 17 gets the id TEXT-17. Within the queue's dedupe window (600 s, unless set "
-    "otherwise) a repeated run keeps each line once. Not on Azure, which remembers no ids.",
+    "otherwise) a repeated run stores each line once. Not on Azure, which remembers no ids.",
 )
 @click.option(
     "--id", metavar="TEXT", help="The message's id: a second one with this id is dropped within the dedupe window."
@@ -84,23 +84,25 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Send BODY to QUEUE, and print the message's id once it is kept.
+    """Send BODY to QUEUE, and print the message's id once the store has it.
 
     Without BODY, or with -, the body is read from the standard input; with --file, from that file.
 
-    With --lines, each line is sent as soon as it has come, also from an endless input. The ids are printed as they are
-    kept; with --json, a line of JSON for each batch, with the number of its first line. If the command ends early, by a
-    refused line or an interrupt, the message says how many were sent, and with which --skip to continue.
+    With --lines, each line is sent as soon as it is read, also from an endless input. The ids are printed as soon as
+    the store has the messages; with --json, a line of JSON for each batch, with the number of its first line. If the
+    command ends early, by a refused line or an interrupt, it prints how many were sent, and with which --skip to go on.
     """
     _check(body, file, lines, skip, id_prefix, options["id"])
     options_given = {key: value for key, value in options.items() if value is not None}
     if headers:
         options_given["headers"] = dict(headers)
-    here = None if body is None or body == "-" else body.encode("utf-8", "surrogateescape")
+    given_body = None if body is None or body == "-" else body.encode("utf-8", "surrogateescape")
     if lines:
-        return complete(_lines(url, LineOptions(queue, options_given, skip, id_prefix), here, file, quiet, as_json))
-    whole = here if here is not None else _whole(file)
-    complete(_send_one(url, queue, Outgoing(whole, **options_given), quiet, as_json))
+        return complete(
+            _lines(url, LineOptions(queue, options_given, skip, id_prefix), given_body, file, quiet, as_json)
+        )
+    content = given_body if given_body is not None else _content(file)
+    complete(_send_one(url, queue, Outgoing(content, **options_given), quiet, as_json))
     return Exit.DONE
 
 
@@ -125,15 +127,15 @@ async def _send_one(url: str, name: str, message: Outgoing, quiet: bool, as_json
         return
     try:
         if as_json:
-            say_json({"queue": name, "ids": ids})
+            print_json({"queue": name, "ids": ids})
         else:
-            say(ids[0])
+            print_line(ids[0])
     except OSError as error:
         code, why = exit_of(error)
         raise Failure(code, f"message {ids[0]} was sent, but {why}") from error
 
 
-def _whole(file: Path | None) -> bytes:
+def _content(file: Path | None) -> bytes:
     if file is None and sys.stdin.isatty():
         notice(f"reading the message from the terminal; end it with {_END} on a line of its own")
     try:
@@ -146,27 +148,28 @@ def _whole(file: Path | None) -> bytes:
 
 
 async def _lines(
-    url: str, wanted: LineOptions, body: bytes | None, file: Path | None, quiet: bool, as_json: bool
+    url: str, options: LineOptions, body: bytes | None, file: Path | None, quiet: bool, as_json: bool
 ) -> int:
     if body is not None:
-        source = given(body)
+        source = body_source(body)
     elif file is not None:
-        source = opened(_open(file))
+        source = file_source(_open(file))
     else:
         source = standard_input()
         if source.is_typed:
             notice(f"reading lines from the terminal, each is sent when it is entered; end with {_END}")
 
-    def tell(first: int, ids: list[str]) -> None:
+    def print_ids(first: int, ids: list[str]) -> None:
         if as_json:
-            say_json({"queue": wanted.queue, "line": first, "ids": ids}, lines=True)
+            print_json({"queue": options.queue, "line": first, "ids": ids}, lines=True)
         else:
-            say("\n".join(ids))
+            print_line("\n".join(ids))
 
-    def tell_nothing(first: int, ids: list[str]) -> None:
+    def print_nothing(first: int, ids: list[str]) -> None:
         pass
 
-    return await send_lines(url, wanted, source, tell_nothing if quiet else tell, _progress(wanted, source, quiet))
+    on_sent = print_nothing if quiet else print_ids
+    return await send_lines(url, options, source, on_sent, _progress(options, source, quiet))
 
 
 def _open(file: Path) -> int:
@@ -176,8 +179,8 @@ def _open(file: Path) -> int:
         raise Failure(Exit.CONFIG, f"{file} can't be read: {error.strerror}") from error
 
 
-def _progress(wanted: LineOptions, source: Source, quiet: bool) -> Progress:
+def _progress(options: LineOptions, source: Source, quiet: bool) -> Progress:
     """Return a bar, but not where it would disturb typed input or ids on the same terminal."""
     if source.is_typed or not sys.stderr.isatty() or (sys.stdout.isatty() and not quiet):
-        return Silent()
-    return Bar(f"send to {clean(wanted.queue)}", source.size)
+        return NoProgress()
+    return Bar(f"send to {clean(options.queue)}", source.size)

@@ -14,7 +14,7 @@ import click
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
 from tenure._cli.group import json_option
-from tenure._cli.output import say, say_json
+from tenure._cli.output import print_json, print_line
 
 if TYPE_CHECKING:
     from tenure.testing._sim.report import Outcome
@@ -40,19 +40,19 @@ def seed_range(text: str) -> range:
               f"elections were held. [default: {ELECTIONS}]")  # fmt: skip
 @click.option("--messages", type=click.IntRange(min=1), metavar="N", help="With --queues: simulate seeds from 0 on "
               f"until so many messages were settled. [default: {MESSAGES}]")  # fmt: skip
-@click.option("--mutant", metavar="NAME", help="Plant this bug, to see it found.")
+@click.option("--mutant", metavar="NAME", help="Plant this bug, to see that it is found.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Use so many processes. [default: one per core]")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, queues: bool, seed: int | None, trace: bool, seeds: range | None,
             elections: int | None, messages: int | None, mutant: str | None, jobs: int | None,
             as_json: bool) -> int:  # fmt: skip
-    """Simulate elections: candidates, clocks, network, store and faults, all drawn from a seed, judged from outside.
+    """Simulate elections: candidates, clocks, network, store and faults, all drawn from a seed, checked from outside.
 
     With --queues: producers, consumers, their handlers and a broker; in some runs, sessions.
 
-    The same seed is the same run, everywhere. At the first seed that breaks a promise, it shows how, prints the one
-    line that replays it, and ends with 1.
+    The same seed gives the same run on every machine. At the first seed that breaks a promise, the command prints how,
+    and the command line that replays it, and ends with 1.
     """
     if (elections if queues else messages) is not None:
         raise click.UsageError("--elections are counted without --queues, --messages with it", ctx)
@@ -62,7 +62,7 @@ def command(ctx: click.Context, queues: bool, seed: int | None, trace: bool, see
     if seed is not None and jobs:
         raise click.UsageError("--seed is one run, in one process; leave out --jobs", ctx)
     if trace and seed is None:
-        raise click.UsageError("--trace prints one run; say which with --seed", ctx)
+        raise click.UsageError("--trace prints one run; name it with --seed", ctx)
     from tenure.testing import sim
     from tenure.testing.sim import queues as sim_queues
 
@@ -81,10 +81,10 @@ def command(ctx: click.Context, queues: bool, seed: int | None, trace: bool, see
 
 def _show_one(report: Outcome, as_json: bool) -> int:
     if as_json:
-        say_json(dataclasses.asdict(report))
+        print_json(dataclasses.asdict(report))
     else:
         for line in (*report.trace, str(report)):
-            say(line)
+            print_line(line)
     return Exit.DONE if report.ok else Exit.BROKEN
 
 
@@ -104,11 +104,13 @@ def _search(reports: Iterator[Outcome], seeds: range | None, amount: int | None,
     if as_json:
         found = dataclasses.asdict(broken) | {"replay": broken.replay} if broken else None
         counted = {"sessions": sessions} if unit == "messages" else {}
-        say_json({"seeds": runs, unit: done, **counted, "virtual": virtual, "seconds": took, "broken": found})
+        print_json({"seeds": runs, unit: done, **counted, "virtual": virtual, "seconds": took, "broken": found})
     else:
         verdict = f"\n{broken}\nreplay: {broken.replay}" if broken else " every promise was kept"
         in_sessions = f" and {sessions} sessions" if sessions else ""
-        say(f"{done} {unit}{in_sessions} in {runs} seeds, {virtual / 3600:.1f} virtual hours in {took:.1f} s:{verdict}")
+        print_line(
+            f"{done} {unit}{in_sessions} in {runs} seeds, {virtual / 3600:.1f} virtual hours in {took:.1f} s:{verdict}"
+        )
     return Exit.BROKEN if broken else Exit.DONE
 
 
@@ -126,7 +128,7 @@ class _NoBar:
 
 @contextmanager
 def _progress(total: int, unit: str) -> Iterator[_Bar]:
-    """Show how far it is on a terminal's stderr; anywhere else nothing."""
+    """Show the progress on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield _NoBar()
         return

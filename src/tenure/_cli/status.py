@@ -12,7 +12,19 @@ from tenure._cli.completion import election_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
 from tenure._cli.group import complete, connect_existing, json_option, on_option
-from tenure._cli.output import ALARM, LEADING, NOBODY, Cell, notice, pairs, record, say_json, say_table, seconds, short
+from tenure._cli.output import (
+    ALARM,
+    LEADING,
+    NO_LEADER,
+    Cell,
+    notice,
+    pairs,
+    print_json,
+    print_table,
+    record,
+    seconds,
+    short,
+)
 
 if TYPE_CHECKING:
     from tenure import Leader
@@ -29,9 +41,9 @@ UNUSED_DAYS = 7
 def command(name: str | None, url: str, as_json: bool, every: bool) -> int:
     """Show the leader of NAME, or of every name of the store.
 
-    Names that have had no leader for long are not shown, and their number is printed on stderr; with --json, all are
-    shown, and vacant_for is the seconds without a leader, at least. A name stays listed if the store does not know
-    since when it has had no leader.
+    Names that have had no leader for 7 days are not shown, and their number is printed on stderr. With --json, all are
+    shown, and vacant_for is the least number of seconds without a leader. A name stays listed if the store does not
+    know since when it has had no leader.
 
     Ends with 0 if there is a leader, and with 3 if not (if all are shown: if no name has a leader).
     """
@@ -40,12 +52,12 @@ def command(name: str | None, url: str, as_json: bool, every: bool) -> int:
     leaders, vacancies = complete(_look(name, url))
     if as_json:
         records = [{**record(each, leader), "vacant_for": vacancies.get(each)} for each, leader in leaders.items()]
-        say_json(records if name is None else records[0])
+        print_json(records if name is None else records[0])
         return _code(leaders)
     hidden = set() if every or name is not None else {each for each in vacancies if _is_unused(vacancies[each])}
     rows = [_row(each, leader) for each, leader in leaders.items() if each not in hidden]
     if rows:
-        say_table(
+        print_table(
             ("NAME", "LEADER", "TOKEN", "LEASE LEFT", "METADATA"), rows, numbers=("TOKEN",), whole=("LEASE LEFT",)
         )
     if hidden:
@@ -76,6 +88,6 @@ def _is_unused(vacant_for: float | None) -> bool:
 
 def _row(name: str, leader: Leader | None) -> tuple[str | Cell, ...]:
     if leader is None:
-        return (name, Cell(NOBODY, ALARM), "", "", "")
+        return (name, Cell(NO_LEADER, ALARM), "", "", "")
     holder = short(leader.holder) if sys.stdout.isatty() else leader.holder
     return (name, Cell(holder, LEADING), str(leader.token), seconds(leader.remaining), pairs(leader.metadata))

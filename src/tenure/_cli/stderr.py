@@ -2,7 +2,7 @@
 
 Rules:
 
-- The output of a command is read at once, unless much of it could not be written yet: then the command waits, as it
+- The output of a command is read at once, unless much of it could not be written yet: then the command blocks, as it
   would if it wrote to our stderr itself.
 - The event loop never waits for the reader of our stderr: a thread writes there, in order.
 - Memory is bounded: by the output kept of each command, by the output that waits to be written, and by one pipe's
@@ -32,7 +32,7 @@ READS = 16
 """Reads of a pipe after its command has ended, at most: another process may go on writing."""
 
 AHEAD = 4 * CHUNK
-"""Bytes that may wait to be written; beyond that, commands wait, too."""
+"""Bytes that may wait to be written; beyond that, commands block."""
 
 LINES_AHEAD = 1_000
 """Lines of our own that may wait to be written."""
@@ -72,7 +72,7 @@ class Stderr:
         self._put(b"", lambda: self._on_loop(_settle, written))
         await asyncio.wait([written], timeout=within)
 
-    def tell(self, text: str) -> bool:
+    def write_lines(self, text: str) -> bool:
         """Write our own lines, after the output that waits already. Any thread may call it.
 
         Returns:
@@ -101,7 +101,7 @@ class Stderr:
         """Return a stderr for a command.
 
         Raises:
-            OSError: There is no pipe to be had.
+            OSError: The system could not open a pipe.
         """
         return CommandStderr(self)
 
@@ -113,7 +113,7 @@ class Stderr:
             self._has_room.clear()
             for one in self._reading:
                 self._loop.remove_reader(one.pipe)
-        self._put(chunk, lambda: self._on_loop(self._note, len(chunk)))
+        self._put(chunk, lambda: self._on_loop(self._on_written, len(chunk)))
 
     def _put(self, chunk: bytes, written: Callable[[], None]) -> None:
         """Let the thread write *chunk*, and call *written* there afterwards."""
@@ -122,7 +122,7 @@ class Stderr:
             if self._thread is None and self._ours is not None:
                 # A daemon: the end of the program does not wait for the reader of our stderr.
                 thread = threading.Thread(target=self._write_all, args=(self._ours,), name="tenure-stderr", daemon=True)
-                with suppress(RuntimeError):  # the system gives no thread: the next chunk tries again
+                with suppress(RuntimeError):  # no thread could be started: the next chunk tries again
                     thread.start()
                     self._thread = thread
 
@@ -145,7 +145,7 @@ class Stderr:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    def _note(self, count: int) -> None:
+    def _on_written(self, count: int) -> None:
         self._waiting -= count
         if self._waiting <= AHEAD and not self._has_room.is_set():
             self._has_room.set()
@@ -178,8 +178,8 @@ class CommandStderr:
     """The stderr of one command.
 
     Attributes:
-        pipe: Where we read.
-        writing: What the command is to write to; to be closed by :meth:`started`.
+        pipe: The end that we read.
+        writing: The end that the command writes to; closed by :meth:`started`.
     """
 
     def __init__(self, stderr: Stderr) -> None:
@@ -194,7 +194,7 @@ class CommandStderr:
         stderr._add(self)
 
     def started(self) -> None:
-        """The command has inherited its end of the pipe, or never will: close ours, unless it is closed."""
+        """Close our copy of the writing end: the command has inherited it, or never will."""
         if not self._is_started:
             self._is_started = True
             os.close(self.writing)
@@ -224,7 +224,7 @@ class CommandStderr:
             self._length -= len(self._kept.popleft())
 
     def end(self) -> str:
-        """The command has ended: return the end of its output. Later output of other processes is only copied."""
+        """Return the end of the output of the ended command. Later output of other processes is only copied."""
         for _ in range(READS):
             if not self.read():
                 break

@@ -23,8 +23,8 @@ def command(name: str, url: str, as_json: bool, count: int | None, wait: float |
     """Show the leader of NAME, and then each change, a line each, with the time at which it was seen.
 
     A terminal shows a live table, with the present leader in green, and holders without most of their random part.
-    With --json, each line is one object. If the store does not answer, it is asked again: at the start for --wait,
-    later for ever; a line on stderr says so.
+    With --json, each line is one object. If the store does not answer, the request is repeated, at the start for
+    --wait, later for ever, and a warning is printed on stderr.
 
     Runs until it is interrupted (Ctrl-C), and then ends with 0.
     """

@@ -119,9 +119,12 @@ def command(
     retry = _retry_policy({name: options.pop(f"retry_{name}") for name in ("initial", "factor", "maximum", "jitter")})
     timeout, grace = options.pop("timeout"), options.pop("grace")
     settings = {key: value for key, value in options.items() if value is not None}
-    from tenure._cli.working import Order, Working  # imports asyncio: not needed for --help, nor for the errors above
+    from tenure._cli.work_run import (  # imports asyncio: not needed for --help, nor for the errors above
+        WorkOptions,
+        WorkRun,
+    )
 
-    order = Order(
+    work_options = WorkOptions(
         queue,
         argv,
         handler,
@@ -137,7 +140,7 @@ def command(
         retry,
         wait,
     )
-    complete(Working(order).run())
+    complete(WorkRun(work_options).run())
     return Exit.DONE
 
 

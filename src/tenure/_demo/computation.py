@@ -1,4 +1,4 @@
-"""The computation: counts one file, and merges the counts of many into a total. It knows no election."""
+"""The computation: counts one file, and merges the counts of many into a total. No election is involved."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tenure._demo.job import Chunk
 
 BLOCK = 1 << 20  # bytes read at a time
 SYNTAX_MAX = 1 << 17
-"""Bytes of the largest file that is parsed: the parser holds the interpreter, and renewals have to get in between, also
-on a busy machine."""
+"""Bytes of the largest file that is parsed: the parser holds the interpreter's lock, and renewals must run in between,
+also on a busy machine."""
 
 NESTED_MAX = 1_000
 """More opening brackets in a row than any of Python's parsers accepts."""
@@ -59,7 +59,7 @@ def count_chunk(folder: str, chunk: Chunk, *, pace: float = 0.0) -> list[Count]:
     counts = []
     for file in chunk.files:
         began = time.monotonic()
-        time.sleep(pace / 2)  # so that even a chunk that fails at once is handled for a while
+        time.sleep(pace / 2)  # so that even a chunk that fails at once takes some time
         counts.append(count_file(folder, file.path, parsed=file.parsed))
         time.sleep(max(0.0, began + pace - time.monotonic()))
     return counts
@@ -97,7 +97,7 @@ def _nodes(path: str, source: bytes) -> int:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if b"(" * NESTED_MAX in source:
             raise TooDeep(f"{path} nests brackets more than {NESTED_MAX:,} deep") from error
-        return 0  # source of another Python, or no Python: Python's own tests have many
+        return 0  # not valid for this Python: the tests of Python itself have many such files
 
 
 def merge(counts: Iterable[Count]) -> Total:
@@ -119,6 +119,6 @@ def merge(counts: Iterable[Count]) -> Total:
 
 def differences(some: Sequence[Count], others: Sequence[Count]) -> list[str]:
     """Return the files whose counts differ, sorted."""
-    mine = {count.path: count for count in some}
-    theirs = {count.path: count for count in others}
-    return sorted(path for path in mine.keys() | theirs.keys() if mine.get(path) != theirs.get(path))
+    first = {count.path: count for count in some}
+    second = {count.path: count for count in others}
+    return sorted(path for path in first.keys() | second.keys() if first.get(path) != second.get(path))

@@ -30,7 +30,7 @@ class Faults:
         ledger: The database of the results.
         results: The queue in which a result is repeated.
         processes: The instances.
-        tell: Called with a line about each fault, and with its time, if that is not now.
+        on_event: Called with a text about each fault, and with its time, if that is not now.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Faults:
         ledger: Ledger,
         results: tenure.Queue,
         processes: Processes,
-        tell: Callable[[str, float | None], None],
+        on_event: Callable[[str, float | None], None],
     ) -> None:
         self.worker_kill: WorkerKill | None = None
         self.failover: Failover | None = None
-        self._spared = 0 if len(job.chunks) < FEW else poison
+        self._spared_chunk = 0 if len(job.chunks) < FEW else poison
         self._ledger = ledger
         self._results = results
         self._processes = processes
-        self._say = tell
+        self._add_event = on_event
         self._stopped: InstanceProcess | None = None
         self._is_repeated = False
 
@@ -69,11 +69,13 @@ class Faults:
             self._write_under_old_token(self.failover)
 
     def follow(self, instance: InstanceState, report: Report) -> None:
-        """Record the effect of a fault, if an instance reports one."""
+        """Record the effect of a fault, if *report* is one."""
         worker_kill, failover = self.worker_kill, self.failover
         if worker_kill and report.what == "took" and report.chunk == worker_kill.chunk and worker_kill.again is None:
             worker_kill.again = report.at - worker_kill.at
-            self._say(f"{instance.name} has message {worker_kill.chunk} now, delivery {report.delivery}", report.at)
+            self._add_event(
+                f"{instance.name} received message {worker_kill.chunk}, delivery {report.delivery}", report.at
+            )
         if failover is None or report.token <= failover.token:
             return
         if report.what == "elected" and failover.elected is None:
@@ -87,7 +89,7 @@ class Faults:
         if result is not None:
             self._is_repeated = True
             await self._results.send_batch([result.outgoing()])
-            self._say(f"the result of message {result.chunk} is delivered a second time", None)
+            self._add_event(f"the result of message {result.chunk} is delivered a second time", None)
 
     def _kill_a_worker(self, run: RunState) -> None:
         """Kill -9 a worker that handles a message.
@@ -102,7 +104,8 @@ class Faults:
             instance = child.instance
             self.worker_kill = WorkerKill(instance.number, instance.pid, instance.chunk, time.monotonic())
             child.kill()
-            self._say(f"kill -9 {instance.pid}: {instance.name}, a worker, is dead with message {instance.chunk}", None)
+            at = f"while it handled message {instance.chunk}"
+            self._add_event(f"kill -9 {instance.pid}: {instance.name}, a worker, was killed {at}", None)
         else:
             child.resume()
 
@@ -117,7 +120,7 @@ class Faults:
                 return
 
     def _handles_a_message(self, instance: InstanceState) -> bool:
-        return instance.chunk not in (0, self._spared)
+        return instance.chunk not in (0, self._spared_chunk)
 
     def _kill_the_leader(self, run: RunState) -> None:
         """Kill -9 the leader, if the store and the instance itself agree that it leads."""
@@ -133,10 +136,10 @@ class Faults:
                 )
                 child.kill()
                 at = f"{progress.settled:,} of {progress.of:,} messages"
-                self._say(f"kill -9 {instance.pid}: {instance.name}, the leader, is dead at {at}", None)
+                self._add_event(f"kill -9 {instance.pid}: {instance.name}, the leader, was killed at {at}", None)
 
     def _write_under_old_token(self, failover: Failover) -> None:
-        """Write under the dead leader's token, as it would do itself if it had only been slow.
+        """Write under the killed leader's token, as that leader would do if it had only been slow.
 
         The fence checks only the token, so this works also when all results are written already.
         """
@@ -148,6 +151,6 @@ class Faults:
             self._ledger.record(failover.token, late)
         except tenure.TermLost as refusal:
             failover.refusal = str(refusal)
-            self._say(f"a late write under term {failover.token} is refused", None)
+            self._add_event(f"a late write under term {failover.token} was refused", None)
         else:
             raise Failed(f"a write under the old term {failover.token} was accepted after a newer term had written")

@@ -1,4 +1,4 @@
-"""One instance: a process that campaigns, and competes for the work, also while another one leads.
+"""One instance: a process that campaigns, and competes for the messages, also while another one leads.
 
 The first line of its standard input is an ``InstanceConfig``. It reports on standard output, and ends when the second
 line comes, or when the pipe breaks.
@@ -50,9 +50,9 @@ class InstanceConfig:
 
 
 def main() -> int:
-    """Take part until told to stop; return the exit code."""
+    """Run the instance until it is stopped; return the exit code."""
     try:
-        asyncio.run(take_part(InstanceConfig.read(parent_watch.read_first_line())))
+        asyncio.run(run_instance(InstanceConfig.read(parent_watch.read_first_line())))
     except* tenure.TenureError as errors:
         report(Report("failed", why="; ".join(map(str, errors.exceptions))))
         code = 1
@@ -61,8 +61,8 @@ def main() -> int:
     return code
 
 
-async def take_part(config: InstanceConfig) -> None:
-    """Campaign, again and again, and count chunks, until told to stop."""
+async def run_instance(config: InstanceConfig) -> None:
+    """Campaign, again and again, and count chunks, until the instance is stopped."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     parent_watch.watch_parent(lambda: loop.call_soon_threadsafe(stop.set))
     ledger = Ledger(Path(config.ledger))
@@ -72,7 +72,7 @@ async def take_part(config: InstanceConfig) -> None:
         election = backend.election(config.election, ttl=config.ttl, metadata=metadata)
         work, results = queues.work_of(backend), queues.results_of(backend)
         leader = Leader(config.number, ledger, work, results, named=queues.named, stop=stop)
-        report(Report("standing"))
+        report(Report("standing by"))
         async with asyncio.TaskGroup() as group:
             group.create_task(election.run(leader.lead, stop=stop, sigterm=False))
             group.create_task(Worker(config.number, queues.results).work(work, stop))

@@ -22,7 +22,7 @@ TEXT_MAX = 7_000  # characters of paths
 """The limits of a chunk, so that its message and its result fit into every store (the smallest limit is 45 kB)."""
 
 PACE_MAX = 1.0
-"""The most seconds that a file is made to take."""
+"""The longest time for one file, in seconds."""
 
 _PARSED = 2_500_000.0  # bytes a second, roughly, of sources that are parsed
 _READ = 150_000_000.0  # bytes a second of everything else
@@ -51,7 +51,7 @@ class Chunk:
 class Job:
     """Files to count.
 
-    ``pace`` is the least time for a file, in seconds: 0.0, unless the work is so little that it would be over at once.
+    ``pace`` is the least time for a file, in seconds: 0.0, unless there is so little work that it would end at once.
     """
 
     folder: str
@@ -87,7 +87,7 @@ def survey(folder: Path | None, *, at_least: float) -> Job:
 
 def with_poison_file(job: Job, path: Path) -> tuple[Job, Chunk]:
     """Write a file to *path* that makes the computation fail; return *job* with it, and the chunk that it is in."""
-    path.write_text("# No parser gets through this: tenure demo puts it among the files, to show what becomes of it.\n")
+    path.write_text("# No parser accepts this file: tenure demo adds it, to show a message that always fails.\n")
     with path.open("a") as file:
         file.write("(" * 10_000)
     before = len(job.chunks) // 4  # early, so that the run does not end by waiting for its retries

@@ -1,4 +1,4 @@
-"""The leader: splits the work into messages, and aggregates the results. It does not count."""
+"""The leader: splits the work into messages, and aggregates the results. It does not count files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Leader:
         self._stop = stop
 
     async def lead(self, term: tenure.Term) -> None:
-        """Lead for one term: to the end of the work, and then until told to stop."""
+        """Lead for one term: to the end of the work, and then until the instance is stopped."""
         report(Report("elected", term.token))
         try:
             self._ledger.begin_term(term.token, self._number)
@@ -52,9 +52,11 @@ class Leader:
                 try:
                     await self._aggregate(term)
                 except tenure.Unavailable:
-                    await asyncio.sleep(AGAIN_AFTER)  # messages that were not completed come again, and are recognised
+                    await asyncio.sleep(
+                        AGAIN_AFTER
+                    )  # messages that were not completed are delivered again, and recognised
         except tenure.TermLost as refusal:
-            # A newer leader has written already. This term is over; the store will say so in a moment.
+            # A newer leader has written already. This term is over; the next renewal will be refused.
             report(Report("refused", term.token, str(refusal)))
             await term.lost.wait()
         finally:
@@ -78,12 +80,12 @@ class Leader:
         return len(left)
 
     async def _aggregate(self, term: tenure.Term) -> None:
-        """Store the results that have come, and only then complete their messages."""
-        came = await self._results.receive(TOGETHER, wait=WAIT)
-        if came:
+        """Store the received results, and only then complete their messages."""
+        received = await self._results.receive(TOGETHER, wait=WAIT)
+        if received:
             term.check()
-            self._ledger.record(term.token, [Result.read(message.body) for message in came])
-            await asyncio.gather(*map(_complete, came))
+            self._ledger.record(term.token, [Result.read(message.body) for message in received])
+            await asyncio.gather(*map(_complete, received))
         else:
             await self._record_dead(term)
         progress = self._ledger.progress()
@@ -98,5 +100,5 @@ class Leader:
 
 
 async def _complete(message: tenure.Message) -> None:
-    with suppress(tenure.LockLost):  # this was too slow: it comes again, and the ledger recognises it
+    with suppress(tenure.LockLost):  # too late: it is delivered again, and the ledger recognises it
         await message.complete()

@@ -23,7 +23,7 @@ from tenure._demo.messages import DeadChunk, Result
 from tenure.backends.sqlite import Fence
 from tenure.errors import ConfigError
 
-PATIENCE = 5.0
+BUSY_TIMEOUT = 5.0
 """Seconds to wait while another process writes; each write takes a few milliseconds."""
 
 
@@ -52,8 +52,8 @@ class Ledger:
     """The database, opened by one process."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
-        # Only processes die here, not the machine; for that, a commit need not wait for the disk.
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT)
+        # Only processes are killed here, not the machine; so a commit need not wait for the disk.
         self._connection.execute("PRAGMA synchronous = NORMAL")
 
     @classmethod
@@ -79,7 +79,7 @@ class Ledger:
             self._connection.executemany("INSERT INTO file (chunk, path, parsed) VALUES (?, ?, ?)", rows)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._connection.close()
 
     # --- reading ---
@@ -140,7 +140,7 @@ class Ledger:
         row = self._connection.execute("SELECT total FROM outcome").fetchone()
         return Total(**json.loads(row[0])) if row else None
 
-    # --- writing: only under a term's token ---
+    # --- writing: only with the token of a term ---
 
     def begin_term(self, token: int, instance: int) -> None:
         """Store the leader of a new term; from now on, earlier leaders can't write.

@@ -33,7 +33,7 @@ class Task:
     pace: float
 
     def outgoing(self, *, named: bool) -> Outgoing:
-        """Return the message; if *named*, with an id, so that the store drops a second leader's."""
+        """Return the message; if *named*, with an id, so that the store drops the same message of a second leader."""
         chunk = self.chunk
         files = [(file.path, file.parsed) for file in chunk.files]
         body = json.dumps({"folder": self.folder, "chunk": chunk.number, "files": files, "pace": self.pace})
@@ -96,7 +96,7 @@ class Queues:
     results: str
     lock: float
     named: bool
-    """Whether the store drops a message whose id it has had before."""
+    """Whether the store drops a second message with the same id."""
 
     def work_of(self, backend: Backend) -> Queue:
         """Return the queue that all instances compete for."""

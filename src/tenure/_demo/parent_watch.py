@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-EXIT_ALONE = 3
+EXIT_ORPHANED = 3
 """The exit code of a process whose parent has died."""
 
 
@@ -22,7 +22,7 @@ def read_first_line() -> bytes:
     while not line.endswith(b"\n"):
         letter = os.read(0, 1)
         if not letter:
-            os._exit(EXIT_ALONE)
+            os._exit(EXIT_ORPHANED)
         line += letter
     return line
 
@@ -34,7 +34,7 @@ def watch_parent(on_stop: Callable[[], object] | None = None) -> None:
         while os.read(0, 1024):  # not sys.stdin: a thread blocked in it disturbs the end of the interpreter
             if on_stop is not None:
                 on_stop()
-        os._exit(EXIT_ALONE)
+        os._exit(EXIT_ORPHANED)
 
     threading.Thread(target=watch, name="parent_watch", daemon=True).start()
 

@@ -1,6 +1,6 @@
 """The plain run: the same computation in one process, without election and queue, to compare with.
 
-It uses the same chunks, and also omits a whole chunk that can't be counted, as it would be dead-lettered.
+It uses the same chunks, and omits every chunk that can't be counted, which would be dead-lettered.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tenure._demo.report import Report
 from tenure._demo.state import InstanceState
 
 STOP_TIMEOUT = 5.0
-"""Seconds that an instance has to end after it was told to stop."""
+"""Seconds that an instance has to end after it was asked to stop."""
 
 
 class Failed(Exception):
@@ -52,23 +52,23 @@ class Processes:
     """All processes of a run.
 
     Args:
-        place: The folder for their standard error.
+        directory: The folder for their standard error.
         on_report: Called with every report of an instance.
     """
 
-    def __init__(self, place: Path, on_report: Callable[[InstanceProcess, Report], None]) -> None:
+    def __init__(self, directory: Path, on_report: Callable[[InstanceProcess, Report], None]) -> None:
         self.instances: list[InstanceProcess] = []
-        self._place = place
+        self._directory = directory
         self._on_report = on_report
         self._ending = False
         self._plain: Process | None = None
-        self._plain_says: asyncio.Task[bytes] | None = None
+        self._plain_output: asyncio.Task[bytes] | None = None
 
     async def start_plain(self, ledger: Path) -> None:
         """Start the plain run, for the comparison."""
         self._plain = await self._spawn("plain", str(ledger), log="plain.log")
         assert self._plain.stdout is not None
-        self._plain_says = asyncio.create_task(self._plain.stdout.read())
+        self._plain_output = asyncio.create_task(self._plain.stdout.read())
 
     async def start(self, config: InstanceConfig) -> InstanceState:
         """Start an instance."""
@@ -79,27 +79,27 @@ class Processes:
         return child.instance
 
     async def stop_all(self) -> None:
-        """Tell all instances to stop: first those that stand by, so that no further leader is elected."""
+        """Stop all instances: first those that stand by, so that no further leader is elected."""
         leading = [child for child in self.instances if child.instance.state == "leading"]
         for group in ([child for child in self.instances if child not in leading], leading):
             for child in group:
-                _say_stop(child.process)
+                _request_stop(child.process)
             if group:
                 await asyncio.wait([child.reader for child in group if child.reader], timeout=STOP_TIMEOUT)
 
     async def plain(self) -> bytes:
         """Wait for the plain run, and return its output."""
         assert self._plain is not None
-        assert self._plain_says is not None
-        said = await self._plain_says
+        assert self._plain_output is not None
+        output = await self._plain_output
         if code := await self._plain.wait():
             raise Failed(f"the plain run ended with code {code}{self.last_errors()}")
-        return said
+        return output
 
     @property
     def is_plain_over(self) -> bool:
         """Whether the plain run has ended."""
-        return self._plain_says is not None and self._plain_says.done()
+        return self._plain_output is not None and self._plain_output.done()
 
     async def end(self) -> None:
         """End every process that still runs."""
@@ -112,23 +112,23 @@ class Processes:
                     process.kill()
         for process in processes:
             await process.wait()
-        tasks: list[asyncio.Task[None] | asyncio.Task[bytes] | None] = [self._plain_says]
+        tasks: list[asyncio.Task[None] | asyncio.Task[bytes] | None] = [self._plain_output]
         tasks += [child.reader for child in self.instances]
         await asyncio.gather(*(task for task in tasks if task), return_exceptions=True)
 
     def last_errors(self) -> str:
         """Return the last line of each process's standard error."""
-        said = []
-        for log in sorted(self._place.glob("*.log")):
+        errors = []
+        for log in sorted(self._directory.glob("*.log")):
             lines = log.read_text(errors="replace").strip().splitlines()
-            said += [f"{log.stem}: {lines[-1]}"] if lines else []
-        return "; " + "; ".join(said) if said else ""
+            errors += [f"{log.stem}: {lines[-1]}"] if lines else []
+        return "; " + "; ".join(errors) if errors else ""
 
     async def _spawn(self, module: str, first_line: object, *, log: str) -> Process:
-        with (self._place / log).open("wb") as errors:
+        with (self._directory / log).open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-W", "ignore", "-m", f"tenure._demo.{module}"),
-                stdin=PIPE,  # the parent_watch
+                stdin=PIPE,  # for parent_watch
                 preexec_fn=parent_watch.die_with_parent,
                 stdout=PIPE,
                 stderr=errors,
@@ -151,7 +151,7 @@ class Processes:
             child.instance.state = "ended"
 
 
-def _say_stop(process: Process) -> None:
+def _request_stop(process: Process) -> None:
     if process.returncode is None and process.stdin is not None:
         with suppress(ConnectionError):
             process.stdin.write(b"stop\n")

@@ -19,10 +19,21 @@ class Report:
 
     Of a leader: it is ``elected``, it ``wrote`` for the first time, has ``split`` the work into ``count`` messages, was
     ``refused`` by the fence, has ``left`` its term. Of a worker: it ``took`` a chunk, has ``counted`` it (and will
-    complete its message), or ``tripped``: it could not count it.
+    complete its message), or ``could not count`` it.
     """
 
-    what: Literal["standing", "elected", "wrote", "split", "refused", "left", "took", "counted", "tripped", "failed"]
+    what: Literal[
+        "standing by",
+        "elected",
+        "wrote",
+        "split",
+        "refused",
+        "left",
+        "took",
+        "counted",
+        "could not count",
+        "failed",
+    ]
     token: int = 0
     why: str = ""
     chunk: int = 0
@@ -39,4 +50,4 @@ class Report:
 def report(what: Report) -> None:
     """Send a report, now. Any thread may call it."""
     line = json.dumps(dataclasses.asdict(dataclasses.replace(what, why=what.why[:WHY_MAX], at=time.monotonic())))
-    os.write(1, line.encode() + b"\n")  # one write, so that a kill leaves no partial line
+    os.write(1, line.encode() + b"\n")  # in one write, so that a kill leaves no partial line

@@ -1,6 +1,6 @@
 """One run of the demonstration: starts all processes, watches them while the faults are injected, compares the results.
 
-It takes no part in the election, and counts nothing. It only reads: the leader and the queue from the store, the
+It does not campaign, and counts no files. It only reads: the leader and the queue from the store, the
 progress from the ledger, the times of events from the instances' reports.
 """
 
@@ -36,7 +36,7 @@ CHECK_EVERY = 0.1
 """Seconds between reads of ledger and store."""
 
 STUCK_AFTER = 30.0
-"""Seconds without a leader or without progress, on top of a lease's length, after which the run is given up."""
+"""Seconds without progress, on top of a lease's length, after which the run is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class DemoSettings:
     """The settings of a run."""
 
     job: Job
-    place: Path  # the folder for all files
-    url: str | None = field(repr=False)  # None: an SQLite file in place
+    directory: Path  # the folder for all files
+    url: str | None = field(repr=False)  # None: an SQLite file in directory
     instances: int
-    ttl: float | None  # None: a short one
+    ttl: float | None  # None: a short lease
 
 
 async def run_demo(setting: DemoSettings, display: Display) -> Summary:
@@ -57,9 +57,9 @@ async def run_demo(setting: DemoSettings, display: Display) -> Summary:
         Failed: There is no result: the work did not end, or could not be compared.
         tenure.TenureError: The store can't be used.
     """
-    url = setting.url or f"sqlite:///{setting.place / 'store.db'}"
-    path = setting.place / "ledger.db"
-    job, poison = with_poison_file(setting.job, setting.place / "poison.py")
+    url = setting.url or f"sqlite:///{setting.directory / 'store.db'}"
+    path = setting.directory / "ledger.db"
+    job, poison = with_poison_file(setting.job, setting.directory / "poison.py")
     async with AsyncExitStack() as stack:
         ledger = Ledger.create(path, job)
         stack.callback(ledger.close)
@@ -77,7 +77,7 @@ async def run_demo(setting: DemoSettings, display: Display) -> Summary:
 
 
 async def _config(setting: DemoSettings, backend: tenure.Backend, url: str, ledger: Path) -> InstanceConfig:
-    """Return the settings of all instances; an error is better found here than by each of them."""
+    """Return the settings of all instances; a wrong setting is better found here than by each of them."""
     # On a shared store, the names must be unique.
     name = "demo" if setting.url is None else f"demo-{secrets.token_hex(4)}"
     found = await backend.diagnose()
@@ -110,7 +110,7 @@ class DemoRun:
         self._state_of_run = run
         self._display = display
         self._poison = poison
-        self._faults = Faults(run.job, poison, ledger, self._results, self.processes, self._say)
+        self._faults = Faults(run.job, poison, ledger, self._results, self.processes, self._add_event)
         self._began = time.monotonic()
         self._finished = 0.0
         self._led_after = 0.0
@@ -121,11 +121,13 @@ class DemoRun:
     async def begin(self, instances: int) -> None:
         """Start the instances, and the plain run beside them."""
         job, config = self._state_of_run.job, self._config
-        self._say(f"{len(job.files):,} files in {len(job.chunks):,} chunks, in {job.folder}; one file can't be counted")
+        self._add_event(
+            f"{len(job.files):,} files in {len(job.chunks):,} chunks, in {job.folder}; one file can't be counted"
+        )
         for number in range(1, instances + 1):
             self._state_of_run.instances.append(await self.processes.start(config.of(number)))
         await self.processes.start_plain(Path(config.ledger))
-        self._say(f"{instances} instances are started, and a plain run to compare with")
+        self._add_event(f"{instances} instances are started, and a plain run to compare with")
 
     async def watch(self) -> None:
         """Watch until the work is finished, and inject the faults meanwhile."""
@@ -138,18 +140,18 @@ class DemoRun:
             await self._update()
             await self._faults.inject(self._state_of_run)
         self._finished = time.monotonic()
-        self._say(f"all {self._state_of_run.progress.of:,} messages are done")
+        self._add_event(f"all {self._state_of_run.progress.of:,} messages are done")
 
     async def summarize(self) -> Summary:
         """Wait for the plain run, and compare."""
         self._faults.conclude()
         if not self.processes.is_plain_over:
-            self._say("the plain run is still counting")
+            self._add_event("the plain run is still counting")
         while not self.processes.is_plain_over:
             await asyncio.sleep(CHECK_EVERY)
             await self._update()
-        said = json.loads(await self.processes.plain())
-        plain = [Count(**count) for count in said["counts"]]
+        report = json.loads(await self.processes.plain())
+        plain = [Count(**count) for count in report["counts"]]
         counts, total = self._ledger.counts(), self._ledger.outcome()
         assert total is not None
         await self._update()
@@ -169,7 +171,7 @@ class DemoRun:
             deliveries_max=MAX_DELIVERIES,
             dead=letters,
             poison=self._poison,
-            left_out=said["left_out"],
+            left_out=report["left_out"],
             lost=_lost(job, counts, letters),
             twice=[path for path, times in Counter(count.path for count in counts).items() if times > 1],
             total=total,
@@ -180,7 +182,7 @@ class DemoRun:
             worker_kill=self._faults.worker_kill,
             failover=self._faults.failover,
             seconds=self._finished - self._began,
-            plain_seconds=said["seconds"],
+            plain_seconds=report["seconds"],
             led_after=self._led_after,
             cores=_cores(),
             pace=job.pace,
@@ -208,7 +210,11 @@ class DemoRun:
             run.lease_left = (leader.remaining or 0.0) if leader else 0.0
             run.token = leader.token if leader else run.token
         if run.progress.dead > before.dead:
-            self._say("; ".join(f"message {one.chunk} is dead: {one.reason}, {one.why}" for one in self._ledger.dead()))
+            self._add_event(
+                "; ".join(
+                    f"message {one.chunk} was dead-lettered: {one.reason}, {one.why}" for one in self._ledger.dead()
+                )
+            )
         if run.progress != before or (run.leader and any(instance.is_busy for instance in run.instances)):
             self._moved_at = time.monotonic()
         self._display.draw(run)
@@ -217,27 +223,29 @@ class DemoRun:
         """Process an instance's report."""
         instance = child.instance
         if instance.state == "killed":
-            return  # sent before it died, and read after
+            return  # sent before it was killed, and read after that
         match report.what:
-            case "took" | "counted" | "tripped":
+            case "took" | "counted" | "could not count":
                 self._on_worker_report(instance, report)
-            case "standing" | "left":
+            case "standing by" | "left":
                 instance.state = "standing by"
             case "elected":
                 instance.state, instance.token = "leading", report.token
                 self._led_after = self._led_after or report.at - self._began
                 self._terms.append(Term(report.token, instance.number))
-                self._say(f"{instance.name} is elected: term {report.token}", report.at)
+                self._add_event(f"{instance.name} is elected: term {report.token}", report.at)
             case "split":
                 again = (
-                    " again, whose ids the store knows" if len(self._terms) > 1 and self._config.queues.named else ""
+                    " again, which the store drops by their ids"
+                    if len(self._terms) > 1 and self._config.queues.named
+                    else ""
                 )
-                self._say(f"{instance.name} has sent {report.count:,} messages{again}", report.at)
+                self._add_event(f"{instance.name} has sent {report.count:,} messages{again}", report.at)
             case "refused":
-                self._say(f"{instance.name} was refused: {report.why}", report.at)
+                self._add_event(f"{instance.name} was refused: {report.why}", report.at)
             case "failed":
                 instance.state = "failed"
-                self._say(f"{instance.name} failed: {report.why}", report.at)
+                self._add_event(f"{instance.name} failed: {report.why}", report.at)
         self._faults.follow(instance, report)
 
     def _on_worker_report(self, instance: InstanceState, report: Report) -> None:
@@ -246,14 +254,14 @@ class DemoRun:
             self._redelivered[report.chunk] += 1
         elif report.what == "counted":
             instance.counted += 1
-        elif report.what == "tripped":
+        elif report.what == "could not count":
             text = f"{instance.name} failed with message {report.chunk}, delivery {report.delivery}: {report.why}"
-            self._say(text, report.at)
+            self._add_event(text, report.at)
 
-    def _say(self, text: str, at: float | None = None) -> None:
+    def _add_event(self, text: str, at: float | None = None) -> None:
         since = (time.monotonic() if at is None else at) - self._began
-        self._state_of_run.news.append((since, text))
-        self._display.tell(since, text)
+        self._state_of_run.events.append((since, text))
+        self._display.add_event(since, text)
 
 
 def _cores() -> int:

@@ -20,12 +20,12 @@ class InstanceState:
     pid: int
     state: State = "starting"
     token: int = 0
-    chunk: int = 0  # the one that it counts; 0 for none
+    chunk: int = 0  # the chunk that it counts; 0 for none
     counted: int = 0  # chunks
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """The name shown to people."""
         return f"instance {self.number}"
 
     @property
@@ -36,7 +36,7 @@ class InstanceState:
 
 @dataclass(slots=True)
 class RunState:
-    """A run, as it is now."""
+    """The present state of a run."""
 
     job: Job
     url: str
@@ -50,16 +50,16 @@ class RunState:
     plain: str = "counting"
     elapsed: float = 0.0
     instances: list[InstanceState] = field(default_factory=list)
-    news: list[tuple[float, str]] = field(default_factory=list)  # seconds since the beginning, and what happened
+    events: list[tuple[float, str]] = field(default_factory=list)  # seconds since the beginning, and a text
 
 
 class Display(Protocol):
     """Shows a run to people."""
 
     def draw(self, run: RunState) -> None:
-        """Show the state as it is now; called about ten times a second."""
+        """Show the present state; called about ten times a second."""
         ...
 
-    def tell(self, at: float, text: str) -> None:
-        """Show a line about an event, *at* seconds since the beginning."""
+    def add_event(self, at: float, text: str) -> None:
+        """Show an event, *at* seconds since the beginning."""
         ...

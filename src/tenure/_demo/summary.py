@@ -15,7 +15,7 @@ NAMED_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One election's outcome: the fencing token, and which instance won it."""
+    """The result of one election: the fencing token, and the instance that won."""
 
     token: int
     instance: int
@@ -23,7 +23,7 @@ class Term:
 
 @dataclass(slots=True)
 class WorkerKill:
-    """The kill of a worker that handled a message; ``again``: the seconds until another instance had it, or None.
+    """The kill of a worker that handled a message; ``again``: the seconds until another instance received it, or None.
 
     ``at`` is the moment of the kill on the monotonic clock.
     """
@@ -40,7 +40,7 @@ class Failover:
     """The kill of a leader, and the fail-over; ``elected`` and ``wrote`` are seconds from the kill, or None.
 
     ``at`` is the moment of the kill on the monotonic clock, ``done`` how many messages were settled then, ``refusal``
-    the fence's answer to a write under the dead leader's token.
+    the fence's answer to a write under the killed leader's token.
     """
 
     instance: int
@@ -102,11 +102,11 @@ class Summary:
 
     def _problems_of_kills(self) -> Iterator[str]:
         if self.worker_kill is None:
-            yield "no worker was killed: none was found that handled a message"
+            yield "no worker was killed: no instance was found handling a message"
         elif self.worker_kill.again is None:
             yield f"message {self.worker_kill.chunk}, which the killed worker had, was not delivered to another"
         if self.failover is None or self.failover.wrote is None:
-            yield "no fail-over happened: the work was finished before the leader could be killed and followed"
+            yield "no fail-over happened: the work was finished before the leader was killed and replaced"
         elif not self.failover.refusal:
             yield "the fence was not tried after the fail-over"
         tokens = [term.token for term in self.terms]
@@ -117,14 +117,14 @@ class Summary:
         dead = {letter.chunk: letter for letter in self.dead}
         poison = dead.get(self.poison)
         if poison is None:
-            yield f"message {self.poison}, the poison one, is not among the dead letters"
+            yield f"message {self.poison}, the poison message, is not among the dead letters"
         elif (poison.reason, poison.deliveries) != ("max_deliveries", self.deliveries_max):
             yield (
-                f"the poison message died of {poison.reason} after {poison.deliveries} deliveries, not of "
+                f"the poison message was dead-lettered as {poison.reason} after {poison.deliveries} deliveries, not as "
                 f"max_deliveries after {self.deliveries_max}"
             )
         if healthy := sorted(dead.keys() - set(self.left_out)):
-            yield f"messages died that could be handled: {named(list(map(str, healthy)))}"
+            yield f"messages were dead-lettered that could be handled: {named(list(map(str, healthy)))}"
 
     def _problems_of_result(self) -> Iterator[str]:
         if self.lost:
@@ -186,10 +186,10 @@ class Summary:
         yield (
             "redeliveries",
             f"{sum(self.redelivered.values()):,}, {of_poison:,} of them of the poison message; "
-            f"results that came again: {self.again:,}",
+            f"repeated results: {self.again:,}",
         )
         for letter in self.dead:
-            which = "the poison one" if letter.chunk == self.poison else "of this folder"
+            which = "the poison message" if letter.chunk == self.poison else "of this folder"
             why = f"{letter.reason} after {letter.deliveries} deliveries ({letter.why})"
             yield "dead letter", f"message {letter.chunk}, {which}: {why}"
 
@@ -216,7 +216,7 @@ class Summary:
     def _rows_of_result(self) -> Iterator[tuple[str, str]]:
         yield "lost", f"{len(self.lost):,}"
         yield "counted twice", f"{len(self.twice):,}"
-        same = "the same result" if self.equals_plain_run else "ANOTHER RESULT"
+        same = "the same result" if self.equals_plain_run else "A DIFFERENT RESULT"
         left_out = f"; it omits message {named(list(map(str, self.left_out)))} as well" if self.left_out else ""
         yield "plain run", f"{same}, in {self.plain_seconds:.1f} s; this run took {self.seconds:.1f} s{left_out}"
         yield "", self._why_no_faster()
@@ -230,10 +230,10 @@ class Summary:
         together = f"{self.instances} instances and the plain run shared {cores}, so there was little to gain; "
         waits = [f"{self.led_after:.1f} s for its processes and a first leader"]
         if self.worker_kill and self.worker_kill.again:
-            waits.append(f"{self.worker_kill.again:.1f} s for the dead worker's message")
+            waits.append(f"{self.worker_kill.again:.1f} s for the killed worker's message")
         if self.failover and self.failover.elected:
             waits.append(f"{self.failover.elected:.1f} s for a new leader")
-        alone = f"only this run keeps each message and result safe on a store, and it waited {', '.join(waits)}"
+        alone = f"only this run stores each message and result, and it waited {', '.join(waits)}"
         slow = f"as there was little to do, each file was made to take {seconds(self.pace)} here; " if self.pace else ""
         return f"{slow}{together if shared and not slow else ''}{alone}"
 

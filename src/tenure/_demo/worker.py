@@ -1,4 +1,4 @@
-"""A worker: counts chunk after chunk, in competition with all others. It knows no leader."""
+"""A worker: counts chunk after chunk, in competition with all others. It does not use the election."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Worker:
         await queue.consume(
             self._count,
             stop=stop,
-            concurrency=1,  # an instance is a process, and this work needs a processor
-            prefetch=0,  # a message in a buffer here could be handled elsewhere
+            concurrency=1,  # an instance is a process with one core
+            prefetch=0,  # a buffered message could be handled by another instance
             retry=RETRY,
             grace=GRACE,
-            on_error=self._trip,
+            on_error=self._report_failure,
             poll_every=CHECK_EVERY,
             sigterm=False,
         )
@@ -48,9 +48,9 @@ class Worker:
         # In one step, if the store has transactions: the result is sent if and only if the message is completed.
         message.complete(sends=[(self._results, Result.of(chunk, self._number, counts).outgoing())])
 
-    def _trip(self, message: tenure.Message, error: BaseException) -> None:
+    def _report_failure(self, message: tenure.Message, error: BaseException) -> None:
         chunk = Task.read(message.body).chunk.number
         # The text of a lost lock is long; its beginning is enough here.
-        said = str(error).partition(":")[0] if isinstance(error, tenure.LockLost) else str(error)
-        why = f"{type(error).__name__}: {said}"
-        report(Report("tripped", chunk=chunk, delivery=message.delivery_count, why=why))
+        text = str(error).partition(":")[0] if isinstance(error, tenure.LockLost) else str(error)
+        why = f"{type(error).__name__}: {text}"
+        report(Report("could not count", chunk=chunk, delivery=message.delivery_count, why=why))

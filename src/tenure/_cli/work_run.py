@@ -18,19 +18,19 @@ from functools import cached_property
 from typing import IO, Any
 
 import tenure
-from tenure._cli import codes, footer, guard
+from tenure._cli import codes, guard, status_line
 from tenure._cli.child import Child, Outcome, environment
+from tenure._cli.delivery_counter import DeliveryCounter
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import never_used
 from tenure._cli.output import log_to_stderr, notice, seconds, stderr_written_by, warn
 from tenure._cli.stderr import CommandStderr, Stderr
-from tenure._cli.tally import Tally
 
 STOP_GRACE = 2.0
 """Seconds from TERM to the end of a command that is stopped; fewer if its lock ends earlier."""
 
-LOOKS = 4
-"""How often, between two renewals, the guard gets the new end of the lock."""
+UPDATES = 4
+"""The number of times, between two renewals, that the guard gets the new end of the lock."""
 
 TIMEOUT = 3_600.0
 
@@ -39,11 +39,11 @@ LAST_LINE = 200
 
 
 class CommandFailed(Exception):
-    """How a command failed, when it may be retried; kept with the message as its last error."""
+    """A command failed, and may be retried; the error is kept with the message."""
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkOptions:
     """The command line of ``tenure work``."""
 
     queue: str
@@ -62,15 +62,15 @@ class Order:
     wait: float | None = None
 
 
-class Working:
+class WorkRun:
     """One run of ``tenure work``."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._timeout = TIMEOUT if order.timeout is None else order.timeout
+    def __init__(self, options: WorkOptions) -> None:
+        self._options = options
+        self._timeout = TIMEOUT if options.timeout is None else options.timeout
         self._signalled = False
-        self._hurry = asyncio.Event()  # a second signal has come
-        self._tally = Tally(order.queue, order.verbosity)
+        self._stop_now = asyncio.Event()  # a second signal has come
+        self._counter = DeliveryCounter(options.queue, options.verbosity)
         self._looking: asyncio.Task[None] | None = None  # checks whether the queue exists
         self._consumer: tenure.Consumer
         self._shown_url = ""
@@ -81,60 +81,60 @@ class Working:
 
     async def run(self) -> None:
         """Consume until a signal comes, or with --until-empty until the queue is empty."""
-        order = self._order
-        if order.command:  # an adopting process must reap: processes that a function starts are its own
+        options = self._options
+        if options.command:  # an adopting process must reap: processes that a function starts are its own
             guard.adopt_orphans()  # if a guard is killed, its processes become our children
-        log_to_stderr(order.verbosity)
-        handler = _function(order.handler) if order.handler else self._serve
-        with stderr_written_by(self._stderr.tell):
+        log_to_stderr(options.verbosity)
+        handler = _function(options.handler) if options.handler else self._serve
+        with stderr_written_by(self._stderr.write_lines):
             try:
                 await self._consume(handler)
             except BaseException:
-                if not self._tally.is_empty:
+                if not self._counter.is_empty:
                     await self._sum_up()
                 raise
             await self._sum_up()
 
     async def _consume(self, handler: Callable[[Any], Awaitable[object] | object]) -> None:
-        order = self._order
-        async with tenure.connect(order.url, on_event=self._tally.on_event) as backend:
+        options = self._options
+        async with tenure.connect(options.url, on_event=self._counter.on_event) as backend:
             self._shown_url = str(backend.url)
-            queue = backend.queue(order.queue, **order.settings)
-            self._consumer = consumer = queue.consumer(self._tally.counted(handler), **self._options())
+            queue = backend.queue(options.queue, **options.settings)
+            self._consumer = consumer = queue.consumer(self._counter.counted(handler), **self._consumer_options())
             await self._begin(backend, queue)
             with self._bar(queue):
                 await consumer.run()
 
     def _bar(self, queue: tenure.Queue) -> AbstractContextManager[None]:
-        if self._order.until_empty and self._order.verbosity >= 0 and footer.has_room():
-            return footer.shown(queue, self._tally)
+        if self._options.until_empty and self._options.verbosity >= 0 and status_line.has_room():
+            return status_line.shown(queue, self._counter)
         return nullcontext()
 
     async def _sum_up(self) -> None:
-        self._notice(self._tally.summary())
-        waiting = asyncio.create_task(self._stderr.written(self._order.grace))
-        hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        self._notice(self._counter.summary())
+        waiting = asyncio.create_task(self._stderr.written(self._options.grace))
+        stop_now = asyncio.create_task(self._stop_now.wait())
+        await asyncio.wait({waiting, stop_now}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        hurry.cancel()
+        stop_now.cancel()
 
-    def _options(self) -> dict[str, Any]:
-        order = self._order
+    def _consumer_options(self) -> dict[str, Any]:
+        options = self._options
         return {
-            "concurrency": order.concurrency,
-            "sessions": order.sessions,
-            "prefetch": order.concurrency,
-            "max_hold": self._timeout + 2 * STOP_GRACE if order.command else math.inf,
-            "grace": order.grace,
-            "retry": order.retry,
-            "on_error": self._tally.note_failure,
-            "until_empty": order.until_empty,
+            "concurrency": options.concurrency,
+            "sessions": options.sessions,
+            "prefetch": options.concurrency,
+            "max_hold": self._timeout + 2 * STOP_GRACE if options.command else math.inf,
+            "grace": options.grace,
+            "retry": options.retry,
+            "on_error": self._counter.note_failure,
+            "until_empty": options.until_empty,
             "sigterm": False,
-            "wait": order.wait,
+            "wait": options.wait,
         }
 
     def _notice(self, text: str) -> None:
-        if self._order.verbosity >= 0:
+        if self._options.verbosity >= 0:
             notice(text)
 
     async def _begin(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
@@ -148,33 +148,32 @@ class Working:
             self._looking.result()
 
     async def _report_queue(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
-        order = self._order
-        if order.verbosity < 0:
+        options = self._options
+        if options.verbosity < 0:
             return
         try:
             # The queue doesn't exist yet: only a warning, as a worker may start before the first sender.
-            if unused := await never_used(backend, order.queue):
+            if unused := await never_used(backend, options.queue):
                 await queue.stats()  # fails where only listing is permitted: then the consumer reports the error
                 warn(unused)
         except tenure.Unavailable:
-            if order.wait == 0:
+            if options.wait == 0:
                 return  # the consumer reports the error, too
         except tenure.TenureError:
             return
-        what = "session" if order.sessions else "message"
-        plural = "s" if order.concurrency > 1 else ""
-        notice(f"{order.queue}: consuming from {self._shown_url}, {order.concurrency} {what}{plural} at once")
+        what = "session" if options.sessions else "message"
+        plural = "s" if options.concurrency > 1 else ""
+        notice(f"{options.queue}: consuming from {self._shown_url}, {options.concurrency} {what}{plural} at once")
 
     def _on_signal(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
         if self._signalled:
-            self._hurry.set()
-        elif running := self._tally.running:
-            grace = seconds(self._order.grace)
-            self._notice(
-                f"{self._order.queue}: ending; {running} running, with {grace} to finish; signal again to stop now"
-            )
+            self._stop_now.set()
+        elif running := self._counter.running:
+            grace = seconds(self._options.grace)
+            left = f"{running} running, with {grace} to finish"
+            self._notice(f"{self._options.queue}: stopping; {left}; a second signal stops them at once")
         self._consumer.drain(0.0 if self._signalled else None)
         self._signalled = True
 
@@ -199,39 +198,39 @@ class Working:
                 return None
             case Outcome(kind="ended", code=code):
                 last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
-                said = f"the command ended with code {codes.describe(code)}"
-                failed = _with_stderr(CommandFailed(f"{said}: {last[:LAST_LINE]}" if last else said), stderr)
-                if code not in self._order.rejects:
+                text = f"the command ended with code {codes.describe(code)}"
+                failed = _with_stderr(CommandFailed(f"{text}: {last[:LAST_LINE]}" if last else text), stderr)
+                if code not in self._options.rejects:
                     return failed
                 rejected = tenure.Reject(f"exit {code}", str(failed))
                 rejected.__cause__ = failed
                 return rejected
             case Outcome(kind="failed", code=number):
-                return CommandFailed(f"{self._order.command[0]!r} could not be run: {os.strerror(number)}")
+                return CommandFailed(f"{self._options.command[0]!r} could not be run: {os.strerror(number)}")
             case TimeoutError():
                 return _with_stderr(outcome, stderr)
-        lost = f"the lock on message {message.id!r} was about to end, unrenewed; the command was stopped"
+        lost = f"the lock on message {message.id!r} could not be renewed in time; the command was stopped"
         return _with_stderr(tenure.LockLost(lost), stderr)
 
     async def _run(self, message: tenure.Message, body: IO[bytes], stderr: CommandStderr) -> Outcome | TimeoutError:
-        """Run the command to its end, and return how it ended, or that it ran too long. Cancelled, stop it first."""
+        """Run the command to its end, and return how it ended, or that it ran too long. If cancelled, stop it first."""
         consumer, timing = self._consumer, self._consumer.timing
         grace = min(STOP_GRACE, timing.grace)
         give_up = guard.now() + self._timeout
 
         def end() -> float:
-            now = guard.now()  # before we ask what remains: never too late
+            now = guard.now()  # read before the remaining time, so that the result is never too late
             return min(give_up + grace, now + consumer.remaining(message))
 
         env = self._environment(message)
         try:
-            child = Child.start(self._order.command, env, end(), grace, stdin=body.fileno(), stderr=stderr.writing)
+            child = Child.start(self._options.command, env, end(), grace, stdin=body.fileno(), stderr=stderr.writing)
         finally:
             stderr.started()
         cancelled: asyncio.CancelledError | None = None
         while not child.outcome.done():
             try:
-                await asyncio.wait([child.outcome], timeout=timing.renew_every / LOOKS)
+                await asyncio.wait([child.outcome], timeout=timing.renew_every / UPDATES)
             except asyncio.CancelledError as error:
                 # The message is lost, or the worker stops: either way the command must have ended before we return.
                 cancelled = error
@@ -258,7 +257,7 @@ class Working:
             "TENURE_REPLY_TO": message.reply_to,
             "TENURE_HEADERS": json.dumps(dict(message.headers)) if message.headers else None,
         }
-        return environment(self._order.url, self._shown_url, env)
+        return environment(self._options.url, self._shown_url, env)
 
 
 def _with_stderr(error: Exception, stderr: str) -> Exception:
@@ -272,7 +271,7 @@ def _function(named: str) -> Callable[[Any], Awaitable[object] | object]:
     """Import the handler that ``--handler`` names.
 
     Raises:
-        Failure: There is none; the message says what was found.
+        Failure: There is no such function; the message says what was found.
     """
     module_name, colon, function_name = named.partition(":")
     if not colon or not module_name or not function_name:

@@ -18,7 +18,7 @@ from tenure.events import MessageDied
 Handler = Callable[[Any], Awaitable[object] | object]
 
 
-class Tally:
+class DeliveryCounter:
     """Counts deliveries by their outcome. Handlers may run in threads.
 
     Args:
@@ -38,9 +38,8 @@ class Tally:
         self._verbosity = verbosity
         self._begun = 0
         self._ended = 0
-        self._stopped: set[tuple[int, int]] = (
-            set()
-        )  # cancelled and not failed, as sequence and delivery: at the end only
+        # Cancelled and not failed, as sequence and delivery: at the end only.
+        self._stopped: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
         self._began_at = time.monotonic()
 
@@ -92,7 +91,7 @@ class Tally:
     def _begin(self, message: Any) -> float:
         with self._lock:
             self._begun += 1
-        self._say(message, "started")
+        self._print_line(message, "started")
         return time.monotonic()
 
     def _end(self, message: Any, began_at: float, outcome: object) -> None:
@@ -106,15 +105,15 @@ class Tally:
                 what = "failed"
             else:
                 self.done += 1
-        self._say(message, f"{what} after {seconds(time.monotonic() - began_at)}")
+        self._print_line(message, f"{what} after {seconds(time.monotonic() - began_at)}")
 
-    def _say(self, message: Any, what: str) -> None:
+    def _print_line(self, message: Any, what: str) -> None:
         if self._verbosity > 0:
             notice(f"{self._queue}: message {message.id!r}, delivery {message.delivery_count}: {what}")
 
     def note_failure(self, message: Any, error: BaseException) -> None:
         """Count a failure: the error hook of the consumer."""
-        with self._lock:  # it failed, and is not given back
+        with self._lock:  # the message failed, and is not given back
             self._stopped.discard((message.sequence, message.delivery_count))
         if isinstance(error, tenure.LockLost):
             self.lost += 1
@@ -133,7 +132,7 @@ class Tally:
         counts = [f"{self.done} done", f"{self.failed} failed", f"{len(self._stopped)} given back"]
         for count, what in (
             (self.dead, "dead-lettered"),
-            (self.lost, "lost, as the lock was over"),
+            (self.lost, "with a lost lock"),
             (self.running, "still running"),
         ):
             if count:

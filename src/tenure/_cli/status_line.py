@@ -19,7 +19,7 @@ import tenure
 from tenure._cli.output import seconds
 
 if TYPE_CHECKING:
-    from tenure._cli.tally import Tally
+    from tenure._cli.delivery_counter import DeliveryCounter
 
 DRAW_EVERY = 0.25
 """Seconds from one drawing to the next."""
@@ -44,7 +44,7 @@ def _size() -> tuple[int, int]:
         return 0, 0
 
 
-class Footer:
+class StatusLine:
     """The last line of the terminal of stderr."""
 
     def __init__(self) -> None:
@@ -76,45 +76,45 @@ class Footer:
             _write(f"\x1b7\x1b[{self._size[1]};1H\x1b[0m\x1b[2K{text}\x1b8")
 
     def close(self) -> None:
-        """Let go of the line."""
+        """Release the line."""
         if self._size[1]:
             _write(f"\x1b7\x1b[r\x1b[{self._size[1]};1H\x1b[0m\x1b[2K\x1b8")
         self._size = (0, 0)
 
 
 def _write(text: str) -> None:
-    with suppress(OSError, ValueError):  # the terminal is gone
-        sys.stderr.write(text)  # in one piece: what others write comes before or after it
+    with suppress(OSError, ValueError):  # the terminal is closed
+        sys.stderr.write(text)  # in one write: the output of other processes comes before or after it
         sys.stderr.flush()
 
 
 @contextmanager
-def shown(queue: tenure.Queue, tally: Tally) -> Iterator[None]:
-    """Show, in a block, how much of *queue* is done. Ctrl-Z gives the whole terminal back for as long as it lasts."""
+def shown(queue: tenure.Queue, counter: DeliveryCounter) -> Iterator[None]:
+    """Show, during the block, how much of *queue* is done. While Ctrl-Z stops the process, the line is released."""
     loop = asyncio.get_running_loop()
-    footer = Footer()
+    status_line = StatusLine()
 
     def pause() -> None:
-        footer.close()
+        status_line.close()
         os.kill(os.getpid(), signal.SIGSTOP)
-        footer.open()
+        status_line.open()
 
-    footer.open()
+    status_line.open()
     loop.add_signal_handler(signal.SIGTSTP, pause)
-    drawing = loop.create_task(_draw(footer, queue, tally))
+    drawing = loop.create_task(_draw(status_line, queue, counter))
     try:
         yield
     finally:
         drawing.cancel()
         loop.remove_signal_handler(signal.SIGTSTP)
-        footer.close()
+        status_line.close()
 
 
-def _done(tally: Tally) -> int:
-    return tally.done + tally.dead
+def _done(counter: DeliveryCounter) -> int:
+    return counter.done + counter.dead
 
 
-async def _draw(footer: Footer, queue: tenure.Queue, tally: Tally) -> None:
+async def _draw(status_line: StatusLine, queue: tenure.Queue, counter: DeliveryCounter) -> None:
     from rich import progress
     from rich.console import Console
 
@@ -137,18 +137,18 @@ async def _draw(footer: Footer, queue: tenure.Queue, tally: Tally) -> None:
         if turn % COUNT_EVERY == 0:
             with suppress(tenure.TenureError):  # the consumer says it, and goes on
                 stats = await queue.stats()
-                total = _done(tally) + stats.ready + stats.locked  # others may send, and take, some as well
+                total = _done(counter) + stats.ready + stats.locked  # others may send, and take, some as well
         turn += 1
-        done = _done(tally)
-        footer.fit()
-        if footer.width > 0:
-            failed = f"{tally.failed:,} failed" if tally.failed else ""
+        done = _done(counter)
+        status_line.fit()
+        if status_line.width > 0:
+            failed = f"{counter.failed:,} failed" if counter.failed else ""
             wait = ""
             if done and total is not None and total > done:
                 wait = f"{seconds((total - done) * (loop.time() - began_at) / done)} left"
             bar.update(task, completed=done, total=total, failed=failed, wait=wait)
-            bar.console.width = footer.width
+            bar.console.width = status_line.width
             with bar.console.capture() as captured:
                 bar.console.print(bar.get_renderable(), end="", crop=True)
-            footer.draw(captured.get().splitlines()[0])
+            status_line.draw(captured.get().splitlines()[0])
         await asyncio.sleep(DRAW_EVERY)

@@ -22,7 +22,7 @@ from tenure.events import StandingBy, TermBegan
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 PASSED_ON = (*STOPPING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 
-LEAVE_WITHIN = 1.0
+EXIT_WITHIN = 1.0
 """Seconds to wait for the store's answer at the end, when there is no command to wait for."""
 
 QUICK = 10.0
@@ -37,7 +37,7 @@ _EXITS = {
 
 
 @dataclass(frozen=True)
-class Order:
+class LeadOptions:
     """The command line of ``tenure lead``."""
 
     name: str
@@ -49,22 +49,24 @@ class Order:
     verbosity: int
 
 
-class Leading:
+class LeadRun:
     """One run of ``tenure lead``.
 
     Safety doesn't depend on this class being quick, or alive: the guard of each command knows the deadline.
     """
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    def __init__(self, options: LeadOptions) -> None:
+        self._options = options
         self._child: Child | None = None
         self._term: tenure.Term | None = None
         self._outcome: Outcome | None = None  # of the newest command
-        self._ran_for = 0.0  # the same
+        self._ran_for = 0.0  # the newest command's run time, in seconds
         self._signal = 0  # the first that asks this process to end
         self._hung_up = False
         self._has_stood_by = False  # and has reported it, since the last term
-        self._stop = asyncio.Event()  # campaign no more: a signal came, or the command has ended for good
+        self._stop = (
+            asyncio.Event()
+        )  # campaign no more: a signal came, or the command has ended and is not started again
 
     async def run(self) -> int:
         """Return the exit code."""
@@ -73,10 +75,10 @@ class Leading:
         for number in PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or & in a script
                 loop.add_signal_handler(number, self._on_signal, number)
-        log_to_stderr(self._order.verbosity)
-        async with tenure.connect(self._order.url, on_event=self._on_event) as backend:
-            election = backend.election(self._order.name, **self._order.settings)
-            variables = environment(self._order.url, str(backend.url), {"TENURE_NAME": self._order.name})
+        log_to_stderr(self._options.verbosity)
+        async with tenure.connect(self._options.url, on_event=self._on_event) as backend:
+            election = backend.election(self._options.name, **self._options.settings)
+            variables = environment(self._options.url, str(backend.url), {"TENURE_NAME": self._options.name})
             pause = 0.0
             while True:
                 await election.run(lambda term: self._serve(election, term, variables), stop=self._stop, sigterm=False)
@@ -97,20 +99,20 @@ class Leading:
             return
         began = asyncio.get_running_loop().time()
         env = {**variables, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
-        child = Child.start(self._order.command, env, _end_of(term), election.timing.grace)
+        child = Child.start(self._options.command, env, _end_of(term), election.timing.grace)
         self._child, self._term = child, term
-        if self._order.verbosity > 0:
+        if self._options.verbosity > 0:
             notice(f"{term.name}: the command was started, term {term.token}")
         try:
             outcome, was_stopped = await self._wait_for_end(child, term)
         finally:
             self._child = self._term = None
         self._ran_for = asyncio.get_running_loop().time() - began
-        if self._order.verbosity > 0:
+        if self._options.verbosity > 0:
             notice(f"{term.name}: {_outcome_text(outcome)} after {seconds(self._ran_for)}, term {term.token}")
         match outcome.kind:
             case "failed":
-                raise _not_runnable(self._order.command[0], outcome.code)
+                raise _not_runnable(self._options.command[0], outcome.code)
             case "late" | "lost" if not self._signal:
                 if not was_stopped:  # the guard saw the deadline before we did
                     await election.resign(wait=False)
@@ -118,7 +120,7 @@ class Leading:
                 return  # and campaign again
         self._outcome = outcome
         hung_up = self._hung_up and outcome.code == Exit.SIGNAL + signal.SIGHUP
-        if hung_up or not self._order.again:
+        if hung_up or not self._options.again:
             self._stop.set()
 
     async def _wait_for_end(self, child: Child, term: tenure.Term) -> tuple[Outcome, bool]:
@@ -129,7 +131,7 @@ class Leading:
                 await asyncio.wait([child.outcome])
             except asyncio.CancelledError:
                 # The term, and so the lease, must last until the command has ended: wait for it.
-                if self._order.verbosity >= 0:
+                if self._options.verbosity >= 0:
                     why, _, _ = term.loss_message().partition(";")
                     warn(f"{why}; the command is being stopped within {term.remaining():.1f} s")
                 child.stop()
@@ -138,7 +140,7 @@ class Leading:
 
     def _on_event(self, event: tenure.Event) -> None:
         self._update_guard()
-        if self._order.verbosity == 0:  # above that, the log reports it
+        if self._options.verbosity == 0:  # above that, the log reports it
             match event:
                 case StandingBy(leader=leader, token=token):
                     self._has_stood_by = True
@@ -149,12 +151,12 @@ class Leading:
                     notice(f"{event.name}: elected, term {token}; the command is started")
 
     def _update_guard(self) -> None:
-        """Tell the guard how long the term is trusted now; called after every event."""
+        """Send the guard the time until which the term is trusted; called after every event."""
         if self._child and self._term:
             self._child.trust(_end_of(self._term))
 
     async def _rest(self, pause: float) -> None:
-        """Let others lead for a while, after a command that ended as soon as it was started."""
+        """Let other candidates lead for a while, after a command that ended soon after its start."""
         try:
             async with asyncio.timeout(pause):
                 await self._stop.wait()
@@ -172,7 +174,7 @@ class Leading:
             if self._signal:
                 os._exit(Exit.SIGNAL + number)
             self._end(number)
-            asyncio.get_running_loop().call_later(LEAVE_WITHIN, os._exit, Exit.SIGNAL + number)
+            asyncio.get_running_loop().call_later(EXIT_WITHIN, os._exit, Exit.SIGNAL + number)
 
     def _pass_signal(self, child: Child, number: signal.Signals) -> None:
         if number in STOPPING and self._signal:
@@ -183,8 +185,8 @@ class Leading:
             self._hung_up = self._hung_up or number == signal.SIGHUP
             return
         self._end(number)
-        if self._order.stop_timeout is not None:
-            asyncio.get_running_loop().call_later(self._order.stop_timeout, child.kill)
+        if self._options.stop_timeout is not None:
+            asyncio.get_running_loop().call_later(self._options.stop_timeout, child.kill)
 
     def _end(self, number: signal.Signals) -> None:
         self._signal = number
@@ -192,7 +194,7 @@ class Leading:
 
 
 def _end_of(term: tenure.Term) -> float:
-    """Return until when *term* is trusted, by the clock of the guards."""
+    """Return the time until which *term* is trusted, by the clock of the guards."""
     now = guard.now()  # read before remaining(), so that the result is never too late
     return now + term.remaining()
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from tenure._cli.child import environment
-from tenure._cli.leading import PAUSE_MOST, QUICK, _next_pause
+from tenure._cli.lead_run import PAUSE_MOST, QUICK, _next_pause
 from tenure._cli.output import log_to_stderr
 from tenure._url import redact
 
@@ -81,7 +81,7 @@ def on_terminal(code: str, **environment: str) -> bytes:
 
 
 def test_the_word_error_has_a_colour_on_a_terminal() -> None:
-    code = "from tenure._cli.output import complain, notice, warn; complain('a'); warn('b'); notice('c')"
+    code = "from tenure._cli.output import print_error, notice, warn; print_error('a'); warn('b'); notice('c')"
     plain = b"tenure: error: a\r\ntenure: warning: b\r\ntenure: c\r\n"
     coloured = b"tenure: \x1b[1;31merror:\x1b[0m a\r\ntenure: \x1b[33mwarning:\x1b[0m b\r\ntenure: c\r\n"
     assert on_terminal(code, TERM="xterm", NO_COLOR="") == coloured
@@ -90,7 +90,7 @@ def test_the_word_error_has_a_colour_on_a_terminal() -> None:
 
 
 def test_a_table_on_a_terminal() -> None:
-    code = "from tenure._cli.output import say_table; say_table(('NAME', 'X'), [('[red]a', '\\x1b[2J')])"
+    code = "from tenure._cli.output import print_table; print_table(('NAME', 'X'), [('[red]a', '\\x1b[2J')])"
     shown = on_terminal(code, TERM="dumb")
     assert b"[red]a" in shown
     assert rb"\x1b[2J" in shown
