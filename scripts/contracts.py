@@ -13,7 +13,8 @@ class PublicNamesContract(Contract):
     """
     Forbid the interfaces to import, directly, any module of tenure that is not public. An interface may be missing.
 
-    An interface may import its own modules. ``exceptions`` are written ``importing package -> imported module``.
+    An interface may import its own modules. ``exceptions`` are written ``importing package -> imported module``; an
+    exception that no import needs is refused.
     """
 
     type_name = "public_names"
@@ -24,7 +25,7 @@ class PublicNamesContract(Contract):
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         exceptions = [tuple(line.split(" -> ")) for line in cast("list[str]", self.exceptions)]
-        illegal = []
+        illegal, needed = [], set()
         for interface in cast("list[str]", self.interfaces):
             excepted = [imported for importer, imported in exceptions if importer == interface]
             allowed = [interface, *cast("list[str]", self.public), *excepted]
@@ -35,11 +36,15 @@ class PublicNamesContract(Contract):
                     ours = within(imported, "tenure")
                     if ours and imported != "tenure" and not any(within(imported, name) for name in allowed):
                         illegal.append((importer, imported, lines(graph, importer, imported)))
-        return ContractCheck(kept=not illegal, metadata={"illegal": illegal})
+                    needed |= {(interface, name) for name in excepted if within(imported, name)}
+        needless = [" -> ".join(exception) for exception in exceptions if exception not in needed]
+        return ContractCheck(kept=not illegal and not needless, metadata={"illegal": illegal, "needless": needless})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         for importer, imported, where in check.metadata["illegal"]:
             output.print_error(f"{importer} is not allowed to import {imported} ({where}): it is not a public name")
+        for line in check.metadata["needless"]:
+            output.print_error(f"no import needs the exception {line}: remove it")
 
 
 class NoCyclesContract(Contract):

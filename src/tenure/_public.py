@@ -1,7 +1,8 @@
 """Public classes and functions carry the name of the module that they are imported from, and not of the private one.
 
-So errors, ``repr`` and ``help`` say ``tenure.Message``. Annotations are text that is read with the names of the module
-that a class says it is of; they are replaced by what they mean, for ``typing.get_type_hints``, pydantic and others.
+So errors, ``repr`` and ``help`` say ``tenure.Message``, and so do its methods. Annotations are text that is read with
+the names of the module that a class says it is of; they are replaced by what they mean, for ``typing.get_type_hints``,
+pydantic and others.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from typing import Any, get_type_hints
 
 
 def publish(module: str, found: Mapping[str, Any]) -> None:
-    """Make those of what was *found* that are from a private module say that they are from *module*."""
+    """Make those of what was *found* that are from a private module say that they are from *module*; methods, too."""
     for name, value in found.items():
-        if not isinstance(value, (type, FunctionType)) or not is_private(value.__module__):
+        if not isinstance(value, (type, FunctionType)):
             continue
-        if isinstance(value, type):
-            _evaluate(value)
-            value.__name__ = value.__qualname__ = name
-        value.__module__ = module
+        if is_private(value.__module__):
+            if isinstance(value, type):
+                _evaluate(value)
+                value.__name__ = value.__qualname__ = name
+            value.__module__ = module
+        if isinstance(value, type) and value.__module__ == module:
+            _publish_methods(value)
 
 
 def publish_all(module: str) -> None:
@@ -34,6 +38,26 @@ def is_private(module: str) -> bool:
     """Tell whether a *module* of ours is private by its name, or by that of a package around it."""
     first, *parts = module.split(".")
     return first == "tenure" and any(part.startswith("_") for part in parts)
+
+
+def _publish_methods(kind: type) -> None:
+    for name, member in vars(kind).items():
+        for function in functions_of(member):
+            if function.__module__.partition(".")[0] == "tenure" and function.__name__ == name:  # and no alias
+                function.__module__, function.__qualname__ = kind.__module__, f"{kind.__qualname__}.{name}"
+
+
+def functions_of(member: object) -> list[FunctionType]:
+    """Return the functions that a *member* of a class is made of."""
+    found: list[object]
+    match member:
+        case property():
+            found = [member.fget, member.fset, member.fdel]
+        case classmethod() | staticmethod():
+            found = [member.__func__]
+        case _:
+            found = [member]
+    return [one for one in found if isinstance(one, FunctionType)]
 
 
 def _evaluate(kind: type) -> None:

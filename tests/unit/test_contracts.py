@@ -93,3 +93,12 @@ def test_a_private_import_of_an_interface_is_found(capsys: pytest.CaptureFixture
     assert "tenure.face is not allowed to import tenure._inner (l.1)" in capsys.readouterr().out
     _, check = checked(PublicNamesContract, graph, **options, exceptions=["tenure.face -> tenure._inner"])
     assert check.kept
+    contract, check = checked(
+        PublicNamesContract,
+        graph,
+        **options,
+        exceptions=["tenure.face -> tenure._inner", "tenure.face -> tenure._deep"],
+    )
+    assert not check.kept
+    contract.render_broken_contract(check)
+    assert "no import needs the exception tenure.face -> tenure._deep" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import pydoc
 import subprocess
 import sys
 import textwrap
@@ -22,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple, cast
 import pytest
 
 import tenure
-from tenure._public import is_private
+from tenure._public import functions_of, is_private
 
 PUBLIC = (
     "tenure",
@@ -101,6 +102,17 @@ def test_what_is_public_says_where_it_is_imported_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
+def test_methods_say_where_their_class_is_imported_from(name: str) -> None:
+    for each, value in exported(name).items():
+        if not isinstance(value, type) or value.__module__ != name:
+            continue
+        for verb, member in vars(value).items():
+            for function in functions_of(member):
+                if function.__module__.partition(".")[0] == "tenure" and function.__name__ == verb:  # and no alias
+                    assert (function.__module__, function.__qualname__) == (name, f"{each}.{verb}")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_what_is_public_is_found_by_pickle(name: str) -> None:
     for value in exported(name).values():
         if isinstance(value, type) or inspect.isfunction(value):
@@ -118,6 +130,30 @@ def test_names_in_errors_and_on_screen_are_the_public_ones() -> None:
     assert str(tenure.sync.Queue) == "<class 'tenure.sync.Queue'>"
     assert str(tenure.sync.Message) == "<class 'tenure.sync.Message'>"
     assert tenure.connect.__module__ == "tenure"
+
+
+@pytest.mark.parametrize("kind", ["Backend", "DeadLetters", "Election", "Queue", "Session"])
+def test_methods_that_block_look_like_those_that_do_not(kind: str) -> None:
+    ours, theirs = getattr(tenure.sync, kind), getattr(tenure, kind)
+    mirrored = [name for name, value in vars(ours).items() if hasattr(value, "__wrapped__") and name != "campaign"]
+    assert mirrored
+    for name in mirrored:
+        method, model = getattr(ours, name), getattr(theirs, name)
+        assert (method.__module__, method.__qualname__) == ("tenure.sync", f"{kind}.{name}")
+        assert (model.__module__, model.__qualname__) == ("tenure", f"{kind}.{name}")
+        assert not inspect.iscoroutinefunction(method)
+        assert inspect.signature(method) == inspect.signature(model)
+        assert inspect.signature(method, eval_str=True) == inspect.signature(model, eval_str=True)
+        assert typing.get_type_hints(method) == typing.get_type_hints(model)
+        assert inspect.getdoc(method) == (inspect.getdoc(model) or "").replace("await ", "")
+
+
+def test_the_help_of_a_method_that_blocks_is_that_of_a_plain_one() -> None:
+    shown = pydoc.plain(pydoc.render_doc(tenure.sync.Queue.send_batch))
+    assert "function send_batch in module tenure.sync" in shown
+    assert "send_batch(self, messages: 'Iterable[Outgoing]') -> 'list[str]'" in shown
+    assert "    queue.send_batch([" in shown
+    assert "await" not in shown
 
 
 def test_names_are_the_public_ones_whichever_was_asked_for_first() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -141,6 +142,13 @@ class Term(TermBase[asyncio.Event]):
 
     def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
         super().__init__(grant, trusted_until, clock, asyncio.Event())
+
+
+class BlockingTerm(TermBase[threading.Event]):
+    """A term for threads: as :class:`tenure.Term`; ``lost`` is a ``threading.Event``."""
+
+    def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
+        super().__init__(grant, trusted_until, clock, threading.Event())
 
 
 MakeTerm = Callable[[Grant, float, Clock], TermBase[Any]]

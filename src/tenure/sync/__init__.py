@@ -22,18 +22,18 @@ from types import TracebackType
 from typing import Unpack
 from weakref import WeakSet
 
-import tenure._backend
-from tenure import ElectionOptions, QueueOptions
+import tenure
+from tenure import ElectionOptions, QueueOptions, Url
 from tenure._backend import not_open, url_given
+from tenure._election.term import BlockingTerm as Term
 from tenure._public import publish_all
 from tenure._queue.received import BlockingMessage as Message
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._telemetry.hook import ForwardingHook, call_hook
-from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import Event
-from tenure.sync._elections import Election, Term, Work
+from tenure.sync._elections import Election, Work
 from tenure.sync._portal import blocking
 from tenure.sync._queues import DeadLetters, Queue, Session
 
@@ -49,7 +49,7 @@ class Backend:
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._on_event = on_event
         hook = None if on_event is None else ForwardingHook(self._hear)
-        self._behind = tenure._backend.Backend(url, on_event=hook, make_term=Term)
+        self._behind = tenure.Backend(url, on_event=hook, make_term=Term)
         self.url: Url = self._behind.url
         self._entered: RenewalThread | None = None
         self._pumps: LoopThread | None = None
@@ -144,12 +144,12 @@ class Backend:
         queue = self._behind.queue(name, **settings)
         return Queue(queue, renewal_thread, self._pump_thread)
 
-    leaders = blocking(tenure._backend.Backend.leaders)
-    vacancies = blocking(tenure._backend.Backend.vacancies)
-    queues = blocking(tenure._backend.Backend.queues)
-    diagnose = blocking(tenure._backend.Backend.diagnose)
-    migrate = blocking(tenure._backend.Backend.migrate)
-    migration_sql = blocking(tenure._backend.Backend.migration_sql)
+    leaders = blocking(tenure.Backend.leaders)
+    vacancies = blocking(tenure.Backend.vacancies)
+    queues = blocking(tenure.Backend.queues)
+    diagnose = blocking(tenure.Backend.diagnose)
+    migrate = blocking(tenure.Backend.migrate)
+    migration_sql = blocking(tenure.Backend.migration_sql)
 
     def _pump_thread(self) -> LoopThread:
         """Return the loop on which queues are consumed and hooks called, started when it is first needed."""

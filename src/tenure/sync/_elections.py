@@ -12,24 +12,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
-import tenure._election.elector
-from tenure import Leader, Timing
-from tenure._election.term import TermBase
-from tenure._lease import Grant
-from tenure._runtime.clock import Clock
+import tenure
+from tenure import Campaign, Leader, Timing
+from tenure._election.term import BlockingTerm as Term
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
 from tenure.errors import TenureError, TermLost, Unavailable, in_words, refuse_generator
 from tenure.sync._portal import blocking, drawn
 from tenure.sync._stopping import Stopping, forwarded
-
-
-class Term(TermBase[threading.Event]):
-    """A term of office; ``lost`` is a ``threading.Event``. See :class:`tenure.Term`."""
-
-    def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
-        super().__init__(grant, trusted_until, clock, threading.Event())
-
 
 Work = Callable[[Term], Any]
 
@@ -37,7 +27,7 @@ Work = Callable[[Term], Any]
 class Election:
     """One name to lead, and our candidacy for it. See :class:`tenure.Election`."""
 
-    def __init__(self, election: tenure._election.elector.Election, renewal_thread: RenewalThread) -> None:
+    def __init__(self, election: tenure.Election, renewal_thread: RenewalThread) -> None:
         self.name: str = election.name
         self.timing: Timing = election.timing
         self._behind = election
@@ -120,7 +110,7 @@ class Election:
                 if at_exit is not None:
                     atexit.unregister(at_exit)
 
-    def _leave_at_exit(self, campaign: tenure._election.elector.Campaign, term: Term, owner: threading.Thread) -> None:
+    def _leave_at_exit(self, campaign: Campaign, term: Term, owner: threading.Thread) -> None:
         """Hand the lease back, as the program ends inside of the block; not while a thread may still work in it."""
         if self._renewal_thread.is_forked or (owner is not threading.current_thread() and owner.is_alive()):
             return
@@ -129,8 +119,8 @@ class Election:
         with suppress(TenureError, TimeoutError):  # then the lease is left to run out
             self._renewal_thread.call_blocking(lambda: asyncio.wait_for(campaign.withdraw(), patience))
 
-    leader = blocking(tenure._election.elector.Election.leader)
-    ask_to_resign = blocking(tenure._election.elector.Election.ask_to_resign)
+    leader = blocking(tenure.Election.leader)
+    ask_to_resign = blocking(tenure.Election.ask_to_resign)
 
     def observe(self) -> Generator[Leader | None, None, None]:
         """Yield the leader, at first and at every change. See :meth:`tenure.Election.observe`."""

@@ -19,7 +19,8 @@ def blocking(
 ) -> Callable[Concatenate[Any, P], T]:
     """Return *method* for threads: same arguments, same answer, same errors; it blocks until it is answered.
 
-    The object it is put on has the asynchronous one as ``_behind``, and the renewal thread as ``_renewal_thread``.
+    The object it is put on has the asynchronous one as ``_behind``, and the renewal thread as ``_renewal_thread``. Its
+    examples lose their ``await``; its module and class are set where the class is published.
     """
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -27,6 +28,7 @@ def blocking(
         return renewal_thread.call_blocking(lambda: method(self._behind, *args, **kwargs))
 
     functools.update_wrapper(call, method)
+    call.__doc__ = (method.__doc__ or "").replace("await ", "")
     return call
 
 

@@ -9,12 +9,9 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-import tenure._queue.dead_letters
-import tenure._queue.queue
-import tenure._queue.session
-from tenure import ConsumeOptions, Handler, Message, Received, SendOptions
+import tenure
+from tenure import ConsumeOptions, Handler, Message
 from tenure._queue.hooks import ThreadedHook
-from tenure._queue.outgoing import NOT_GIVEN
 from tenure._queue.received import BlockingMessage
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread
@@ -28,9 +25,7 @@ T = TypeVar("T")
 class Queue:
     """A queue of messages, each for one of the consumers that compete for them. See :class:`tenure.Queue`."""
 
-    def __init__(
-        self, queue: tenure._queue.queue.Queue, renewal_thread: RenewalThread, pumps: Callable[[], LoopThread]
-    ) -> None:
+    def __init__(self, queue: tenure.Queue, renewal_thread: RenewalThread, pumps: Callable[[], LoopThread]) -> None:
         self.name: str = queue.name
         self.traits: tenure.QueueTraits = queue.traits
         self.dead_letters: DeadLetters = DeadLetters(queue.dead_letters, renewal_thread)
@@ -41,24 +36,17 @@ class Queue:
     def __repr__(self) -> str:
         return repr(self._behind)
 
-    declare = blocking(tenure._queue.queue.Queue.declare)
-    settings = blocking(tenure._queue.queue.Queue.settings)
-    send = blocking(tenure._queue.queue.Queue.send)
-    send_batch = blocking(tenure._queue.queue.Queue.send_batch)
-    peek_deferred = blocking(tenure._queue.queue.Queue.peek_deferred)
-    peek = blocking(tenure._queue.queue.Queue.peek)
-    purge = blocking(tenure._queue.queue.Queue.purge)
-    stats = blocking(tenure._queue.queue.Queue.stats)
-    delete = blocking(tenure._queue.queue.Queue.delete)
-    handled = blocking(tenure._queue.queue.Queue.handled)
-
-    def request(
-        self, body: bytes = b"", *, timeout: float = 30.0, json: object = NOT_GIVEN, **options: Unpack[SendOptions]
-    ) -> Received:
-        """Send a message and return the answer to it. See :meth:`tenure.Queue.request`."""
-        return self._renewal_thread.call_blocking(
-            lambda: self._behind.request(body, timeout=timeout, json=json, **options)
-        )
+    declare = blocking(tenure.Queue.declare)
+    settings = blocking(tenure.Queue.settings)
+    send = blocking(tenure.Queue.send)
+    send_batch = blocking(tenure.Queue.send_batch)
+    request = blocking(tenure.Queue.request)
+    peek_deferred = blocking(tenure.Queue.peek_deferred)
+    peek = blocking(tenure.Queue.peek)
+    purge = blocking(tenure.Queue.purge)
+    stats = blocking(tenure.Queue.stats)
+    delete = blocking(tenure.Queue.delete)
+    handled = blocking(tenure.Queue.handled)
 
     def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
         """Lock up to *max* messages to us, and return them. See :meth:`tenure.Queue.receive`."""
@@ -117,9 +105,9 @@ class Queue:
 
 
 class DeadLetters:
-    """The messages that could not be handled. See :class:`tenure._queue.dead_letters.DeadLetters`."""
+    """The messages that could not be handled. See :class:`tenure.DeadLetters`."""
 
-    def __init__(self, letters: tenure._queue.dead_letters.DeadLetters, renewal_thread: RenewalThread) -> None:
+    def __init__(self, letters: tenure.DeadLetters, renewal_thread: RenewalThread) -> None:
         self.name: str = letters.name
         self._behind = letters
         self._renewal_thread = renewal_thread
@@ -127,9 +115,9 @@ class DeadLetters:
     def __repr__(self) -> str:
         return repr(self._behind)
 
-    peek = blocking(tenure._queue.dead_letters.DeadLetters.peek)
-    redrive = blocking(tenure._queue.dead_letters.DeadLetters.redrive)
-    purge = blocking(tenure._queue.dead_letters.DeadLetters.purge)
+    peek = blocking(tenure.DeadLetters.peek)
+    redrive = blocking(tenure.DeadLetters.redrive)
+    purge = blocking(tenure.DeadLetters.purge)
 
     def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
         """Lock up to *max* dead letters and return them; to ``complete()`` one removes it for good."""
@@ -137,21 +125,21 @@ class DeadLetters:
 
 
 class Session:
-    """A session that is locked to us, as a block. See :class:`tenure._queue.session.Session`.
+    """A session that is locked to us, as a block. See :class:`tenure.Session`.
 
     A thread can't be cancelled: when the lock is lost, ``lost`` is set, every verb raises ``LockLost``, and so does the
     end of the block.
     """
 
-    def __init__(self, session: tenure._queue.session.Session, renewal_thread: RenewalThread) -> None:
+    def __init__(self, session: tenure.Session, renewal_thread: RenewalThread) -> None:
         self._behind = session
         self._renewal_thread = renewal_thread
 
     def __repr__(self) -> str:
         return repr(self._behind)
 
-    set_state = blocking(tenure._queue.session.Session.set_state)
-    renew = blocking(tenure._queue.session.Session.renew)
+    set_state = blocking(tenure.Session.set_state)
+    renew = blocking(tenure.Session.renew)
 
     @property
     def name(self) -> str:
