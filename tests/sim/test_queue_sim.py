@@ -15,7 +15,14 @@ MESSAGES = int(os.environ.get("TENURE_SIM_MESSAGES", "10000"))
 """How many messages are settled; a release asks for a million."""
 
 KEPT = kept_seeds("queue_seeds.txt")
-RARE = {"settles-late-by-itself": (271,), "passes-late-results": [138], "waits-for-hook": [26]}
+RARE = {
+    "settles-late-by-itself": [271],
+    "passes-late-results": [92],
+    "gives-back-completed": [98],
+    "serves-while-paused": [81],
+    "forgets-returns": [53],
+    "old-owner-writes": [117],
+}
 """The planted bugs that hardly any seed finds."""
 
 # Only what hangs is to end by the clock: on a machine that is busy, all takes many times longer.

@@ -3,8 +3,9 @@
 It runs the real machines, :class:`tenure._queue.pump.Pump` and :class:`tenure._queue.locks.Locks`, and
 the memory backend's broker; the network, the clocks, the threads and the handlers are simulated. Promises are judged
 from outside: the broker's in :mod:`tenure.testing._sim.queues.oracle`, the consumers' in
-:mod:`tenure.testing._sim.queues.checkers`. In some runs, messages are sent with sessions, for consumers of sessions;
-see ``session_oracle`` and ``session_checkers`` beside these. ::
+:mod:`tenure.testing._sim.queues.consumer_checkers`. In some runs, messages are sent with sessions, for consumers of
+sessions, which run :class:`tenure._queue.session_pump.SessionPump`; see ``session_oracle`` and ``session_checkers``
+beside these. ::
 
     from tenure.testing.sim import queues
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from tenure.testing._sim.nemesis import StoreNemesis, WithStore
 from tenure.testing._sim.queues.broker import SimulatedBroker
 from tenure.testing._sim.queues.broker_server import BrokerServer
-from tenure.testing._sim.queues.consumer_process import ConsumerProcess
+from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.plan import BLOCKS_MAX, Plan
 
 
@@ -20,7 +20,7 @@ class QueueRun(WithStore, Protocol):
     @property
     def server(self) -> BrokerServer: ...
     @property
-    def consumers(self) -> Sequence[ConsumerProcess[Any]]: ...
+    def consumers(self) -> Sequence[Consumer]: ...
     def restart_later(self, number: int) -> None: ...
 
 
@@ -31,7 +31,7 @@ class QueueNemesis(StoreNemesis):
         super().__init__(run)
         self._queue_run = run
 
-    def _victim(self) -> ConsumerProcess[Any] | None:
+    def _victim(self) -> Consumer | None:
         living = [consumer for consumer in self._queue_run.consumers if consumer.running]
         for busy in ([one for one in living if one.buffered], [one for one in living if one.works]):
             if busy and self._rng.random() < 0.5:
@@ -40,23 +40,23 @@ class QueueNemesis(StoreNemesis):
 
     # --- of a consumer ---
 
-    def _block(self, consumer: ConsumerProcess[Any]) -> None:
+    def _block(self, consumer: Consumer) -> None:
         consumer.block(self._for(BLOCKS_MAX))
 
-    def _drain(self, consumer: ConsumerProcess[Any]) -> None:
+    def _drain(self, consumer: Consumer) -> None:
         consumer.drain(self._queue_run.plan.grace)
         self._queue_run.restart_later(consumer.number)
 
-    def _stop(self, consumer: ConsumerProcess[Any]) -> None:
+    def _stop(self, consumer: Consumer) -> None:
         consumer.drain(0.0)
         self._queue_run.restart_later(consumer.number)
 
-    def _shut_down(self, consumer: ConsumerProcess[Any]) -> None:
+    def _shut_down(self, consumer: Consumer) -> None:
         seconds = self._for(1.0)
         consumer.block(seconds)
         self.hung(consumer, seconds)
 
-    def hung(self, consumer: ConsumerProcess[Any], seconds: float) -> None:
+    def hung(self, consumer: Consumer, seconds: float) -> None:
         """An overloaded host hangs for *seconds*, then receives nothing either; an operator tells it to stop."""
         if "shut_down" not in self._plan.faults or self._rng.random() < 0.5:
             return
@@ -67,58 +67,58 @@ class QueueNemesis(StoreNemesis):
             self._world.after(seconds, cut.discard, host)
         self._world.after(self._rng.random() * seconds, self._later, self._drain, consumer)
 
-    def _later(self, way: Callable[[ConsumerProcess[Any]], object], consumer: ConsumerProcess[Any]) -> None:
+    def _later(self, way: Callable[[Consumer], object], consumer: Consumer) -> None:
         if not self._resting and consumer.running:
             way(consumer)
 
-    def _pause_claims(self, consumer: ConsumerProcess[Any]) -> None:
+    def _pause_claims(self, consumer: Consumer) -> None:
         consumer.pause_claims()
         self._world.after(self._for(2.0), consumer.resume_claims)
 
-    def _false_hint(self, consumer: ConsumerProcess[Any]) -> None:
+    def _false_hint(self, consumer: Consumer) -> None:
         for _ in range(self._rng.randint(1, 5)):
             consumer.hint()
 
     # --- of user code ---
 
-    def _error_hook_raises(self, consumer: ConsumerProcess[Any]) -> None:
+    def _error_hook_raises(self, consumer: Consumer) -> None:
         self._error_hook(consumer, "raises")
 
-    def _error_hook_lasts(self, consumer: ConsumerProcess[Any]) -> None:
+    def _error_hook_lasts(self, consumer: Consumer) -> None:
         self._error_hook(consumer, "lasts")
 
-    def _error_hook_blocks(self, consumer: ConsumerProcess[Any]) -> None:
+    def _error_hook_blocks(self, consumer: Consumer) -> None:
         self._error_hook(consumer, "blocks")
 
-    def _error_hook_interrupts(self, consumer: ConsumerProcess[Any]) -> None:
+    def _error_hook_interrupts(self, consumer: Consumer) -> None:
         self._error_hook(consumer, "interrupts")
 
-    def _error_hook(self, consumer: ConsumerProcess[Any], does: str) -> None:
-        consumer.error_hook = does
-        self._world.after(self._for(2.0), setattr, consumer, "error_hook", "")
+    def _error_hook(self, consumer: Consumer, does: str) -> None:
+        consumer.workers.error_hook = does
+        self._world.after(self._for(2.0), setattr, consumer.workers, "error_hook", "")
 
-    def _event_hook_raises(self, consumer: ConsumerProcess[Any]) -> None:
+    def _event_hook_raises(self, consumer: Consumer) -> None:
         self._event_hook(consumer, "raises")
 
-    def _event_hook_blocks(self, consumer: ConsumerProcess[Any]) -> None:
+    def _event_hook_blocks(self, consumer: Consumer) -> None:
         self._event_hook(consumer, "blocks")
 
-    def _event_hook(self, consumer: ConsumerProcess[Any], does: str) -> None:
-        consumer.event_hook = does
-        self._world.after(self._for(2.0), setattr, consumer, "event_hook", "")
+    def _event_hook(self, consumer: Consumer, does: str) -> None:
+        consumer.workers.event_hook = does
+        self._world.after(self._for(2.0), setattr, consumer.workers, "event_hook", "")
 
     # --- of the broker ---
 
-    def _store_full(self, consumer: ConsumerProcess[Any]) -> None:
+    def _store_full(self, consumer: Consumer) -> None:
         self._broker.full_until = self._world.now + self._for(1.0)
 
-    def _store_away(self, consumer: ConsumerProcess[Any]) -> None:
+    def _store_away(self, consumer: Consumer) -> None:
         self._broker.away_until = self._world.now + self._for(0.5)
 
-    def _store_waits(self, consumer: ConsumerProcess[Any]) -> None:
+    def _store_waits(self, consumer: Consumer) -> None:
         self._queue_run.server.wait(self._for(0.5))
 
-    def _cut_one(self, consumer: ConsumerProcess[Any]) -> None:
+    def _cut_one(self, consumer: Consumer) -> None:
         """Let another transaction hold the row of a message, perhaps for longer than its lock."""
         mine = list(consumer.sequences())
         if mine:
@@ -128,7 +128,7 @@ class QueueNemesis(StoreNemesis):
     def _broker(self) -> SimulatedBroker:
         return self._queue_run.server.broker
 
-    def _store_restarts(self, consumer: ConsumerProcess[Any]) -> None:
+    def _store_restarts(self, consumer: Consumer) -> None:
         seconds = self._for(0.3)
         self._server.go_down(seconds, refuses=True)
         self._world.after(seconds, self._queue_run.server.hint)  # consumers subscribe again, and look

@@ -91,13 +91,13 @@ class Oracle:
     """Follow a broker, verb by verb. All moments are by the broker's clock.
 
     Args:
+        findings: Where violations go.
         clock: The broker's.
         max_deliveries: How often a message may be handed out.
     """
 
-    def __init__(self, clock: SkewedClock, max_deliveries: int) -> None:
-        self.findings: Findings | None = None
-        """Where violations go; set before the first verb."""
+    def __init__(self, findings: Findings, clock: SkewedClock, max_deliveries: int) -> None:
+        self.violated = findings.violated
         self.clock = clock
         self._max_deliveries = max_deliveries
         self._tokens: set[Token] = set()
@@ -105,11 +105,6 @@ class Oracle:
         self.sent: dict[str, SentMessage] = {}
         self.entries: dict[int, Entry] = {}
         self.deliveries = 0
-
-    def violated(self, kind: str, what: str) -> None:
-        """Note that a promise was broken."""
-        assert self.findings is not None
-        self.findings.violated(kind, what)
 
     # --- lookups ---
 

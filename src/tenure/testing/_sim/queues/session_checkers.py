@@ -4,183 +4,216 @@
 ``two owners``     two consumers believed at one true moment that they hold the lock of one session
 ``outlives lock``  a consumer believed in a session that the broker had given away, or would sooner
 ``trust``          a belief is longer than the question allows that it came from
-``unsure start``   a handler began when its session was not sure
 ``overlap``        a handler began before the message before its own was settled, or while another ran in its session
 ``not cancelled``  a session was over, and the handler that ran in it had not been told to stop
-``grace``          a handler was told to stop with less than ``grace`` left, though its process was awake
-``late result``    a verdict was passed in a session that was known to be lost
 ``late release``   a session was released while its handler ran
 ``left behind``    a consumer held a session, although nothing waited in it any more
-``machine``        a machine raised
-``not stopped``    a consumer that was told to drain had still not, long after its last answer was due
 =================  ====================================================================================================
+
+And what :mod:`tenure.testing._sim.queues.consumer_checkers` demands of every consumer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tenure._queue.effects import LocksInput, PumpInput
-from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.effects import PumpEffect, PumpInput, Release
+from tenure._queue.lock_group import LockGroup
+from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import State
-from tenure._queue.verdicts import Renewed, Settlement
+from tenure._queue.verdicts import Lapsed, Renewed, Settlement
 from tenure.testing._sim.client import Pending
+from tenure.testing._sim.queues.consumer import Consumer
+from tenure.testing._sim.queues.consumer_checkers import ConsumerCheckers, is_in
+from tenure.testing._sim.queues.oracle import Oracle
 from tenure.testing._sim.queues.plan import Plan
-from tenure.testing._sim.queues.session_consumer import HeldSession, SessionConsumer
 from tenure.testing._sim.queues.session_oracle import SessionOracle
+from tenure.testing._sim.queues.tracked import Stage, TrackedDelivery
 from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR
 
 
-class SessionCheckers:
+@dataclass(slots=True, eq=False)
+class TrackedSession:
+    """A session at its consumer, seen from outside."""
+
+    lock: SessionLock
+    group: LockGroup
+    trusted: float
+    """Until when its lock may be believed, by the consumer's clock: as the answers so far allow."""
+    cancelled_until: float | None = None
+    """Until when its lock was believed when its handlers were told to stop; None before."""
+    is_left: bool = False
+    """Whether a handler runs on in it that is not waited for."""
+
+
+class SessionCheckers(ConsumerCheckers):
     """Watch the consumers of sessions in one run.
 
     Args:
         findings: Where violations go.
         plan: The setting of the run.
-        oracle: Knows until when the broker has locked a session.
+        oracle: Knows until when the broker has locked a message.
+        sessions: The same, for sessions.
     """
 
-    def __init__(self, findings: Findings, plan: Plan, oracle: SessionOracle) -> None:
-        self.world = findings.world
-        self.timing = plan.timing
-        self.oracle = oracle
-        self._violated = findings.violated
-        self._passed: set[tuple[Any, int, int]] = set()
-        self._believers: dict[str, list[tuple[SessionConsumer, HeldSession]]] = {}
+    def __init__(self, findings: Findings, plan: Plan, oracle: Oracle, sessions: SessionOracle) -> None:
+        super().__init__(findings, plan, oracle)
+        self._oracle = sessions
+        self._sessions: dict[Consumer, dict[Token, TrackedSession]] = {}
+        self._believers: dict[str, list[tuple[Consumer, TrackedSession]]] = {}
+
+    def _find(self, consumer: Consumer, token: Token) -> TrackedSession | None:
+        return self._sessions.get(consumer, {}).get(token)
 
     # --- belief ---
 
-    def believes(self, consumer: SessionConsumer, session: HeldSession) -> float:
-        """Return up to which true moment *consumer* believes in the lock of *session*."""
-        group = session.group
-        if not consumer.running or consumer.lock_groups.get(group.token) is not group:
+    def believes_in(self, consumer: Consumer, tracked: TrackedDelivery) -> float:
+        """Return up to which true moment *consumer* believes in the session of *tracked*; minus infinity if not now."""
+        session = self._find(consumer, tracked.delivery.token)
+        return self._believes(consumer, session) if session is not None else -math.inf
+
+    def _believes(self, consumer: Consumer, session: TrackedSession) -> float:
+        if not consumer.running or not _is_held(consumer, session):
             return -math.inf
-        until = group.sure_until
+        until = session.group.sure_until
         return consumer.clock.moment(until if session.cancelled_until is None else min(until, session.cancelled_until))
 
-    def accepted(self, consumer: SessionConsumer, session: HeldSession) -> None:
-        """*consumer* has taken in the lock of a session."""
+    def took_in(self, consumer: Consumer, asked: Pending, token: Token) -> None:
+        """*consumer* has taken in the lock of a session, or a message of it."""
+        group = consumer.lock_groups.get(token)
+        if group is None or group.session is None or self._find(consumer, token) is not None:
+            return
+        session = TrackedSession(group.session, group, asked.at + self.timing.window)
+        self._sessions.setdefault(consumer, {})[token] = session
         self._sure(consumer, session)
 
-    def renewed(self, consumer: SessionConsumer, asked: Pending, answers: Sequence[object]) -> None:
+    def before_renewed(
+        self, consumer: Consumer, held: Sequence[Delivery | SessionLock], answers: Sequence[object]
+    ) -> None:
+        """*consumer* is about to take in the answer to a renewal."""
+        for one, answer in zip(held, answers, strict=True):
+            for tracked in consumer.tracked.under(one.token) if isinstance(answer, Lapsed) else ():
+                tracked.is_denied = True
+                if tracked.stage in (Stage.WAITING, Stage.RUNNING, Stage.KEPT):
+                    tracked.stage = Stage.LOST
+
+    def renewed(self, consumer: Consumer, asked: Pending, answers: Sequence[object]) -> None:
         """*consumer* has taken in the *answers* to a renewal; none if there was no answer."""
         for one, answer in zip(asked.question.held, answers, strict=bool(answers)):
-            session = consumer.sessions.get(one.token)
+            session = self._find(consumer, one.token)
             if session is not None:
                 if isinstance(answer, Renewed):
                     session.trusted = max(session.trusted, asked.at + self.timing.window)
                 self._sure(consumer, session)
 
-    def _sure(self, consumer: SessionConsumer, session: HeldSession) -> None:
-        now, until, name = self.world.now, self.believes(consumer, session), session.lock.session
+    def _sure(self, consumer: Consumer, session: TrackedSession) -> None:
+        now, until, name = self.world.now, self._believes(consumer, session), session.lock.session
         if until <= now + BLUR:
             return
         over = until - consumer.clock.moment(session.trusted)
         if over > BLUR:
-            self._violated("trust", f"{consumer.name} believes in {name} for {over:.3f} s more than it may")
-        locked = self.oracle.locked_until(session.lock)
+            self.violated("trust", f"{consumer.name} believes in {name} for {over:.3f} s more than it may")
+        locked = self._oracle.locked_until(session.lock)
         if locked < until - BLUR:
-            self._violated("outlives lock", f"{consumer.name} believes in {name} {until - locked:.3f} s too long")
+            self.violated("outlives lock", f"{consumer.name} believes in {name} {until - locked:.3f} s too long")
         known = self._believers.get(name, ())
-        others = [(one, held) for one, held in known if held is not session and self.believes(one, held) > now + BLUR]
+        others = [(one, held) for one, held in known if held is not session and self._believes(one, held) > now + BLUR]
         for other, _ in others:
-            self._violated("two owners", f"{consumer.name} is sure of {name}, and {other.name} is, too")
+            self.violated("two owners", f"{consumer.name} is sure of {name}, and {other.name} is, too")
         self._believers[name] = [*others, (consumer, session)]
 
-    def locked(self, consumer: SessionConsumer, held: Sequence[Any]) -> None:
+    def locked(self, consumer: Consumer, held: Sequence[Any]) -> None:
         """The broker has locked these for *consumer*: look again when the locks end."""
         for one in held:
-            end = self.oracle.locked_until(one) if isinstance(one, SessionLock) else -math.inf
+            end = self._oracle.locked_until(one) if isinstance(one, SessionLock) else -math.inf
             if end > self.world.now:
                 self.world.at(end, self._lock_ends, consumer, one)
 
-    def _lock_ends(self, consumer: SessionConsumer, held: SessionLock) -> None:
+    def _lock_ends(self, consumer: Consumer, held: SessionLock) -> None:
         if not consumer.running or consumer.paused or consumer.blocked:
             return
-        if self.oracle.locked_until(held) > self.world.now + BLUR:
+        if self._oracle.locked_until(held) > self.world.now + BLUR:
             return
         for work in consumer.works.values():
-            if work.delivery.token == held.token and work.why is None:
-                self._violated("not cancelled", f"{held.session} is over, and {consumer.name} works on in it")
+            if work.delivery.token == held.token and work.why is None and not work.ended:
+                self.violated("not cancelled", f"{held.session} is over, and {consumer.name} works on in it")
 
     # --- handlers ---
 
-    def began(self, consumer: SessionConsumer, delivery: Delivery) -> None:
-        """A handler has begun with *delivery*."""
-        session = consumer.sessions.get(delivery.token)
-        if session is None or self.believes(consumer, session) <= self.world.now - BLUR:
-            self._violated("unsure start", f"{consumer.name} began with {delivery.id} when its session was not sure")
-        if consumer.pump.state is not State.RUNNING:
-            self._violated("unsure start", f"{consumer.name} began with {delivery.id} when it was to take nothing")
-        for entry in self.oracle.earlier(delivery):
+    def began(self, consumer: Consumer, delivery: Delivery) -> None:
+        """A handler begins with *delivery*."""
+        super().began(consumer, delivery)
+        for entry in self._oracle.earlier(delivery):
             if entry.token == delivery.token:
                 what = f"{consumer.name} began with {delivery.id} before {entry.sent.label} was settled"
-                self._violated("overlap", what)
+                self.violated("overlap", what)
         for work in consumer.works.values():
             if work.delivery.session == delivery.session and work.delivery is not delivery and work.why is None:
-                self._violated("overlap", f"{consumer.name} handles {work.delivery.id} beside {delivery.id}")
+                self.violated("overlap", f"{consumer.name} handles {work.delivery.id} beside {delivery.id}")
 
-    def told_to_stop(self, consumer: SessionConsumer, held: Any, why: str) -> None:
+    def told_to_stop(self, consumer: Consumer, held: Delivery | SessionLock, why: str) -> None:
         """The locks say that a session is over, or that the handler of one message in it is to stop."""
-        session = consumer.sessions.get(held.token)
-        if session is None:
-            return
-        until = session.group.sure_until
-        left = until - consumer.now()
-        is_running = any(work.delivery.token == held.token for work in consumer.works.values())
-        if why == "unanswered" and is_running and not consumer.overslept() and left < self.timing.grace - BLUR:
-            self._violated("grace", f"{consumer.name} gave the handler in {session.lock.session} {left:.3f} s to stop")
-        if isinstance(held, SessionLock):
-            session.cancelled_until = until
+        super().told_to_stop(consumer, held, why)
+        session = self._find(consumer, held.token) if isinstance(held, SessionLock) else None
+        if session is not None:
+            session.cancelled_until = session.group.sure_until
 
-    def kept(self, consumer: SessionConsumer) -> None:
-        """The locks of *consumer* have done what there was to do."""
-        now = consumer.now()
-        for work in consumer.works.values():
-            session = consumer.sessions.get(work.delivery.token)
-            if session is None or session.cancelled_until is not None:
-                continue
-            left = session.group.sure_until - now
-            if left < self.timing.grace - BLUR and consumer.lock_groups.get(session.group.token) is session.group:
-                self._violated("grace", f"{consumer.name} lets {work.delivery.id} run with {left:.3f} s left")
+    def left(self, consumer: Consumer, delivery: Delivery) -> None:
+        """The handler of *delivery* has not stopped in time: it runs on, and is waited for no more."""
+        if (session := self._find(consumer, delivery.token)) is not None:
+            session.is_left = True
 
-    def passes(self, consumer: SessionConsumer, settlements: Sequence[Settlement]) -> None:
-        """*consumer* passes verdicts, for the first time or again."""
-        for delivery, _ in settlements:
-            session = consumer.sessions.get(delivery.token)
-            key = delivery.token, delivery.sequence, delivery.delivery_count
-            if session is not None and session.is_denied and key not in self._passed:
-                self._violated("late result", f"{consumer.name} judges {delivery.id}, whose session it knows lost")
-            self._passed.add(key)
+    def settled(self, consumer: Consumer, settlements: Sequence[Settlement], answers: Sequence[object]) -> None:
+        """A handler has got the answers to verdicts that it has passed by itself. While it runs, it is watched."""
+        for settlement in settlements:
+            tracked = consumer.tracked.find(settlement.delivery)
+            if tracked is not None and tracked.stage is Stage.RUNNING:
+                tracked.is_settled = True
+            else:
+                consumer.tracked.drop(settlement.delivery)
 
-    def releases(self, consumer: SessionConsumer, lock: SessionLock) -> None:
-        """*consumer* releases a session."""
-        session = consumer.sessions.get(lock.token)
+    # --- the pump ---
+
+    def decided(self, consumer: Consumer, event: PumpInput, was: State, effects: Sequence[PumpEffect]) -> None:
+        """The pump of *consumer* has taken in *event*."""
+        super().decided(consumer, event, was, effects)
+        for effect in effects:
+            if isinstance(effect, Release):
+                self._releases(consumer, effect.session)
+
+    def _releases(self, consumer: Consumer, lock: SessionLock) -> None:
+        session = self._find(consumer, lock.token)
         is_running = any(work.delivery.token == lock.token for work in consumer.works.values())
         if is_running or (session is not None and session.is_left):
-            self._violated("late release", f"{consumer.name} releases {lock.session} while a handler runs in it")
+            self.violated("late release", f"{consumer.name} releases {lock.session} while a handler runs in it")
 
     # --- rest ---
 
-    def raised(self, consumer: SessionConsumer, event: PumpInput | LocksInput, error: Exception) -> None:
-        """A machine has raised."""
-        self._violated("machine", f"{consumer.name} raised {error!r} on {event}")
+    def is_over(self, consumer: Consumer, tracked: TrackedDelivery) -> bool:
+        """Tell whether a resting consumer is right to do no more about *tracked*."""
+        session = self._find(consumer, tracked.delivery.token)
+        match tracked.stage:
+            case Stage.LOST:
+                return True
+            case Stage.WAITING:  # it is given back with its session
+                return session is None or not _is_held(consumer, session)
+            case Stage.KEPT:
+                return not is_in(consumer.lock_groups.get(tracked.delivery.token), tracked.delivery)
+            case Stage.ENDED:
+                return tracked.verdict is None or session is None or session.cancelled_until is not None
+        return False
 
-    def stopped(self, consumer: SessionConsumer) -> None:
-        """The pump of *consumer* says that nothing is under way any more."""
-        if consumer.works:
-            self._violated("left behind", f"{consumer.name} stopped while {len(consumer.works)} handlers ran")
-
-    def rests(self, consumer: SessionConsumer) -> None:
+    def rests(self, consumer: Consumer) -> None:
         """All is drained and answered, so *consumer* should hold no session."""
-        for session in consumer.sessions.values():
-            if consumer.lock_groups.get(session.group.token) is session.group and not session.is_left:
-                self._violated("left behind", f"{consumer.name} holds {session.lock.session}, which is empty")
+        super().rests(consumer)
+        for session in self._sessions.get(consumer, {}).values():
+            if _is_held(consumer, session) and not session.is_left:
+                self.violated("left behind", f"{consumer.name} holds {session.lock.session}, which is empty")
 
-    def not_stopped(self, consumer: SessionConsumer) -> None:
-        """*consumer* was told to drain, has had its time, and still waits."""
-        what = f"{consumer.name} is {consumer.pump.state.value} and holds {len(consumer.lock_groups)} sessions"
-        self._violated("not stopped", what)
+
+def _is_held(consumer: Consumer, session: TrackedSession) -> bool:
+    return consumer.lock_groups.get(session.group.token) is session.group

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from tenure._queue.hooks import HOOK_MAX
 from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
 from tenure.testing._sim.queues.broker_server import BrokerServer
-from tenure.testing._sim.queues.checkers import Checkers
-from tenure.testing._sim.queues.consumer_process import ConsumerProcess
+from tenure.testing._sim.queues.checkers import MessageCheckers
+from tenure.testing._sim.queues.consumer import Consumer, Kind
 from tenure.testing._sim.queues.faults import QueueNemesis
 from tenure.testing._sim.queues.oracle import Oracle
 from tenure.testing._sim.queues.parts import Parts
@@ -18,11 +18,11 @@ from tenure.testing._sim.queues.plan import IGNORES_MAX, Plan, draw, settled_wit
 from tenure.testing._sim.queues.producer import Producer
 from tenure.testing._sim.queues.session_checkers import SessionCheckers
 from tenure.testing._sim.queues.session_oracle import SessionOracle
-from tenure.testing._sim.report import QueueReport, outcome_of
+from tenure.testing._sim.report import Findings, QueueReport, outcome_of
 from tenure.testing._sim.world import SkewedClock, World
 
 LAST_BATCH = 3
-"""So many messages are sent after the faults: a queue that is stuck would not be noticed if nobody used it."""
+"""So many messages are sent after the faults: in a queue without messages, nothing would show that it is stuck."""
 
 STORE_SEEDS = 320_000_000
 """Added to a seed, it seeds the faults of the store: the kept seeds draw none, and stay the runs they were."""
@@ -58,34 +58,43 @@ class Simulation:
         )
         clock = SkewedClock(self.plan.broker_rate, self.world.rng.uniform(0.0, 1000.0))
         self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
-        self.oracle = Oracle(clock, self.plan.max_deliveries)
-        self.checkers = Checkers(self.world, self.plan, self.oracle)
-        self.oracle.findings = self.checkers
+        self.findings = Findings(self.world)
+        self.oracle = Oracle(self.findings, clock, self.plan.max_deliveries)
+        self.checkers = MessageCheckers(self.findings, self.plan, self.oracle)
         self.session_oracle = SessionOracle(self.oracle)
-        self.session_checkers = SessionCheckers(self.checkers, self.plan, self.session_oracle)
+        self.session_checkers = SessionCheckers(self.findings, self.plan, self.oracle, self.session_oracle)
         self.server = BrokerServer(self, clock, self.parts.broker)
         self.nemesis = QueueNemesis(self)
         self.healed = False
         self.closing = False
         self.ignores_max = IGNORES_MAX * self.plan.timing.ttl
+        self._kinds = self._make_kinds()
         self._starts = 0
         hosts = (self.plan, self.plan.sessions) if self.plan.sessions else (self.plan,)
         pairs = [pair for one in hosts for pair in zip(one.rates, one.offsets, strict=True)]
         self._clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
-        self.consumers: list[ConsumerProcess[Any]] = [self._start(number) for number in range(len(pairs))]
+        self.consumers: list[Consumer] = [self._start(number) for number in range(len(pairs))]
         true = SkewedClock(1.0, 0.0)
         numbers = range(self.plan.producers)
         self.producers = [Producer(self, 100 + number, f"p{number}", true) for number in numbers]
 
+    def _make_kinds(self) -> tuple[Kind, Kind]:
+        """Return what consumers of messages and consumers of sessions are."""
+        parts, settings, sessions = self.parts, self.plan.settings, self.plan.sessions
+        in_sessions = replace(settings, concurrency=sessions.concurrency if sessions else 1)
+        return (
+            Kind(parts.pump, parts.workers, settings, self.checkers),
+            Kind(parts.session_pump, parts.session_workers, in_sessions, self.session_checkers),
+        )
+
     # --- starts ---
 
-    def _start(self, number: int) -> ConsumerProcess[Any]:
+    def _start(self, number: int) -> Consumer:
         """Start a consumer of messages on the first hosts, one of sessions on the others."""
         self._starts += 1
         name, clock = f"{'abcdefghi'[number]}{self._starts}", self._clocks[number]
-        if number < self.plan.consumers:
-            return self.parts.consumer(self, number, name, clock)
-        return self.parts.session_consumer(self, number, name, clock)
+        kind = self._kinds[number >= self.plan.consumers]
+        return self.parts.consumer(self, kind, number, name, clock)
 
     def restart(self, number: int) -> None:
         """Start a new process on the host *number*, if none runs there."""
@@ -96,7 +105,7 @@ class Simulation:
         """Start the process again, after a while."""
         self.world.after(self.world.rng.random() * self.plan.timing.ttl, self._replace, self.consumers[number])
 
-    def _replace(self, consumer: ConsumerProcess[Any]) -> None:
+    def _replace(self, consumer: Consumer) -> None:
         if self.consumers[consumer.number] is not consumer or self.healed:
             return
         if consumer.running:
@@ -105,7 +114,7 @@ class Simulation:
         consumer.die("gone")
         self.restart(consumer.number)
 
-    def hung(self, consumer: ConsumerProcess[Any], seconds: float) -> None:
+    def hung(self, consumer: Consumer, seconds: float) -> None:
         """Let the nemesis use that *consumer* hangs for *seconds*."""
         self.nemesis.hung(consumer, seconds)
 
@@ -126,7 +135,7 @@ class Simulation:
         self.oracle.audit(self.server.stats(), self.server.dead(), now)
         self.session_oracle.audit(self.server.state_of, now)
         return outcome_of(
-            self.checkers,
+            self.findings,
             QueueReport,
             mutant=self.mutant,
             setting=self.plan,
@@ -146,7 +155,7 @@ class Simulation:
         for number, consumer in enumerate(self.consumers):
             if consumer.running and self.world.rng.random() < 0.2:
                 consumer.die("killed at the last moment")
-            consumer.error_hook = consumer.event_hook = ""
+            consumer.workers.error_hook = consumer.workers.event_hook = ""
             consumer.resume()
             consumer.resume_claims()
             if not consumer.running and self.world.rng.random() < 0.5:
@@ -161,7 +170,7 @@ class Simulation:
         if self.world.traced:
             self.world.log("fault", "no more")
 
-    def _at_work(self, consumers: Sequence[ConsumerProcess[Any]]) -> int:
+    def _at_work(self, consumers: Sequence[Consumer]) -> int:
         return sum(consumer.running and not consumer.draining for consumer in consumers)
 
     def _bound(self) -> float:
@@ -184,11 +193,12 @@ class Simulation:
         healed = self.world.now
         step = self.plan.timing.retry_every / 2
         if not self.world.run_until(self._is_drained, step=step, end=healed + bound):
-            self.checkers.not_drained(str(self.server.stats()), bound)
+            what = f"{self.server.stats()}, {bound:.1f} s after the faults were over"
+            self.findings.violated("not drained", what)
         return self.world.now - healed
 
     def _rest(self) -> None:
-        """Wait until the last answers have come: then nobody has anything left."""
+        """Wait until the last answers have come: then no consumer has anything left."""
         timing = self.plan.timing
         longest = max(self.plan.patience, timing.ttl) + 2.0 * timing.retry_every
         if "error_hook_lasts" in self.plan.faults:
@@ -196,11 +206,11 @@ class Simulation:
         self.world.run(self.world.now + 1.3 * longest)
         for consumer in self.consumers:
             if consumer.running:
-                consumer.check_slots()
+                consumer.checkers.has_slots(consumer)
         if self._is_drained():
             for consumer in self.consumers:
                 if consumer.running:
-                    consumer.check_rest()
+                    consumer.checkers.rests(consumer)
 
     def _stop(self) -> None:
         """Drain all, and wait until all is silent."""
@@ -212,7 +222,7 @@ class Simulation:
         self.world.run_until(self._is_silent, step=timing.retry_every, end=self.world.now + 1.3 * longest)
         for consumer in self.consumers:
             if consumer.alive and not consumer.stopped:
-                consumer.check_stopped()
+                consumer.checkers.not_stopped(consumer)
 
     def _is_silent(self) -> bool:
         return not any(consumer.running for consumer in self.consumers)

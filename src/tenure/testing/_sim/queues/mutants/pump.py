@@ -69,6 +69,18 @@ class _ForgetsReturns(Pump):
             self._move(State.STOPPED)
 
 
+class _GivesBackCompleted(Pump):
+    """Passes a give-back on a kept message that was completed meanwhile."""
+
+    def settled(self, delivery: Delivery) -> bool:
+        unsettled = self._unsettled
+        self._unsettled = []
+        try:
+            return super().settled(delivery)
+        finally:
+            self._unsettled = unsettled
+
+
 class _ServesWhilePaused(Pump):
     def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
         if self.state is not State.PAUSED:
@@ -129,6 +141,9 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "stops-at-once": Mutant("a drain does not wait for answers", Parts(pump=_StopsAtOnce), "left behind"),
         "forgets-returns": Mutant(
             "a drain does not wait for what the locks give back", Parts(pump=_ForgetsReturns), "left behind"
+        ),
+        "gives-back-completed": Mutant(
+            "a drain gives back what was completed meanwhile", Parts(pump=_GivesBackCompleted), "verdict"
         ),
         "serves-while-paused": Mutant(
             "what waits is handled during a pause", Parts(pump=_ServesWhilePaused), "left behind"

@@ -11,21 +11,22 @@ from tenure._queue.message import Delivery
 from tenure._queue.verdicts import Abandon, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.process import Alarm
-from tenure.testing._sim.queues.consumer import Consumer
-from tenure.testing._sim.queues.handlers import Work
+from tenure.testing._sim.queues.consumer import Consumer, Kind
 from tenure.testing._sim.queues.parts import Parts
 from tenure.testing._sim.queues.protocols import ConsumerRun
+from tenure.testing._sim.queues.work import Work
+from tenure.testing._sim.queues.workers import Workers
 from tenure.testing._sim.world import SkewedClock
 
 
-class _JudgesByText(Consumer):
+class _JudgesByText(Workers):
     """Writes an error down as it is."""
 
     def _verdict(self, error: BaseException, delivery: Delivery) -> Verdict:
         return Abandon(0.0, Failure(type(error).__name__, str(error)))
 
 
-class _LosesSlot(Consumer):
+class _LosesSlot(Workers):
     """Takes a handler's own CancelledError for the end of its slot."""
 
     def _conclude(self, work: Work) -> None:
@@ -33,24 +34,24 @@ class _LosesSlot(Consumer):
             super()._conclude(work)
 
 
-class _GoesOnAfterInterrupt(Consumer):
+class _GoesOnAfterInterrupt(Workers):
     def _end_with_interrupt(self) -> None:
         pass
 
 
-class _ErrorHookExceptionsOnly(Consumer):
+class _ErrorHookExceptionsOnly(Workers):
     """Expects of an error hook no more than an Exception."""
 
     def _reports_error_hook(self, error: BaseException) -> bool:
         return isinstance(error, Exception)
 
 
-class _EventHookExceptionsOnly(Consumer):
+class _EventHookExceptionsOnly(Workers):
     def _reports_event_hook(self, error: BaseException) -> bool:
         return isinstance(error, Exception)
 
 
-class _WaitsForHook(Consumer):
+class _WaitsForHook(Workers):
     def _hook_patience(self) -> float:
         return 1e9
 
@@ -58,29 +59,29 @@ class _WaitsForHook(Consumer):
 class _RenewsOnTheLoop(Consumer):
     """Keeps its locks where handlers and hooks run."""
 
-    def __init__(self, run: ConsumerRun, number: int, name: str, clock: SkewedClock) -> None:
-        super().__init__(run, number, name, clock)
-        self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self._loop_soon, self._locks_ring)
+    def __init__(self, run: ConsumerRun, kind: Kind, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(run, kind, number, name, clock)
+        self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self.on_loop_soon, self._locks_ring)
 
 
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
         "judges-by-text": Mutant(
-            "an error that can't be printed is printed", Parts(consumer=_JudgesByText), "user object"
+            "an error that can't be printed is printed", Parts(workers=_JudgesByText), "user object"
         ),
-        "loses-slot": Mutant("a handler that cancels itself takes its slot along", Parts(consumer=_LosesSlot), "slot"),
+        "loses-slot": Mutant("a handler that cancels itself takes its slot along", Parts(workers=_LosesSlot), "slot"),
         "goes-on-after-interrupt": Mutant(
             "Ctrl-C in a handler or a hook is a failure like any other",
-            Parts(consumer=_GoesOnAfterInterrupt),
+            Parts(workers=_GoesOnAfterInterrupt),
             "interrupt",
         ),
         "error-hook-exceptions-only": Mutant(
-            "an error hook may raise no BaseException", Parts(consumer=_ErrorHookExceptionsOnly), "user object"
+            "an error hook may raise no BaseException", Parts(workers=_ErrorHookExceptionsOnly), "user object"
         ),
         "event-hook-exceptions-only": Mutant(
-            "an event hook may raise no BaseException", Parts(consumer=_EventHookExceptionsOnly), "user object"
+            "an event hook may raise no BaseException", Parts(workers=_EventHookExceptionsOnly), "user object"
         ),
-        "waits-for-hook": Mutant("an error hook that never ends is waited for", Parts(consumer=_WaitsForHook), "slot"),
+        "waits-for-hook": Mutant("an error hook that never ends is waited for", Parts(workers=_WaitsForHook), "slot"),
         "renews-on-the-loop": Mutant(
             "locks are kept on the loop that users block", Parts(consumer=_RenewsOnTheLoop), "not cancelled"
         ),

@@ -1,10 +1,11 @@
-"""What handling a message is like in a simulation: how long it takes, and how it ends."""
+"""One call of a simulated handler: how long it takes, and how it ends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenure._queue.message import Delivery
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.outcomes import Why
 from tenure._queue.retry import Reject, Retry
 from tenure.errors import Unavailable
 from tenure.testing._misbehaving import odd_error
@@ -17,7 +18,9 @@ class Work:
     """A handler that runs."""
 
     delivery: Delivery
-    why: str | None = None
+    session: SessionLock | None = None
+    """The lock of its session."""
+    why: Why | None = None
     """Why it was told to stop."""
     is_cancelled: bool = False
     """Whether it ends because of that."""
@@ -25,16 +28,16 @@ class Work:
     """Whether it has asked the broker itself to complete its message, and waits for the answer."""
     ended: bool = False
     error: BaseException | None = None
-    """How it failed; known once it has ended. Its slot is not free before the error hook has ended, too."""
+    """The exception with which it ends, or has ended. Its slot is not free before the error hook has ended, too."""
 
     @property
     def nature(self) -> str:
-        """What handling its message is like; the label tells."""
+        """The nature of its message."""
         return nature_of(self.delivery)
 
 
 def nature_of(delivery: Delivery) -> str:
-    """Return what handling this message is like."""
+    """Return the nature of a message, which its label names: how its handler behaves."""
     return delivery.body.decode().rpartition(".")[2]
 
 
@@ -61,11 +64,13 @@ def kept_for(run: Run) -> float:
 
 
 def fails(run: Run, work: Work) -> BaseException | None:
-    """Draw how a handler ends that was left to itself."""
+    """Draw how a handler ends that was not told to stop."""
     rng, plan = run.world.rng, run.plan
+    if work.error is not None:
+        return work.error
     match work.nature:
         case "poison":
-            return ValueError("nobody can handle this")
+            return ValueError("this message always fails")
         case "reject":
             return Reject("unwanted", f"at delivery {work.delivery.delivery_count}")
         case "settles" if work.is_settling:
