@@ -31,7 +31,7 @@ async def main(url, ttl):
         async def count():
             loop = asyncio.get_running_loop()
             while await loop.run_in_executor(None, sys.stdin.readline):
-                counts = backend._opened.member.running()[2].counts
+                counts = backend._connection.opened.member.running()[2].counts
                 print("sent", counts.sent, flush=True)
 
         counting = asyncio.create_task(count())

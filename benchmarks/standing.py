@@ -61,8 +61,8 @@ async def idle(url: str, asked: Callable[[], Awaitable[int]], seconds: float = 3
 
 async def hold(backend: Backend) -> None:
     """Lead "idle" for an hour, without renewing."""
-    assert backend._opened is not None
-    held = await backend._opened.leases.acquire("idle", "holder", 3_600.0)
+    assert backend._connection.opened is not None
+    held = await backend._connection.opened.leases.acquire("idle", "holder", 3_600.0)
     assert isinstance(held, tenure._lease.Granted)
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tenure import events as events
     from tenure import sync as sync
     from tenure._backend import Backend as Backend
-    from tenure._backend import Diagnosis as Diagnosis
     from tenure._backend import connect as connect
+    from tenure._diagnosis import Diagnosis as Diagnosis
     from tenure._election.elector import Campaign as Campaign
     from tenure._election.elector import Election as Election
     from tenure._election.elector import Work as Work
@@ -73,7 +73,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "tenure._backend": ("Backend", "Diagnosis", "connect"),
+    "tenure._backend": ("Backend", "connect"),
+    "tenure._diagnosis": ("Diagnosis",),
     "tenure._election.elector": (
         "Campaign",
         "Election",

@@ -1,64 +1,35 @@
-"""A store, connected: where elections and queues come from."""
+"""``Backend``: makes the elections and queues of one store, and answers questions about it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import platform
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import Future
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, cast
-from weakref import WeakSet, WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tenure import _registry as registry
-from tenure._election.driver import Driver
+from tenure._connection import Connection
+from tenure._diagnosis import Diagnosis, diagnose
 from tenure._election.elector import Election, leader_of
 from tenure._election.options import ElectionOptions, timing_of
-from tenure._election.store import LeaseStore, LeaseTraits
+from tenure._election.store import LeaseStore
 from tenure._election.term import MakeTerm, Term
 from tenure._lease import HeldBy, Leader, Vacant
-from tenure._opened import Fact, Opened
-from tenure._queue.broker import Broker, QueueOptions, QueueTraits, checked_changes, settings_with
+from tenure._queue.broker import Broker, QueueOptions, checked_changes, settings_with
 from tenure._queue.checks import check_count, check_name
 from tenure._queue.context import QueueContext
-from tenure._queue.hints import HintSubscriptions
 from tenure._queue.message import Stats
-from tenure._queue.outgoing import Outgoing
-from tenure._queue.producer import Requests, is_reply_queue
+from tenure._queue.producer import is_reply_queue
 from tenure._queue.queue import Queue
-from tenure._queue.verdicts import COMPLETE, Settled, Settlement
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure._runtime.threads import in_thread
 from tenure._url import Url
-from tenure.errors import ConfigError, TenureError, Unavailable, refuse_unknown
+from tenure.errors import ConfigError, refuse_unknown
 from tenure.events import Event
 
 INSPECTED_AT_ONCE = 16
-
-TRIAL = "tenure-doctor-"
-"""The prefix of the names of queues in which a message is tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The facts that ``tenure doctor`` found about a backend.
-
-    ``round_trip`` is the median of five questions, in seconds; ``queues`` is None where there are none. ``failure`` is
-    the error that prevented a message from being kept and removed again, if that was tried.
-    """
-
-    url: str
-    round_trip: float
-    traits: LeaseTraits
-    facts: Sequence[Fact]
-    queues: QueueTraits | None = None
-    failure: TenureError | None = None
 
 
 class Backend:
@@ -76,22 +47,21 @@ class Backend:
         on_event: Callable[[Event], None] | None = None,
         make_term: MakeTerm = Term,
     ) -> None:
-        self.url: Url = Url.parse(url)
-        self._module = registry.load(self.url)
-        self._given_renewal_thread = renewal_thread
+        parsed = Url.parse(url)
+        self._module = registry.load(parsed)
         self._clock = clock or SystemClock()
         self._on_event = on_event
         self._make_term = make_term
-        self._renewal_thread: RenewalThread | None = None
-        self._opened: Opened | None = None
-        self._driver: Driver | None = None
-        # Weak: some ask for their queue anew for each message. By number, as several may be of one name.
-        self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
-        self._queues_made = 0
-        self._requests: dict[str, Requests] = {}
-        self._hints = HintSubscriptions()
-        self._was_open = False
-        self._turns: dict[str, Future[None]] = {}  # the one that opens or closes it now, done when that is over
+        self._connection = Connection(parsed, self._module, self._clock, renewal_thread)
+
+    @property
+    def url(self) -> Url:
+        """The address of the store. Another one that is set before the backend is opened is opened instead."""
+        return self._connection.url
+
+    @url.setter
+    def url(self, url: Url) -> None:
+        self._connection.url = url
 
     async def open(self) -> Backend:
         """Open the backend unless it is open, and return it: for frameworks whose start and end are two functions.
@@ -106,9 +76,7 @@ class Backend:
             ...
             await backend.aclose()
         """
-        async with self._in_turn():
-            if self._renewal_thread is None:
-                await self._open()
+        await self._connection.open()
         return self
 
     async def aclose(self) -> None:
@@ -117,52 +85,11 @@ class Backend:
         Handlers are cancelled; await ``queue.drain()`` before, to let them finish. So is a handler that calls this: it
         gets no further than that line, and ``consume`` raises ``Unavailable``. Let the opener close it.
         """
-        async with self._in_turn():
-            if self._renewal_thread is not None:
-                await self._close()
+        await self._connection.close()
 
     async def __aenter__(self) -> Backend:
-        async with self._in_turn():
-            if self._renewal_thread is not None:
-                raise ConfigError(
-                    f"{self.url} is open already (a block opens it by itself); "
-                    "connect once more for a second connection"
-                )
-            await self._open()
+        await self._connection.open(anew=True)
         return self
-
-    @asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        """Open and close one after the other, on whatever loops."""
-        if self._renewal_thread is not None and self._renewal_thread.is_forked:
-            self._renewal_thread = self._driver = self._opened = None  # the open ones stayed with the parent
-        turn: Future[None] = Future()
-        while (before := self._turns.setdefault("now", turn)) is not turn:  # in one step, as threads may race
-            await asyncio.wait({asyncio.wrap_future(before)})
-        _turning.add(self)
-        try:
-            yield
-        finally:
-            _turning.discard(self)
-            self._turns.pop("now", None)  # a fork inside of the block has left none
-            turn.set_result(None)
-
-    async def _open(self) -> None:
-        _check_loop(here=self._given_renewal_thread is not None)
-        renewal_thread = self._given_renewal_thread or RenewalThread.enter()
-
-        async def open_store() -> tuple[Opened, Driver]:
-            opened: Opened = self._module.open(self.url, clock=self._clock)
-            return opened, Driver(opened.leases, self._clock)
-
-        try:
-            self._opened, self._driver = await renewal_thread.call(open_store)
-        except BaseException:
-            await _leave(renewal_thread, given=self._given_renewal_thread is not None)
-            raise
-        self._renewal_thread = renewal_thread
-        self._was_open = True
-        _open.add(self)
 
     if not TYPE_CHECKING:  # so that type checkers go on refusing it
 
@@ -179,30 +106,6 @@ class Backend:
     ) -> None:
         """End every campaign and every consumer, release leases and locks, close the store. See :meth:`aclose`."""
         await self.aclose()
-
-    async def _close(self) -> None:
-        renewal_thread, driver, opened = self._connected()
-        _open.discard(self)
-        queues, requests = list(self._queues.values()), list(self._requests.values())
-        self._queues.clear()
-        self._requests.clear()
-
-        async def close() -> None:
-            try:
-                await driver.close()
-            finally:
-                await opened.close()
-
-        try:
-            # All at once: a store that is away keeps each of them waiting.
-            await _all_closed(queues)
-            await _all_closed(requests)
-        finally:
-            self._renewal_thread = self._driver = self._opened = None
-            try:
-                await renewal_thread.call(close)
-            finally:
-                await _leave(renewal_thread, given=self._given_renewal_thread is not None)
 
     def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
         """Return an election for *name*, in which this object is one candidate.
@@ -224,7 +127,7 @@ class Backend:
             ConfigError: The times leave too little room, or don't fit this backend's limits.
             TypeError: There is no such option; the message names the nearest one.
         """
-        renewal_thread, driver, opened = self._connected()
+        renewal_thread, driver, opened = self._connection.require_open()
         refuse_unknown("election", options, ElectionOptions.__annotations__)
         return Election(
             name,
@@ -261,7 +164,7 @@ class Backend:
             ConfigError: A setting can't work, or doesn't fit this backend. (That one was declared otherwise is raised
                 by the first use.)
         """
-        renewal_thread, _, opened = self._connected()
+        renewal_thread, _, opened = self._connection.require_open()
         broker: Broker | None = getattr(opened, "broker", None)
         if broker is None:
             raise ConfigError(f"{self.url} has no queues; use another backend for them")
@@ -271,10 +174,9 @@ class Backend:
         context = QueueContext(
             check_name(name), broker, renewal_thread, self._clock, usual, holder, self._on_event, expected
         )
-        context.hints = self._hints
-        queue = Queue(context, self._requests)
-        self._queues_made += 1
-        self._queues[self._queues_made] = queue
+        context.hints = self._connection.queues.hints
+        queue = Queue(context, self._connection.queues.requests)
+        self._connection.queues.add(queue)
         return queue
 
     async def queues(self) -> list[str]:
@@ -285,7 +187,7 @@ class Backend:
         Raises:
             Unavailable: The store could not be asked.
         """
-        _, _, opened = self._connected()
+        _, _, opened = self._connection.require_open()
         broker: Broker | None = getattr(opened, "broker", None)
         if broker is None:
             return []
@@ -298,7 +200,7 @@ class Backend:
         Raises:
             Unavailable: The store could not be asked.
         """
-        renewal_thread, driver, _ = self._connected()
+        renewal_thread, driver, _ = self._connection.require_open()
 
         async def look() -> dict[str, Leader | None]:
             found = await _inspected(driver.store, await driver.store.names())
@@ -318,7 +220,7 @@ class Backend:
         Raises:
             Unavailable: The store could not be asked.
         """
-        renewal_thread, driver, _ = self._connected()
+        renewal_thread, driver, _ = self._connection.require_open()
 
         async def look() -> dict[str, float | None]:
             found = await _inspected(driver.store, names or await driver.store.names())
@@ -335,31 +237,8 @@ class Backend:
         Raises:
             Unavailable: The store could not be asked.
         """
-        renewal_thread, driver, opened = self._connected()
-
-        async def look() -> Diagnosis:
-            trips = []
-            for _ in range(5):
-                asked_at = time.perf_counter()
-                await driver.store.inspect("tenure doctor")
-                trips.append(time.perf_counter() - asked_at)
-            facts = [
-                Fact("python", platform.python_version()),
-                *await opened.describe(),
-                Fact("clock", f"{type(self._clock).__name__}, at {self._clock.now():.3f} s"),
-            ]
-            broker: Broker | None = getattr(opened, "broker", None)
-            queues = broker.traits if broker is not None else None
-            failure = None
-            if broker is not None and write:
-                asked_at = time.perf_counter()
-                failure = await _tried(broker)
-                took = f"works: a message went through in {1_000 * (time.perf_counter() - asked_at):.0f} ms"
-                facts.append(Fact("writing", "fails", str(failure)) if failure else Fact("writing", took))
-            round_trip = sorted(trips)[len(trips) // 2]
-            return Diagnosis(str(self.url), round_trip, driver.store.traits, facts, queues, failure)
-
-        return await renewal_thread.call(look)
+        renewal_thread, _, opened = self._connection.require_open()
+        return await renewal_thread.call(lambda: diagnose(str(self.url), opened, self._clock, write=write))
 
     async def migrate(self) -> str:
         """Create or upgrade the schema that the store needs, if it needs one; return a text that says which.
@@ -370,7 +249,7 @@ class Backend:
             ConfigError: The schema is newer than this tenure, or the user may not create it.
             Unavailable: The store could not be asked. Then nothing has changed.
         """
-        renewal_thread, _, opened = self._connected()
+        renewal_thread, _, opened = self._connection.require_open()
         migrate: Callable[[], Coroutine[Any, Any, object]] | None = getattr(opened, "migrate", None)
         if migrate is None:
             return f"{self.url} needs no schema; there is nothing to do"
@@ -395,81 +274,21 @@ class Backend:
             if write is not None:
                 return write(self.url, since)
         else:
-            renewal_thread, _, opened = self._connected()
+            renewal_thread, _, opened = self._connection.require_open()
             ask: Callable[[], Coroutine[Any, Any, str]] | None = getattr(opened, "migration_sql", None)
             if ask is not None:
                 return await renewal_thread.call(ask)
         return f"-- {self.url} needs no schema; there is nothing to do"
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.url}, {self._state}>"
-
-    @property
-    def _state(self) -> str:
-        if self._renewal_thread is None:
-            return "closed" if self._was_open else "not open"
-        return "of the parent process" if self._renewal_thread.is_forked else "open"
-
-    def _connected(self) -> tuple[RenewalThread, Driver, Opened]:
-        if self._renewal_thread is None or self._driver is None or self._opened is None:
-            raise ConfigError(not_open(self.url, was_open=self._was_open))
-        if self._renewal_thread.is_forked:
-            raise ConfigError(self._renewal_thread.fork_message)
-        return self._renewal_thread, self._driver, self._opened
-
-    def _note_fork(self) -> None:
-        """Let nothing in a forked child reach the store by the parent's connections, threads or memory."""
-        _of_parent.append((self._renewal_thread, self._driver, self._opened))
-        self._turns.clear()  # the thread that would end it isn't in this process
-        for queue in list(self._queues.values()):
-            queue._context.broker = cast(Broker, _OfParent(self._connected))
-
-
-class _OfParent:
-    """A broker that stayed with the parent of this forked child: every question raises the reason."""
-
-    def __init__(self, refuse: Callable[[], object]) -> None:
-        self._refuse = refuse
-
-    def __getattr__(self, name: str) -> Any:
-        self._refuse()
-        raise AttributeError(name)
-
-
-_open: WeakSet[Backend] = WeakSet()
-
-_turning: WeakSet[Backend] = WeakSet()
-"""Backends that are being opened or closed just now."""
-
-_of_parent: list[object] = []
-"""In a forked child: everything that its parent has open. It is never freed: a connection that is collected here
-would tell the kernel not to wait for it, and the parent's loop waits with the same ``epoll``."""
-
-
-def _note_fork() -> None:
-    for backend in {*_open, *_turning}:
-        backend._note_fork()
-    _turning.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
-
-
-def not_open(
-    url: Url, *, was_open: bool, block: str = "async with tenure.connect", opening: str = "await open()"
-) -> str:
-    """Return a text that says that a backend can't be used now, and what to do."""
-    if was_open:
-        return f"{url} was closed; open it again with {opening}, and make queues and elections anew"
-    return f"{url} is not open; use it inside '{block}(…) as backend:', or open it with {opening}"
+        return f"<{type(self).__name__} {self.url}, {self._connection.state}>"
 
 
 def url_given(url: str | None) -> str:
     """Return *url*, or the URL that the environment names in its place.
 
     Raises:
-        ConfigError: Neither says anything.
+        ConfigError: Neither is set.
     """
     found = os.environ.get("TENURE_URL") if url is None else url
     if url is None and not found:
@@ -504,64 +323,9 @@ def connect(
 
 
 async def _inspected(store: LeaseStore, names: Sequence[str]) -> list[HeldBy | Vacant]:
-    """Tell of each of *names*; some at once, as a store may be far away, and the names many."""
+    """Return the state of each of *names*; ask for several at once, as the store may be far away."""
     found: list[HeldBy | Vacant] = []
     for start in range(0, len(names), INSPECTED_AT_ONCE):
         some = names[start : start + INSPECTED_AT_ONCE]
         found += await asyncio.gather(*(store.inspect(name) for name in some))
     return found
-
-
-async def _tried(broker: Broker) -> TenureError | None:
-    """Send, receive and complete a message in a queue of its own, which is deleted; return what prevented it."""
-    name = f"{TRIAL}{secrets.token_hex(8)}"
-    failure: TenureError | None = None
-    try:
-        await broker.delete_when_idle(name, 60.0)
-        await broker.send(name, [Outgoing(b"trial")])
-        got = (await broker.receive(name, 1, max(30.0, broker.traits.lock_min))).deliveries
-        answers = await broker.settle([Settlement(one, COMPLETE) for one in got])
-        if len(answers) != 1 or not isinstance(answers[0], Settled):
-            failure = Unavailable(f"a message that was sent could not be received and completed: {answers!r}")
-    except TenureError as error:
-        failure = error
-    try:
-        await broker.delete(name, force=True)
-        for left in await broker.idle():
-            if left.startswith(TRIAL):  # when the disk was full, it could not be deleted either
-                await broker.delete(left, force=True)
-    except TenureError as error:
-        failure = failure or error
-    return failure
-
-
-def _check_loop(*, here: bool) -> None:
-    """Refuse where no asyncio loop runs, or one in virtual time, which never waits for the renewal thread."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigError(
-            "tenure needs asyncio, and no event loop of asyncio runs here; under Trio, use tenure.sync.connect in a "
-            "thread (trio.to_thread.run_sync)"
-        ) from None
-    if not here and getattr(loop, "is_virtual", False):
-        raise ConfigError(
-            "tenure.connect() needs threads and real time, and this event loop runs in virtual time; "
-            "connect with tenure.testing.connect_here('memory:')"
-        )
-
-
-async def _all_closed(rooms: Sequence[Queue] | Sequence[Requests]) -> None:
-    for ended in await asyncio.gather(*(room.close() for room in rooms), return_exceptions=True):
-        if isinstance(ended, BaseException):
-            raise ended
-
-
-async def _leave(renewal_thread: RenewalThread, *, given: bool) -> None:
-    """Give the renewal thread back without blocking the caller's loop while its thread ends."""
-    if given:
-        return
-    if asyncio.get_running_loop() is renewal_thread.loop:
-        renewal_thread.leave()
-    else:
-        await in_thread("tenure-leaving", renewal_thread.leave)

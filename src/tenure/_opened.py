@@ -24,7 +24,10 @@ class Fact:
 
 
 class Opened(Protocol):
-    """A backend in use."""
+    """A backend in use.
+
+    It may also have ``warnings``: facts that are logged whenever it is opened, before the first question.
+    """
 
     @property
     def leases(self) -> LeaseStore:

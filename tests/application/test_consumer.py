@@ -123,7 +123,7 @@ def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
 def test_a_blocked_loop_keeps_no_waiting_messages() -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue, broker = backend.queue("orders", lock=LOCK), backend._opened.broker  # type: ignore[union-attr]
+            queue, broker = backend.queue("orders", lock=LOCK), backend._connection.opened.broker  # type: ignore[union-attr]
             await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(500)])
             blocked, looked = threading.Event(), threading.Event()
             taken: list[bytes] = []
@@ -250,7 +250,7 @@ def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by:
             consuming = asyncio.ensure_future(queue.consume(stuck, sessions=True, concurrency=1, max_hold=most))
             try:
                 await until(entered.is_set, within=PATIENCE)
-                lock = backend._opened.broker._memory.queues["orders"].live.sessions["s"]  # type: ignore[union-attr]
+                lock = backend._connection.opened.broker._memory.queues["orders"].live.sessions["s"]  # type: ignore[union-attr]
                 first = lock.locked_until
                 if ended_by != "max_hold":
                     await until(lambda: lock.locked_until > first, within=PATIENCE, what="its renewal")
@@ -410,7 +410,7 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
             [pid] = pids(tmp_path)
             await until(lambda: alive(pid) > 1, what="what it starts")
             if why == "denied":
-                memory = backend._opened.broker._memory  # type: ignore[union-attr]
+                memory = backend._connection.opened.broker._memory  # type: ignore[union-attr]
                 with memory.lock:
                     for row in memory.queues["orders"].live.messages.values():
                         row.token = -1

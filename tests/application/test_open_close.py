@@ -129,7 +129,7 @@ def test_a_forked_child_opens_a_backend_that_its_parent_is_opening() -> None:
     is_opening, may_end = threading.Event(), threading.Event()
 
     async def open_slowly() -> None:
-        async with backend._in_turn():
+        async with backend._connection.in_turn():
             is_opening.set()
             await asyncio.to_thread(may_end.wait)
 

@@ -74,7 +74,7 @@ async def forever(term: tenure.Term) -> None:
 
 
 def member_of(backend: tenure.Backend) -> Member:
-    opened: object = backend._opened
+    opened: object = backend._connection.opened
     assert isinstance(opened, PeersBackend)
     return opened.member
 
@@ -190,7 +190,9 @@ async def test_a_client_sees_the_leader_and_may_ask_it_to_resign() -> None:
         await until(lambda: seen[-1] is not None and seen[-1].token > token)
         with pytest.raises(ConfigError, match="me="):
             await onlooker.election("chair").run(work)
-        assert any(fact.name == "quorum" for fact in (await onlooker.diagnose()).facts)
+        found = {fact.name: fact for fact in (await onlooker.diagnose()).facts}
+        assert "quorum" in found
+        assert "every user of this machine may vote and lead" in found["key"].advice
         assert "alive" in {fact.name for fact in (await backends[0].diagnose()).facts}
         task.cancel()
         watching.cancel()
@@ -440,9 +442,9 @@ async def test_an_address_that_can_not_be_listened_on_is_an_error_with_advice() 
         every = f"{free},{taken},192.0.2.1:7000"
         for me, advice in ((taken, "in use.*leave me= out"), ("192.0.2.1", "add listen=0.0.0.0")):
             async with tenure.connect(f"peers://{every}?me={me}&insecure=yes&ttl_max=3") as backend:
-                assert backend._opened is not None
+                assert backend._connection.opened is not None
                 with pytest.raises(Unavailable, match=advice):
-                    await backend._opened.leases.acquire("chair", "a#1", 3.0)
+                    await backend._connection.opened.leases.acquire("chair", "a#1", 3.0)
 
 
 @pytest.fixture
@@ -628,8 +630,8 @@ async def test_a_foreign_listen_address_is_an_error_with_advice(tmp_path: Path) 
     port = url.partition("?")[0].rpartition(":")[2]
     async with tenure.connect(url) as backend:
         with pytest.raises(Unavailable, match=rf"listen on 192\.0\.2\.1:{port} .*listen=0\.0\.0\.0 means all"):
-            assert backend._opened is not None
-            await backend._opened.leases.acquire("chair", "a#1", 15.0)
+            assert backend._connection.opened is not None
+            await backend._connection.opened.leases.acquire("chair", "a#1", 15.0)
 
 
 async def test_dns_lists_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -653,7 +655,7 @@ async def test_dns_lists_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     ("url", "said"),
     [
         ("peers://127.0.0.1:7101,127.0.0.1:7102,127.0.0.1:7103", "every user of this machine may vote and lead"),
-        ("peers://a:1,b:1,c:1?insecure=true", "any host that reaches their ports may vote and lead"),
+        ("peers://a:1,b:1,c:1?insecure=true", "any host that reaches the members' ports may vote and lead"),
     ],
 )
 async def test_a_fleet_without_a_key_warns_at_its_start(

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 from redis import asyncio as aioredis
 
-from tenure._backend import TRIAL, Backend
+from tenure._backend import Backend
 from tenure._backends import redis
+from tenure._diagnosis import TRIAL
 from tenure._lease import Granted, Released
 from tenure._queue.broker import EVERYTHING, Claim
 from tenure._queue.message import Delivery, SessionLock, Stats

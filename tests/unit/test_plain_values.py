@@ -18,8 +18,8 @@ import pytest
 import tenure
 from tenure import _lease as lease
 from tenure import events
-from tenure._backend import Diagnosis
 from tenure._backends.memory import QUEUE_TRAITS, TRAITS
+from tenure._diagnosis import Diagnosis
 from tenure._frozen import FrozenDict
 from tenure._opened import Fact
 from tenure._queue import message

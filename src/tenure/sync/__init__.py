@@ -24,7 +24,8 @@ from weakref import WeakSet
 
 import tenure
 from tenure import ElectionOptions, QueueOptions, Url
-from tenure._backend import not_open, url_given
+from tenure._backend import url_given
+from tenure._connection import not_open
 from tenure._election.term import BlockingTerm as Term
 from tenure._public import publish_all
 from tenure._queue.received import BlockingMessage as Message
@@ -176,7 +177,7 @@ class Backend:
 
     def _require_open(self) -> RenewalThread:
         if self._entered is None:
-            was_open = self._behind._was_open
+            was_open = self._behind._connection.was_open
             raise ConfigError(not_open(self.url, was_open=was_open, block="with tenure.sync.connect", opening="open()"))
         return self._entered
 

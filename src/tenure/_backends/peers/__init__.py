@@ -5,21 +5,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from tenure._backends.peers.address import Settings
 from tenure._backends.peers.client import Member
-from tenure._backends.peers.diagnosis import diagnose
+from tenure._backends.peers.diagnosis import diagnose, warnings_of
 from tenure._backends.peers.leases import TRAITS, PeersLeases
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
-from tenure._telemetry.callbacks import run_callback
 from tenure._url import Url
 
 __all__ = ["TRAITS", "PeersBackend", "PeersLeases", "open"]
-
-_log = logging.getLogger("tenure")
 
 
 def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
@@ -29,23 +25,21 @@ def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
         ConfigError: The URL names no members, or an option is unknown or doesn't fit.
     """
     settings = Settings.of(url)
-    if not settings.has_key:
-        reached = "any host that reaches their ports" if settings.options.insecure else "every user of this machine"
-        run_callback(_log.warning, "%s: the members have no key, so %s may vote and lead; see key_file", url, reached)
     member = Member(settings.fleet, settings.transport, clock or SystemClock())
-    return PeersBackend(PeersLeases(member, traits=settings.traits), member)
+    return PeersBackend(PeersLeases(member, traits=settings.traits), member, warnings_of(settings))
 
 
 class PeersBackend:
     """A fleet in use."""
 
-    def __init__(self, leases: PeersLeases, member: Member) -> None:
+    def __init__(self, leases: PeersLeases, member: Member, warnings: Sequence[Fact] = ()) -> None:
         self.leases = leases
         self.member = member
+        self.warnings = warnings
 
     async def describe(self) -> Sequence[Fact]:
         """Return the members that are alive, as seen from here, and the fleet's rules."""
-        return await diagnose(self.member)
+        return [*await diagnose(self.member), *self.warnings]
 
     async def close(self) -> None:
         """Leave the fleet."""

@@ -5,12 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from tenure._backends.peers.address import Settings
 from tenure._backends.peers.client import COMPARE, Member
 from tenure._backends.peers.transport import CROWDED
 from tenure._opened import Fact
 
 AHEAD_MAX = 60.0
 """Seconds that tokens may be ahead of the wall clock without a warning."""
+
+
+def warnings_of(settings: Settings) -> list[Fact]:
+    """Return what is reported whenever the fleet is opened: that its members have no key."""
+    if settings.has_key:
+        return []
+    reached = "any host that reaches the members' ports" if settings.options.insecure else "every user of this machine"
+    return [Fact("key", "none", f"{reached} may vote and lead; give all members the same key_file")]
 
 
 async def diagnose(member: Member) -> Sequence[Fact]:

@@ -1,0 +1,94 @@
+"""What ``tenure doctor`` finds out about a backend: its facts, its round trip, and whether it keeps a message."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenure._election.store import LeaseStore, LeaseTraits
+from tenure._opened import Fact, Opened
+from tenure._queue.broker import Broker, QueueTraits
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Settled, Settlement
+from tenure._runtime.clock import Clock
+from tenure.errors import TenureError, Unavailable
+
+TRIAL = "tenure-doctor-"
+"""The prefix of the names of queues in which a message is tried."""
+
+QUESTIONS = 5
+"""How many questions are asked, one after another, to measure the round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The facts that ``tenure doctor`` found about a backend.
+
+    ``round_trip`` is the median of five questions, in seconds; ``queues`` is None where there are none. ``failure`` is
+    the error that prevented a message from being kept and removed again, if that was tried.
+    """
+
+    url: str
+    round_trip: float
+    traits: LeaseTraits
+    facts: Sequence[Fact]
+    queues: QueueTraits | None = None
+    failure: TenureError | None = None
+
+
+async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Diagnosis:
+    """Return what is found about the store at *url*, which is open; with *write*, try a message, too.
+
+    Raises:
+        Unavailable: The store could not be asked.
+    """
+    round_trip = await _round_trip(opened.leases)
+    facts = [
+        Fact("python", platform.python_version()),
+        *await opened.describe(),
+        Fact("clock", f"{type(clock).__name__}, at {clock.now():.3f} s"),
+    ]
+    broker: Broker | None = getattr(opened, "broker", None)
+    failure = None
+    if broker is not None and write:
+        asked_at = time.perf_counter()
+        failure = await _try_message(broker)
+        took = f"works: a message went through in {1_000 * (time.perf_counter() - asked_at):.0f} ms"
+        facts.append(Fact("writing", "fails", str(failure)) if failure else Fact("writing", took))
+    queues = broker.traits if broker is not None else None
+    return Diagnosis(url, round_trip, opened.leases.traits, facts, queues, failure)
+
+
+async def _round_trip(store: LeaseStore) -> float:
+    trips = []
+    for _ in range(QUESTIONS):
+        asked_at = time.perf_counter()
+        await store.inspect("tenure doctor")
+        trips.append(time.perf_counter() - asked_at)
+    return sorted(trips)[len(trips) // 2]
+
+
+async def _try_message(broker: Broker) -> TenureError | None:
+    """Send, receive and complete a message in a queue of its own, which is deleted; return what prevented it."""
+    name = f"{TRIAL}{secrets.token_hex(8)}"
+    failure: TenureError | None = None
+    try:
+        await broker.delete_when_idle(name, 60.0)
+        await broker.send(name, [Outgoing(b"trial")])
+        got = (await broker.receive(name, 1, max(30.0, broker.traits.lock_min))).deliveries
+        answers = await broker.settle([Settlement(one, COMPLETE) for one in got])
+        if len(answers) != 1 or not isinstance(answers[0], Settled):
+            failure = Unavailable(f"a message that was sent could not be received and completed: {answers!r}")
+    except TenureError as error:
+        failure = error
+    try:
+        await broker.delete(name, force=True)
+        for left in await broker.idle():
+            if left.startswith(TRIAL):  # when the disk was full, it could not be deleted either
+                await broker.delete(left, force=True)
+    except TenureError as error:
+        failure = failure or error
+    return failure
