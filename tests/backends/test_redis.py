@@ -393,7 +393,7 @@ async def test_a_replica_is_no_place_for_leases() -> None:
                 await backend.leases.acquire("name", "ann#1", TTL)
             with pytest.raises(Unavailable, match="replica"):
                 await backend.broker.send("name", [Outgoing()])
-            assert "replica takes no writes" in advice(await backend.describe())["role"]
+            assert "replica refuses writes" in advice(await backend.describe())["role"]
 
 
 async def test_behind_one_address_the_new_primary_is_found() -> None:
@@ -718,7 +718,7 @@ async def test_it_tells_what_endangers_the_promises() -> None:
             await client.config_set("maxmemory", "1gb")
             await client.config_set("maxmemory-policy", "allkeys-lru")
             told = advice(await backend.describe())
-            assert "loss of power" in told["durability"]
+            assert "power failure" in told["durability"]
             assert "noeviction" in told["memory"]
             await client.config_set("appendonly", "no")
             assert "snapshot" in advice(await backend.describe())["durability"]

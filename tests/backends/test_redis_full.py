@@ -81,7 +81,7 @@ async def test_no_message_is_taken_whatever_it_has(
         before = await everything(client)
         async with full(server):
             for _ in range(3):
-                with pytest.raises(Unavailable, match="out of memory, and took nothing"):
+                with pytest.raises(Unavailable, match="out of memory, and changed nothing"):
                     await broker.send(queue, batch)
         assert await everything(client) == before
 

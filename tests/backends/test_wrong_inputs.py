@@ -187,7 +187,7 @@ def test_redis_with_a_wrong_password(says: Says, guarded_redis: Redis, authority
 
 def test_redis_without_a_password(says: Says, guarded_redis: Redis, authority: Authority) -> None:
     url = f"{guarded_redis.url.replace(f':{SECRET}@', '')}?ca={authority.certificate}"
-    says("doctor", url, code=78, words=["wants a password, and was given none", "redis://:PASSWORD@"])
+    says("doctor", url, code=78, words=["requires a password, and got none", "redis://:PASSWORD@"])
 
 
 @pytest.mark.parametrize("command", EVERY)
@@ -210,10 +210,10 @@ def test_redis_with_a_file_that_is_not_there(says: Says, guarded_redis: Redis, n
 
 def test_redis_spoken_to_in_the_wrong_way(says: Says, guarded_redis: Redis) -> None:
     plain = guarded_redis.url.replace("rediss:", "redis:")
-    says("doctor", f"{plain}?timeout=20", code=69, words=["TLS only, write rediss://"])
+    says("doctor", f"{plain}?timeout=20", code=69, words=["requires TLS, write rediss://"])
     says("doctor", f"{plain}?ca=/nowhere.pem", code=78, words=["options for TLS", "rediss://"])
     tls = url_of(Redis).replace("redis:", "rediss:")
-    says("doctor", f"{tls}?timeout=0.5", code=69, words=["speaks no TLS, write redis://"])
+    says("doctor", f"{tls}?timeout=0.5", code=69, words=["doesn't support TLS, write redis://"])
 
 
 @pytest.mark.parametrize("command", EVERY)

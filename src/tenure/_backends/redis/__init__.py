@@ -1,6 +1,6 @@
 """Leases and queues in Redis 7 and later: ``redis://host:6379/0``, and ``rediss://`` for TLS.
 
-``redis+sentinel://a:26379,b:26379/SERVICE`` leads to the primary that sentinels name, ``rediss+sentinel://`` over TLS.
+``redis+sentinel://a:26379,b:26379/SERVICE`` is the primary that sentinels name, ``rediss+sentinel://`` over TLS.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["QUEUE_TRAITS", "TRAITS", "Options", "RedisBackend", "RedisBroker", "
 
 
 def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
-    """Open the Redis that *url* names; the first question connects. Its own clock judges every expiry.
+    """Open the Redis that *url* names; the first request connects. *clock* is not used: the server's judges expiry.
 
     Raises:
         ConfigError: The URL names no server, or an option is unknown or doesn't fit.
     """
     if url.scheme.endswith("+sentinel"):
-        asked_for = url.options(SentinelOptions)
-        primary = primary_of(url, asked_for)
-        _require_tls(url, primary, asked_for)
-        return RedisBackend(SentinelClient(primary, asked_for))
+        sentinel_options = url.options(SentinelOptions)
+        primary = primary_of(url, sentinel_options)
+        _require_tls(url, primary, sentinel_options)
+        return RedisBackend(SentinelClient(primary, sentinel_options))
     address, options = address_of(url), url.options(Options)
     _require_tls(url, address, options)
     return RedisBackend(ClusterClient(address, options) if options.cluster else Client(address, options))
@@ -41,7 +41,9 @@ def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
 
 def _require_tls(url: Url, address: Address, options: Options) -> None:
     if not address.is_tls and (options.ca or options.cert or options.key):
-        raise ConfigError(f"{str(url)!r} has options for TLS, and no TLS; write {url.scheme.replace('s', 'ss', 1)}://")
+        raise ConfigError(
+            f"{str(url)!r} has options for TLS, but doesn't use TLS; write {url.scheme.replace('s', 'ss', 1)}://"
+        )
 
 
 class RedisBackend:
@@ -54,7 +56,7 @@ class RedisBackend:
         self.broker: RedisBroker = RedisBroker(client, self._wake)
 
     async def describe(self) -> Sequence[Fact]:
-        """Ask Redis about itself."""
+        """Return facts about the server, or about each primary of a cluster."""
         return await diagnose(self._client)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The address of a Redis: the options of its URL, where it is, and how names stand in keys."""
+"""The address of a Redis: the options of its URL, host and login; and names escaped for keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Options:
     """The query of a ``redis:`` URL.
 
     Args:
-        timeout: How many seconds a question may take, connecting included.
+        timeout: Seconds that a request may take, connecting included.
         connections: How many connections each event loop may have open at once.
-        prefix: Begins every key and channel of ours.
-        lease_prefix: Begins the key of a lease, instead of ``PREFIXlease:``; empty, the key is the name itself.
+        prefix: The beginning of every key and channel.
+        lease_prefix: The beginning of a lease's key, instead of ``PREFIXlease:``; if empty, the key is the name itself.
         ca: A file with the certificates to trust, instead of the system's (with TLS only).
-        cert: A file with our own certificate, where the server wants one.
+        cert: A file with the client's certificate, if the server requires one.
         key: A file with its key.
         check_hostname: Whether the server's certificate must be for the host in the URL.
         cluster: Whether the URL names a node of a Redis Cluster, any of them.
@@ -46,17 +46,17 @@ class Options:
             raise ConfigError(f"connections must be from 1 to 1000, not {self.connections}; try connections=16")
         for name in ("prefix", "lease_prefix"):
             if set(getattr(self, name) or "") & set("{}"):
-                raise ConfigError(f"{name} must hold no braces: they say where a key lies in a cluster")
+                raise ConfigError(f"{name} must have no braces: they would change the slot of a key in a cluster")
 
     @property
     def leases(self) -> str:
-        """Begins the key of a lease."""
+        """The beginning of a lease's key."""
         return f"{self.prefix}lease:" if self.lease_prefix is None else self.lease_prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a Redis is, and who we are there."""
+    """Host, port and database of a Redis, and the login."""
 
     host: str
     port: int
@@ -73,22 +73,23 @@ def address_of(url: Url) -> Address:
     """Return the address that *url* names.
 
     Raises:
-        ConfigError: It is spelled as something else.
+        ConfigError: It has another form.
     """
-    right = f"write {url.scheme}://[[user]:password@]host[:port][/database]"
+    form = f"write {url.scheme}://[[user]:password@]host[:port][/database]"
     parts = urlsplit(url.written)
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
-        # Not told from what: a password that is not percent-encoded may have ended up in the port.
+        # Without the cause: it quotes the port, which may be part of a password that is not percent-encoded.
         raise ConfigError(
-            f"{str(url)!r} has a port that is no number; {right}, and percent-encode what is special in the password"
+            f"{str(url)!r} has a port that is no number; {form}, and percent-encode the special characters of the "
+            "password"
         ) from None
     if not host:
-        raise ConfigError(f"{str(url)!r} names no host; {right}")
+        raise ConfigError(f"{str(url)!r} names no host; {form}")
     database = parts.path.strip("/")
     if database and not database.isdecimal():
-        raise ConfigError(f"{str(url)!r} has a database that is no number; {right}")
+        raise ConfigError(f"{str(url)!r} has a database that is no number; {form}")
     return Address(
         host,
         port or 6379,
@@ -100,7 +101,7 @@ def address_of(url: Url) -> Address:
 
 
 def require_files(address: Address, options: Options) -> None:
-    """Refuse an option that names a file that can't be read: the driver would only say that it can't connect."""
+    """Refuse an option that names a file that can't be read: the driver would only report that it can't connect."""
     for name in ("ca", "cert", "key"):
         path = getattr(options, name)
         if path is None:
@@ -115,5 +116,5 @@ def require_files(address: Address, options: Options) -> None:
 
 
 def escaped(name: str) -> str:
-    """Return *name* without braces, so that it can't say where a key lies; no two names give the same."""
+    """Return *name* without braces, so that it can't change the slot of a key; no two names give the same."""
     return re.sub("[%{}]", lambda found: f"%{ord(found[0]):02X}", name)

@@ -1,8 +1,8 @@
 """Claims whose answer was lost: remembered here, and given back by the next claim on the same queue.
 
-A claim that was given up may have been carried out, or may be yet: then messages are locked without a consumer, and
-were counted. Redis keeps the newest claim of each *lane*, a process's name for one claim under way. A lane whose
-claim had no answer is not used again; its mark is sent along with the next claims, until one of them has found the
+A claim that was given up may have been executed, or may be executed later: then messages are locked without a consumer,
+and were counted. Redis keeps the newest claim of each *lane*, an id that a process uses for one claim at a time. A lane
+whose claim had no answer is not used again; its mark is sent with the next claims, until one of them has found the
 lost claim and given it back, or the lock of the lost claim must have ended.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 SENT_MAX = 8
-"""So many lost claims are looked for by one claim."""
+"""Lost claims that one claim looks for at most."""
 LOST_MAX = 256
-"""So many are remembered for each queue."""
+"""Lost claims that are remembered for each queue at most."""
 
 
 @dataclass(slots=True)
@@ -26,11 +26,11 @@ class Lost:
     """A claim without an answer.
 
     Args:
-        lane: Where Redis keeps it.
+        lane: The lane under which Redis keeps it.
         mark: Distinguishes it from other claims of that lane.
-        lock: How many seconds its lock lasts.
-        until: When that must have ended: counted from the first answer after it, as a server that answers has carried
-            out what came before.
+        lock: The seconds that its lock lasts.
+        until: The time at which that must have ended: counted from the first answer after it, as a server that answers
+            has executed earlier requests.
     """
 
     lane: str
@@ -41,7 +41,7 @@ class Lost:
 
 @dataclass(slots=True)
 class Asking:
-    """One claim under way."""
+    """A claim that waits for its answer."""
 
     lane: str
     mark: str
@@ -51,7 +51,7 @@ class Asking:
 
     @property
     def arguments(self) -> Iterator[str]:
-        """Return what the script needs to give lost claims back."""
+        """Return the arguments with which the script gives lost claims back."""
         for lost in self.lost:
             yield from (lost.lane, lost.mark)
 
@@ -78,7 +78,7 @@ class Claims:
                     self._lost.pop(oldest, None)
             else:
                 self._free.append(asking.lane)
-                self._look_back(asking.lost, {lane.decode() for lane in asking.found})
+                self._drop_found(asking.lost, {lane.decode() for lane in asking.found})
 
     def _lane(self) -> str:
         try:
@@ -86,10 +86,10 @@ class Claims:
         except IndexError:
             return f"{self.asker}.{next(self._numbers)}"
 
-    def _look_back(self, lost: Sequence[Lost], found: set[str]) -> None:
+    def _drop_found(self, lost: Sequence[Lost], found: set[str]) -> None:
         now = time.monotonic()
         for one in lost:
             known = self._lost.pop(one.lane, None)
             if known and one.lane not in found and (one.until is None or now <= one.until):
                 one.until = one.until or now + one.lock
-                self._lost[one.lane] = one  # at the end, so that others are looked for first
+                self._lost[one.lane] = one  # at the end, so that the next claims look for others first

@@ -2,11 +2,11 @@
 
 House rules:
 
-- No request without a bound: each has ``timeout`` seconds for everything, the connection included.
-- Nothing is retried here. A retry inside a lease verb would spend the time of the lease, and may do twice what must be
-  done once; the caller knows whether to ask again.
-- A connection belongs to the loop that made it. Messages travel on the caller's loop, locks are renewed on the renewal
-  thread's: so each loop has its own pool.
+- Each request has a time limit: ``timeout`` seconds for everything, the connection included.
+- Nothing is retried here. A retry inside a lease verb would use up the time of the lease, and might execute a request
+  twice; the caller decides whether to repeat it.
+- A connection belongs to the loop that made it. Messages are sent and received on the caller's loop, locks are renewed
+  on the renewal thread's: so each loop has its own pool.
 """
 
 from __future__ import annotations
@@ -36,52 +36,56 @@ def translate(
     A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
     server is being changed, and may work again.
     """
-    said = str(error).rstrip(".")
+    text = str(error).rstrip(".")
     match error:
         case exceptions.ResponseError() if _lacks_rights(error):
             forbidden = (
-                f"{place} does not permit this user what tenure does: {said}; "
+                f"{place} does not permit this user an operation that tenure needs: {text}; "
                 "grant it the keys and commands that docs/redis.md lists"
             )
             return Unavailable(f"{forbidden} (it was permitted before)") if permitted else ConfigError(forbidden)
         case exceptions.AuthenticationError():
-            none = f"{place} wants a password, and was given none; write it into the URL: redis://:PASSWORD@…"
-            wrong = f"{place} refused the user or the password: {said}; check both in the URL"
-            refused = none if said.startswith("Authentication required") else wrong
+            none = f"{place} requires a password, and got none; write it into the URL: redis://:PASSWORD@…"
+            wrong = f"{place} refused the user or the password: {text}; check both in the URL"
+            refused = none if text.startswith("Authentication required") else wrong
             return Unavailable(refused) if worked else ConfigError(refused)
         case exceptions.ReadOnlyError() | exceptions.MasterDownError():
-            return Unavailable(f"{place} is a replica, or lost its primary: {said}; name the primary, or wait for it")
+            return Unavailable(f"{place} is a replica, or lost its primary: {text}; name the primary, or wait for it")
         case exceptions.BusyLoadingError():
-            return Unavailable(f"{place} is still loading its data; it is tried again")
+            return Unavailable(f"{place} is still loading its data; tenure tries again")
         case exceptions.OutOfMemoryError():
-            return Unavailable(f"{place} is out of memory, and took nothing: {said}; raise maxmemory, or drain queues")
-        case exceptions.ResponseError() if is_cluster and cluster_word(error) in ("ASK", "TRYAGAIN"):
-            return Unavailable(f"{place} is moving what was asked for to another node; it is asked again: {said}")
-        case exceptions.ResponseError() if not is_cluster and cluster_word(error) in ("MOVED", "ASK", "CROSSSLOT"):
-            return ConfigError(f"{place} is a node of a Redis Cluster ({said}); add cluster=true to the URL's options")
-        case exceptions.ResponseError():
-            return _refusal(said, place)
-        case exceptions.TimeoutError():
-            # Not "raise the option timeout": what is asked about a lease or a lock has less time.
             return Unavailable(
-                f"{place} gave no answer in time ({said}); what was asked may be done{_other(place, worked)}"
+                f"{place} is out of memory, and changed nothing: {text}; raise maxmemory, or drain queues"
+            )
+        case exceptions.ResponseError() if is_cluster and cluster_code(error) in ("ASK", "TRYAGAIN"):
+            return Unavailable(f"{place} is moving the keys to another node; tenure tries again: {text}")
+        case exceptions.ResponseError() if not is_cluster and cluster_code(error) in ("MOVED", "ASK", "CROSSSLOT"):
+            return ConfigError(f"{place} is a node of a Redis Cluster ({text}); add cluster=true to the URL's options")
+        case exceptions.ResponseError():
+            return _refusal(text, place)
+        case exceptions.TimeoutError():
+            # Without the advice to raise the option timeout: a request about a lease or a lock has less time.
+            return Unavailable(
+                f"{place} gave no answer in time ({text}); the request may have been executed{_tls_hint(place, worked)}"
             )
         case exceptions.ConnectionError():
             if certificate := certificate_error(error):
-                untrusted = f"{place} showed a certificate that is not trusted: {certificate}; check the option ca"
+                untrusted = f"{place} has a certificate that is not trusted: {certificate}; check the option ca"
                 return Unavailable(untrusted) if worked else ConfigError(untrusted)
-            if " connecting to " in said:
+            if " connecting to " in text:
                 return Unavailable(
-                    f"{place} can't be reached: {said}; check host and port, and whether the server runs"
+                    f"{place} can't be reached: {text}; check host and port, and whether the server runs"
                 )
-            return Unavailable(f"{place} hung up: {said}; what was asked may be done{_other(place, worked)}")
+            return Unavailable(
+                f"{place} closed the connection: {text}; the request may have been executed{_tls_hint(place, worked)}"
+            )
         case exceptions.RedisError():
-            return Unavailable(f"{place} could not be asked: {said}")
-    raise AssertionError("translate() got a foreign error") from error
+            return Unavailable(f"the request to {place} failed: {text}")
+    raise AssertionError("translate() got an error that is not the driver's") from error
 
 
-_OF_CLUSTERS: dict[type[Exception], str] = {
-    exceptions.MovedError: "MOVED",  # before AskError, of which it is a kind
+_CLUSTER_CODES: dict[type[Exception], str] = {
+    exceptions.MovedError: "MOVED",  # before AskError, of which it is a subclass
     exceptions.AskError: "ASK",
     exceptions.TryAgainError: "TRYAGAIN",
     exceptions.ClusterDownError: "CLUSTERDOWN",
@@ -89,26 +93,26 @@ _OF_CLUSTERS: dict[type[Exception], str] = {
 }
 
 
-def cluster_word(error: Exception) -> str:
+def cluster_code(error: Exception) -> str:
     """Return the code of an error that only a cluster sends. Older versions of redis-py have one class for all."""
-    for kind, word in _OF_CLUSTERS.items():
+    for kind, code in _CLUSTER_CODES.items():
         if isinstance(error, kind):
-            return word
-    said = str(error).partition(" ")[0]
-    return said if said in _OF_CLUSTERS.values() else ""
+            return code
+    code = str(error).partition(" ")[0]
+    return code if code in _CLUSTER_CODES.values() else ""
 
 
-def _other(place: str, worked: bool) -> str:
-    """Name another possible cause where nothing has worked yet: the server may want TLS, or not speak it."""
+def _tls_hint(place: str, worked: bool) -> str:
+    """Return another possible cause if no request has worked yet: the server may require TLS, or not support it."""
     if worked or place.partition(":")[0].endswith("+sentinel"):
         return ""
     if place.startswith("rediss:"):
-        return "; if this server speaks no TLS, write redis://"
-    return "; if this server speaks TLS only, write rediss://"
+        return "; if this server doesn't support TLS, write redis://"
+    return "; if this server requires TLS, write rediss://"
 
 
 def is_forbidden(error: TenureError) -> bool:
-    """Tell whether *error* is about rights, whatever was permitted before."""
+    """Return whether *error* is about rights, even if the user had them before."""
     return _lacks_rights(error.__cause__)
 
 
@@ -124,23 +128,25 @@ def other_layout(found: str, keys: str, place: str) -> ConfigError:
     )
 
 
-def _refusal(said: str, place: str) -> TenureError:
-    """Translate an error that redis-py has no class for, by its first word."""
-    if said.startswith("LAYOUT "):
-        _, found, keys = said.split(" ", 2)
+def _refusal(text: str, place: str) -> TenureError:
+    """Translate an error that redis-py has no class for, by its text."""
+    if text.startswith("LAYOUT "):
+        _, found, keys = text.split(" ", 2)
         return other_layout(found, keys, place)
-    if said.startswith("WRONGTYPE"):
-        return ConfigError(f"{place} has something else under a key that tenure needs: {said}; try the option prefix")
-    if "compiling script" in said:  # older ones don't know the first connections
-        return ConfigError(f"{place} can't read tenure's scripts: {said}; tenure needs Redis 7.0 or newer, or Valkey")
-    if "unknown command" in said.lower():
-        return ConfigError(f"{place} lacks a command: {said}; tenure needs Redis 7.0 or newer, with nothing renamed")
-    if "cluster support disabled" in said:
-        return ConfigError(f"{place} is no node of a Redis Cluster: {said}; leave out cluster=true")
-    if "DB index" in said:
-        return ConfigError(f"{place} has no such database: {said}; check the number after the slash")
-    # MISCONF (its disk), NOREPLICAS, CLUSTERDOWN, BUSY (another's script), and future errors
-    return Unavailable(f"{place} refused for now: {said}")
+    if text.startswith("WRONGTYPE"):
+        return ConfigError(f"{place} has other data under a key that tenure needs: {text}; try the option prefix")
+    if "compiling script" in text:  # older servers don't know the first line of the scripts
+        return ConfigError(f"{place} can't read tenure's scripts: {text}; tenure needs Redis 7.0 or newer, or Valkey")
+    if "unknown command" in text.lower():
+        return ConfigError(
+            f"{place} lacks a command: {text}; tenure needs Redis 7.0 or newer, without renamed commands"
+        )
+    if "cluster support disabled" in text:
+        return ConfigError(f"{place} is no node of a Redis Cluster: {text}; remove cluster=true")
+    if "DB index" in text:
+        return ConfigError(f"{place} has no such database: {text}; check the number after the slash")
+    # MISCONF (its disk), NOREPLICAS, CLUSTERDOWN, BUSY (a script of another client), and future errors
+    return Unavailable(f"{place} refused the request for now: {text}")
 
 
 def certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
@@ -153,7 +159,7 @@ def certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationErr
 
 
 def patience(lasts: float) -> float:
-    """Return how long to wait for an answer about a lock of *lasts* seconds: there must be time left to ask again."""
+    """Return the seconds to wait for an answer about a lock of *lasts* seconds: there must be time left to repeat."""
     return max(1.0, lasts / 3)
 
 
@@ -170,10 +176,10 @@ class Client:
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
         self._closed = False
         self._worked = False
-        self._permitted = False  # once a script has run: a user without rights to change anything can still read
+        self._permitted = False  # whether a script has run: a user without rights to write can still read
 
     async def endpoint_of(self, channel: str) -> Endpoint | None:
-        """Return the node on which *channel* is to be listened to; None if there is but one server."""
+        """Return the node to listen to for *channel*; None if there is only one server."""
         return None
 
     def at(self, place: Endpoint | None) -> aioredis.Redis:
@@ -181,7 +187,7 @@ class Client:
         return self._connections().redis
 
     def forget_endpoints(self) -> None:
-        """Forget the answers of :meth:`endpoint_of`: a channel was not found there."""
+        """Forget the results of :meth:`endpoint_of`: a channel was not found there."""
 
     def _connections(self) -> LoopConnections:
         self.require_open()
@@ -197,7 +203,7 @@ class Client:
         return LoopConnections(self.address, self.options)
 
     def require_open(self) -> None:
-        """Refuse to be used after :meth:`close`."""
+        """Raise ``ConfigError`` after :meth:`close`."""
         if self._closed:
             raise ConfigError("this backend was closed; connect again")
 
@@ -207,18 +213,18 @@ class Client:
             error, str(self.address), worked=self._worked, permitted=self._permitted, is_cluster=self.is_cluster
         )
 
-    async def ask(self, request: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
-        """Return the result of *request*, *within* so many seconds, if those are fewer than the timeout.
+    async def send(self, request: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
+        """Return the result of *request* within *within* seconds, if those are fewer than the timeout.
 
         Raises:
-            Unavailable: There was no answer in time; the request may be carried out or not.
-            ConfigError: It can't work as it is, or we are closed.
+            Unavailable: There was no answer in time; the request may have been executed or not.
+            ConfigError: The request can't work as it is, or the client was closed.
         """
         connections = self._connections()
-        return await self._bounded(lambda limit: connections.ask(request, limit), within)
+        return await self._bounded(lambda limit: connections.send(request, limit), within)
 
     async def _bounded(self, request: Callable[[asyncio.Timeout], Awaitable[T]], within: float | None) -> T:
-        """Return the result of *request* within the time given, whose end it can see. May raise as :meth:`ask`."""
+        """Return the result of *request* within *within* seconds; it gets the time limit. Raises like :meth:`send`."""
         within = self.options.timeout if within is None else min(within, self.options.timeout)
         try:
             async with asyncio.timeout(within) as limit:
@@ -232,7 +238,7 @@ class Client:
 
     async def command(self, *words: Argument) -> Answer:
         """Run a command, and return its answer."""
-        return await self.ask(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
+        return await self.send(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
 
     async def run(
         self,
@@ -246,17 +252,17 @@ class Client:
         async def run(redis: aioredis.Redis) -> Answer:
             try:
                 return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
-            except exceptions.NoScriptError:  # it was not run, so it may be run now; EVAL stores it
+            except exceptions.NoScriptError:  # it was not executed, so it can be sent again; EVAL stores it
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
 
-        answer = await self.ask(run, within=within)
+        answer = await self.send(run, within=within)
         self._permitted = True
         return answer
 
     async def run_all(self, calls: Sequence[Call], *, within: float | None = None) -> list[Answer | Unavailable]:
         """Run many scripts in one round trip, and return their answers.
 
-        They may lie in several slots. Where some lie on a server that can't be asked, it is ``Unavailable`` for those.
+        Their keys may be in several slots. The answer of a script whose server can't be reached is ``Unavailable``.
         """
 
         async def run_all(redis: aioredis.Redis) -> list[Answer]:
@@ -270,7 +276,7 @@ class Client:
                     answers[i] = answer
             return answers
 
-        return self._each(await self.ask(run_all, within=within))
+        return self._each(await self.send(run_all, within=within))
 
     def _each(self, answers: Sequence[Answer]) -> list[Answer | Unavailable]:
         """Return *answers* with temporary errors as ``Unavailable``; raise that if all are."""
@@ -303,6 +309,6 @@ class Client:
 
     async def _close(self, closing: Mapping[asyncio.AbstractEventLoop, Callable[[], Awaitable[object]]]) -> None:
         self._closed = True
-        # All at once: a server that is stuck keeps each of them waiting.
+        # Concurrently: each of them waits for a server that doesn't respond.
         within = self.options.timeout
         await asyncio.gather(*(on_loop(loop, close, within=within) for loop, close in closing.items()))

@@ -1,4 +1,4 @@
-"""The connections of one event loop to one server: a pool in order of asking, replaced when it leads nowhere."""
+"""The connections of one event loop to one server: a fair pool, replaced when its connections fail."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tenure._runtime.tasks import Tasks
 T = TypeVar("T")
 
 HEAD_START = 0.2
-"""Seconds that one of several servers has for an answer before the next one is asked, too."""
+"""Seconds that one of several servers has for an answer before the next one gets the request, too."""
 
 _NO_PRIMARY = exceptions.ReadOnlyError, exceptions.MasterDownError
 """Errors of a server that is no primary."""
-_CUT_OFF = exceptions.ConnectionError, exceptions.TimeoutError, OSError
-"""Errors of a request that no server answers. If its time is up first, it is cancelled."""
+_NO_ANSWER = exceptions.ConnectionError, exceptions.TimeoutError, OSError
+"""Errors of a request that no server answers. A request that exceeds its time limit is cancelled instead."""
 
 
-def is_cut_off(error: BaseException, limit: asyncio.Timeout) -> bool:
-    """Tell whether *error* is about the way to the server. The cancellation by a caller is not."""
-    return isinstance(error, _CUT_OFF) or (isinstance(error, asyncio.CancelledError) and limit.expired())
+def is_unanswered(error: BaseException, limit: asyncio.Timeout) -> bool:
+    """Return whether *error* means that no server answered in time. A cancellation by the caller does not."""
+    return isinstance(error, _NO_ANSWER) or (isinstance(error, asyncio.CancelledError) and limit.expired())
 
 
 class LoopConnections:
-    """The connections of one loop to one server: a pool, replaced by a new one when its connections lead nowhere."""
+    """The connections of one loop to one server: a pool, replaced by a new one when its connections fail."""
 
     def __init__(
         self, address: Address, options: Options, connect: Callable[[Address, Options], aioredis.Redis] | None = None
@@ -45,10 +45,10 @@ class LoopConnections:
         self._connect = connect or connected
         self.redis: aioredis.Redis = self._connect(address, options)
         self._has_idle = False
-        self._left: set[aioredis.Redis] = set()
+        self._retired: set[aioredis.Redis] = set()
         self._closing = Tasks()
 
-    async def ask(self, request: Callable[[aioredis.Redis], Awaitable[T]], limit: asyncio.Timeout) -> T:
+    async def send(self, request: Callable[[aioredis.Redis], Awaitable[T]], limit: asyncio.Timeout) -> T:
         """Return the result of *request* within *limit*."""
         redis = self.redis
         try:
@@ -56,52 +56,52 @@ class LoopConnections:
         except exceptions.ResponseError as error:
             self._has_idle = True
             if isinstance(error, _NO_PRIMARY):
-                self._leave(redis)
+                self._retire(redis)
             raise
         except BaseException as error:
-            # The driver closes the connection of a request that was given up; the others lead where it led.
-            if self._has_idle and is_cut_off(error, limit):
-                self._leave(redis)
+            # The driver closes the connection of a request that was given up; the others are to the same server.
+            if self._has_idle and is_unanswered(error, limit):
+                self._retire(redis)
             raise
         self._has_idle = True
         return answer
 
     async def command(self, limit: asyncio.Timeout, *words: Argument) -> Answer:
-        """Give a command, and return its answer."""
-        return await self.ask(lambda redis: redis.execute_command(*words), limit)  # type: ignore[no-untyped-call]
+        """Run a command, and return its answer."""
+        return await self.send(lambda redis: redis.execute_command(*words), limit)  # type: ignore[no-untyped-call]
 
-    def _leave(self, redis: aioredis.Redis) -> None:
-        """Send nothing more over the connections of *redis*: if one leads to a wrong server or none, so may the others.
+    def _retire(self, redis: aioredis.Redis) -> None:
+        """Send no new request over the connections of *redis*: one of them failed, and the others may, too.
 
-        A name may belong to another server by now, and is looked up for new connections only; a server that was turned
-        into a replica does not close those that stand; and what a firewall has forgotten is silent for good.
+        A host name may have another address by now, and is resolved for new connections only; a server that becomes a
+        replica doesn't close its connections; and a connection that a firewall has dropped stays silent.
         """
         if self.redis is redis:
             self._has_idle = False
             self.redis = self._connect(self._address, self._options)
-            self._left.add(redis)
+            self._retired.add(redis)
             # By then all requests over them have ended.
-            asyncio.get_running_loop().call_later(2 * self._options.timeout, self._close_left, redis)
+            asyncio.get_running_loop().call_later(2 * self._options.timeout, self._close_retired, redis)
 
-    def _close_left(self, redis: aioredis.Redis) -> None:
-        if redis in self._left:
-            self._left.discard(redis)
+    def _close_retired(self, redis: aioredis.Redis) -> None:
+        if redis in self._retired:
+            self._retired.discard(redis)
             self._closing.spawn(_disconnect_idle(redis))
 
     async def close(self) -> None:
         """Close every connection."""
-        left, self._left = self._left, set()
-        await asyncio.gather(*(redis.aclose() for redis in (self.redis, *left)), *self._closing)
+        retired, self._retired = self._retired, set()
+        await asyncio.gather(*(redis.aclose() for redis in (self.redis, *retired)), *self._closing)
 
 
 async def _disconnect_idle(redis: aioredis.Redis) -> None:
-    """Close the idle connections of *redis*: another one may still serve a subscription, which ends by itself."""
+    """Close the idle connections of *redis*; one with a subscription is closed by its subscriber."""
     with suppress(exceptions.RedisError, OSError):
         await redis.connection_pool.disconnect(inuse_connections=False)
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:
-    """Run *act* on *loop*, if that is still running, and wait for its end, whatever it is."""
+    """Run *act* on *loop*, if that is still running, and wait up to *within* seconds; ignore its errors."""
 
     async def run() -> None:
         with suppress(exceptions.RedisError, OSError, TimeoutError):
@@ -123,42 +123,42 @@ async def pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer
         answers: list[Answer] = await pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, _NO_PRIMARY):
-            raise answer  # it holds for all of them, and for these connections
+            raise answer  # the others have the same error, and the connections must be replaced
     return answers
 
 
 async def first_answer(
-    endpoints: Sequence[Endpoint], ask: Callable[[Endpoint], Coroutine[Any, Any, T]]
+    endpoints: Sequence[Endpoint], request: Callable[[Endpoint], Coroutine[Any, Any, T]]
 ) -> tuple[Endpoint, T]:
-    """Return which of *endpoints* was the first to answer, and its answer. A silent one must not use up the time."""
-    left, asked = list(endpoints), dict[asyncio.Task[T], Endpoint]()
+    """Return the endpoint that answers *request* first, and its answer. A silent one must not use up the time."""
+    remaining, running = list(endpoints), dict[asyncio.Task[T], Endpoint]()
     try:
         while True:
-            if left:
-                endpoint = left.pop(0)
-                asked[asyncio.create_task(ask(endpoint))] = endpoint
+            if remaining:
+                endpoint = remaining.pop(0)
+                running[asyncio.create_task(request(endpoint))] = endpoint
             done, _ = await asyncio.wait(
-                asked, timeout=HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
+                running, timeout=HEAD_START if remaining else None, return_when=asyncio.FIRST_COMPLETED
             )
             for one in done:
-                endpoint = asked.pop(one)
+                endpoint = running.pop(one)
                 if (error := one.exception()) is None:
                     return endpoint, one.result()
                 is_silent = isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError))
-                if not is_silent or not (asked or left):
-                    # As its cause: the context is that of our caller, if that has an error in hand.
+                if not is_silent or not (running or remaining):
+                    # With its own cause: its context becomes the caller's, if the caller handles another error.
                     raise error from error.__cause__ or error.__context__
     finally:
-        for one in asked:
+        for one in running:
             one.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 class FairPool(aioredis.BlockingConnectionPool):
-    """A pool that serves requests in the order in which they came.
+    """A pool that serves requests in the order of their arrival.
 
-    The pool of redis-py gives a free connection to the next caller; so a busy sender, which asks again at once, gets
-    back the connection that it has just released, and those that wait get none.
+    The pool of redis-py gives a free connection to the next caller; so a busy sender gets back the connection that it
+    has just released, and waiting requests get none.
     """
 
     def __init__(self, max_connections: int, timeout: float, **options: Any) -> None:
@@ -168,10 +168,10 @@ class FairPool(aioredis.BlockingConnectionPool):
         self._taken: set[object] = set()
 
     async def get_connection(self, *arguments: Any, **options: Any) -> Any:
-        """Return a connection when it is the caller's turn.
+        """Return a connection; requests wait for one in turn.
 
         Raises:
-            ConnectionError: The turn didn't come in time.
+            ConnectionError: None was free in time.
         """
         if self._turns.locked():
             try:
@@ -190,11 +190,11 @@ class FairPool(aioredis.BlockingConnectionPool):
         return connection
 
     async def release(self, connection: Any) -> None:
-        """Take *connection* back; the next caller has its turn."""
+        """Take *connection* back, for the next request in turn."""
         try:
             await super().release(connection)
         finally:
-            if connection in self._taken:  # otherwise it could not be opened, and was never handed out
+            if connection in self._taken:  # otherwise it could not be opened, and no request has got it
                 self._taken.discard(connection)
                 self._turns.release()
 
@@ -221,7 +221,7 @@ def connected(
         username=address.username,
         password=address.password,
         protocol=2,
-        **_no_introduction(),
+        **_no_client_info(),
         # Each request is bounded as a whole; redis-py's own timeouts may swallow a cancellation.
         socket_timeout=None,
         socket_connect_timeout=options.timeout,
@@ -234,8 +234,8 @@ def connected(
     return aioredis.Redis.from_pool(pool)
 
 
-def _no_introduction() -> dict[str, Any]:
-    """Return the options by which redis-py sends no CLIENT SETINFO on new connections: it may be forbidden."""
+def _no_client_info() -> dict[str, Any]:
+    """Return the options with which redis-py sends no CLIENT SETINFO on new connections: it may be forbidden."""
     if "driver_info" in signature(AbstractConnection.__init__).parameters:
         return {"driver_info": None}
-    return {"lib_name": None, "lib_version": None}  # older ones
+    return {"lib_name": None, "lib_version": None}  # older versions of redis-py

@@ -1,4 +1,4 @@
-"""Dead letters: a look at them, and their redrive and purge, part by part."""
+"""Dead letters: peeked at, redriven and purged, part by part."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DeadLetters:
                 await self._scripts.run("send_dead_letters", to, *encoded_dead_letters(letters, more[0][5]))
                 only = Selection(sequences=frozenset(letter.sequence for letter in letters))
                 total += sum([count async for count, _ in self._dead("purge", queue, only, None)])
-        await self._scripts.list(to)  # it may have been deleted meanwhile
+        await self._scripts.list(to)  # the queue may have been deleted meanwhile
         return total
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
@@ -57,13 +57,16 @@ class DeadLetters:
 
     async def _dead(
         self,
-        what: Literal["peek", "count", "redrive", "purge", "move"],
+        action: Literal["peek", "count", "redrive", "purge", "move"],
         queue: str,
         which: Selection,
         limit: int | None,
         to: str | None = None,
     ) -> AsyncIterator[tuple[int, Answer]]:
-        """Go through the dead letters, part by part, so that no script runs for long."""
+        """Yield, for each part of the dead letters, the number of selected ones and the rest of the script's answer.
+
+        A part is small, so that no script runs for long.
+        """
         left = 10**9 if limit is None else limit
         before: Argument = "" if which.dead_before is None else math.ceil(which.dead_before * 1_000)
         if which.dead_for is not None:
@@ -73,7 +76,7 @@ class DeadLetters:
             count, after, *more = await self._scripts.run(
                 "dead",
                 queue,
-                *(what, left, after, before, which.reason or "", f"{queue}{ID_MARK}"),
+                *(action, left, after, before, which.reason or "", f"{queue}{ID_MARK}"),
                 *selected(which.sequences),
                 *selected(which.ids),
                 to=to,

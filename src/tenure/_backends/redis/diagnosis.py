@@ -1,4 +1,4 @@
-"""What ``tenure doctor`` shows of a Redis: the settings that the promises depend on, and what a crash may lose."""
+"""The facts that ``tenure doctor`` shows of a Redis: the settings that the promises depend on, and possible losses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tenure.errors import ConfigError, TenureError
 
 VERSION_MIN = (7, 0)
 
-STEPS = "a message sent to another queue together with a complete is not one step with it: handlers must be idempotent"
+STEPS = "a complete and a send to another queue are not one atomic step here: handlers must be idempotent"
 
 
 async def diagnose(client: Client) -> list[Fact]:
-    """Ask the server of *client*, or each primary of its cluster; facts that may not be read are shown as such."""
+    """Return facts about the server of *client*, or each primary of its cluster; also which can't be read."""
     found = [Fact("server", str(client.address))]
     if not isinstance(client, ClusterClient):
         return found + await _facts(client.command)
@@ -28,22 +28,22 @@ async def diagnose(client: Client) -> list[Fact]:
 
 
 async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
-    """Ask one server; *command* runs a command there."""
+    """Return facts about one server; *command* runs a command there."""
     found: list[Fact] = []
     try:
         info = await command("INFO")
     except TenureError as error:
         if not _is_refused(error):
             raise
-        return [*found, Fact("server's state", "not told", f"{error}")]
+        return [*found, Fact("server's state", "may not be read", f"{error}")]
     found += [_version(info), _role(info), *_persistence_errors(info)]
     try:
         config = await command("CONFIG GET", "*")
     except TenureError as error:
         if not _is_refused(error):
             raise
-        why = "without +config|get, doctor can't tell what survives a crash; docs/redis.md names the settings"
-        return [*found, Fact("configuration", "may not be read", why)]
+        advice = "without +config|get, doctor can't check what survives a crash; docs/redis.md names the settings"
+        return [*found, Fact("configuration", "may not be read", advice)]
     return [*found, _durability(config), _memory(config, info)]
 
 
@@ -61,21 +61,21 @@ def _version(info: Mapping[str, object]) -> Fact:
 def _role(info: Mapping[str, object]) -> Fact:
     role = str(info.get("role", "unknown"))
     if role != "master":
-        return Fact("role", role, "a replica takes no writes; name the primary")
+        return Fact("role", role, "a replica refuses writes; name the primary")
     replicas = int(str(info.get("connected_slaves", 0)))
     if not replicas:
-        return Fact("role", "primary, alone")
+        return Fact("role", "primary without replicas")
     return Fact(
         "role",
         f"primary with {replicas} replicas",
-        "replication is asynchronous: a failover may forget the newest leases, tokens and messages, and then two may "
-        "lead, or a token be given out twice. Let the resource itself refuse old tokens, or use PostgreSQL or etcd",
+        "replication is asynchronous: a failover may lose the newest leases, tokens and messages; then two may lead, "
+        "or a token may be given twice. Let the resource itself refuse old tokens, or use PostgreSQL",
     )
 
 
 def _persistence_errors(info: Mapping[str, object]) -> list[Fact]:
     broken = [name for name in ("aof_last_write_status", "rdb_last_bgsave_status") if info.get(name, "ok") != "ok"]
-    return [Fact("disk", f"{name} is {info[name]}", "look at the server's log and its disk") for name in broken]
+    return [Fact("disk", f"{name} is {info[name]}", "check the server's log and its disk") for name in broken]
 
 
 def _durability(config: Mapping[str, str]) -> Fact:
@@ -88,14 +88,14 @@ def _durability(config: Mapping[str, str]) -> Fact:
     policy = config.get("appendfsync", "unknown")
     advice = {
         "always": "",
-        "everysec": "kill -9 loses nothing, but a loss of power loses up to a second of answers; "
-        "set appendfsync always if a message or a token must not be lost so",
-    }.get(policy, "when the system crashes, it decides how much is lost; set appendfsync always")
+        "everysec": "kill -9 loses nothing, but a power failure loses up to a second of answered writes; "
+        "set appendfsync always if no message or token may be lost",
+    }.get(policy, "a crash of the system may lose any number of answered writes; set appendfsync always")
     return Fact("durability", f"append-only file, appendfsync {policy}", advice)
 
 
 NEARLY_FULL = 0.9
-"""The share of its memory from which a Redis is said to be nearly full."""
+"""The share of its memory from which on a Redis is reported as nearly full."""
 
 
 def _memory(config: Mapping[str, str], info: Mapping[str, object]) -> Fact:
@@ -106,7 +106,7 @@ def _memory(config: Mapping[str, str], info: Mapping[str, object]) -> Fact:
     advice = []
     if policy != "noeviction":
         advice.append(
-            "under pressure it throws keys away: leases, tokens and messages too; set maxmemory-policy noeviction"
+            "under memory pressure it evicts leases, tokens and messages, too; set maxmemory-policy noeviction"
         )
     if used >= limit:
         advice.append("it is full, and refuses to send; drain queues, purge dead letters, or raise maxmemory")

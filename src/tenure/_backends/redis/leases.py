@@ -2,9 +2,9 @@
 
 House rules:
 
-- The lock is a string under ``tenure:lease:NAME`` that holds its holder and expires with the lease. All else (the
-  token, the holder's metadata, whether it was asked to resign) is a hash beside it, in the same slot, which never
-  expires: a token never falls, as long as Redis evicts nothing (see ``describe``).
+- The lock is a string under ``tenure:lease:NAME``: the holder, which expires with the lease. Everything else (the
+  token, the holder's metadata, a request to resign) is in a second key, a hash in the same slot that never expires: a
+  token never falls, as long as Redis evicts nothing (see ``describe``).
 - Each verb is one script, so it is one step. Renew and release compare the holder *and* the token.
 - Expiry is Redis's own, by its wall clock: a step of that clock ends leases early or late.
 """
@@ -48,11 +48,11 @@ class RedisLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What this store can do: it gives no hints to a user who may not listen."""
+        """What the store can do: without hints, if this user may not subscribe."""
         return replace(TRAITS, hints=False) if self._wake.is_refused else TRAITS
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended."""
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
@@ -62,7 +62,7 @@ class RedisLeases:
         if name in self._listed:
             answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
         else:
-            # The list of names lies in another slot, so it can't be part of the script; before it, to miss none.
+            # The list of names is in another slot, so the script can't write it. It is written first, to miss none.
             note = Call(NOTE, [self._names], [name])
             answer, is_noted = await self._client.run_noted(note, call, within=patience(ttl))
             if is_noted:
@@ -72,7 +72,7 @@ class RedisLeases:
         return Granted(Grant(name, holder, int(answer[1])), answer[2] == b"1")
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
-        """Extend many claims by *ttl* seconds from now, in one round trip; in a cluster, in one for each node."""
+        """Extend many claims to *ttl* seconds from now, in one round trip; in a cluster, in one for each node."""
         require_ttl(ttl, TRAITS)
         if not grants:
             return []
@@ -84,13 +84,13 @@ class RedisLeases:
         return [_renewed(grant, answer) for grant, answer in zip(grants, answers, strict=True)]
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Hand a claim back; its token is kept."""
+        """Release a claim; its token is kept."""
         keys = self._keys(grant.name)
         done = await self._client.run(self._lua["release"], keys, grant.holder, grant.token, keys[0])
         return Released(grant) if done else Lost(grant)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Tell who holds *name*."""
+        """Return the holder of *name*."""
         require_name(name)
         answer = await self._client.run(self._lua["inspect"], self._keys(name))
         if answer[0]:
@@ -103,7 +103,7 @@ class RedisLeases:
         return sorted(name.decode() for name in await self._client.command("SMEMBERS", self._names))
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none, or if it is a ``Lock``, which can't be asked."""
+        """Request that the present holder resigns; False if there is none, or it is a ``Lock``, which can't do so."""
         require_name(name)
         keys = self._keys(name)
         return bool(await self._client.run(self._lua["ask_to_resign"], keys, keys[0]))
@@ -114,7 +114,7 @@ class RedisLeases:
         return self._wake.listen(self._keys(name)[0])
 
     def _keys(self, name: str) -> tuple[str, str]:
-        """Return the key of the lock, and that of the term, whose tag puts it into the same slot."""
+        """Return the key of the lock, and that of the term, whose hash tag puts it into the same slot."""
         lock = f"{self._prefix}{escaped(name)}"
         return lock, f"{{{lock}}}:term"
 

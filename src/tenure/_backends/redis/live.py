@@ -1,4 +1,4 @@
-"""Live messages: a look at them, and their purge, part by part."""
+"""Live messages: peeked at and purged, part by part."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tenure._queue.identity import ID_MARK
 from tenure._queue.message import STATES, LiveMessage, State
 
 PART = 100
-"""The most live messages that one script looks at, or purges."""
-SCANNED = 500
-"""About how many entries of a sorted set one command returns."""
+"""The most live messages that one script reads or purges."""
+SCAN_COUNT = 500
+"""The approximate number of entries of a sorted set that one command returns."""
 _PLACES: tuple[tuple[State, str], ...] = (
     ("delayed", "delayed"),
     ("deferred", "deferred"),
     ("ready", "waiting"),
     ("ready", "ready"),
 )
-"""Where messages wait that are not locked; places come first from which a message may move to a later one meanwhile."""
+"""The places of messages that are not locked, in the order of a purge: a message may move to a later one meanwhile."""
 
 
 class LiveMessages:
-    """The messages of queues that are not dead. *apply_due* is called before each look at a queue."""
+    """The messages of queues, dead letters excepted. *apply_due* is called before each request about a queue."""
 
     def __init__(self, client: Client, scripts: QueueScripts, apply_due: Callable[[str], Awaitable[object]]) -> None:
         self._client = client
@@ -47,21 +47,21 @@ class LiveMessages:
         found: list[LiveMessage] = []
         after: int | None = which.after
         while after is not None and len(found) < limit:
-            asked = min(PART, limit - len(found))
-            waiting = await self._scripts.run("waiting", queue, asked, after, *wants)
-            last = waiting[-1] if len(waiting) == asked else None
+            size = min(PART, limit - len(found))
+            waiting = await self._scripts.run("waiting", queue, size, after, *wants)
+            last = waiting[-1] if len(waiting) == size else None
             some = {*waiting, *(one for one in timed if one > after and (last is None or one <= last))}
             found += await self._shown(queue, which, sorted(some), limit - len(found))
             after = last
         return found
 
     async def _shown(self, queue: str, which: LiveSelection, sequences: Sequence[int], limit: int) -> list[LiveMessage]:
-        """Show the selected ones among *sequences*, up to *limit*, and look at no more than that needs."""
+        """Return the selected messages among *sequences*, up to *limit*, and read few others."""
         found: list[LiveMessage] = []
-        at_once = min(PART, limit)
+        size = min(PART, limit)
         while sequences and len(found) < limit:
-            part, sequences = sequences[:at_once], sequences[at_once:]
-            at_once = PART  # few of them are selected
+            part, sequences = sequences[:size], sequences[size:]
+            size = PART  # few of them are selected
             _, go_on, contents, letters, moments = await self._live("peek", queue, which, part)
             deliveries = deliveries_of(queue, "", 0.0, contents)
             found += (live_message(*one) for one in zip(deliveries, letters, moments, strict=False))
@@ -73,54 +73,54 @@ class LiveMessages:
         """Remove live messages for good, part by part, so that no script runs for long."""
         await self._apply_due(queue)
         which = replace(which, states=(STATES if which.states is None else which.states) - {"locked"})
-        what: Literal["count", "purge"] = "count" if dry_run else "purge"
+        action: Literal["count", "purge"] = "count" if dry_run else "purge"
         if which.sequences is not None:
-            return await self._purge(what, queue, which, sorted(one for one in which.sequences if one > which.after))
+            return await self._purge(action, queue, which, sorted(one for one in which.sequences if one > which.after))
         newest = int(await self._client.command("GET", f"{self._scripts.base(queue)}sequence") or 0)
         total, gone = 0, 1
-        while gone and not (dry_run and total):  # again: a message that moves meanwhile may be missed
+        while gone and not (dry_run and total):  # repeated: a message that moves meanwhile may be missed
             gone = 0
             seen: set[int] = set()
             for state, key in _PLACES:
                 if which.wants(state):
                     async for page in self._scan(queue, key):
                         some = {one for one in page if which.after < one <= newest} - seen
-                        gone += await self._purge(what, queue, which, sorted(some))
+                        gone += await self._purge(action, queue, which, sorted(some))
                         if dry_run:  # a purge has removed them
                             seen |= some
             total += gone
         return total
 
     async def _purge(
-        self, what: Literal["count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
+        self, action: Literal["count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
     ) -> int:
         parts = [sequences[first : first + PART] for first in range(0, len(sequences), PART)]
-        return sum([(await self._live(what, queue, which, part))[0] for part in parts])
+        return sum([(await self._live(action, queue, which, part))[0] for part in parts])
 
     async def _timed(self, queue: str, which: LiveSelection) -> list[int]:
-        """Return the sequences in the sets that are ordered by due time, locked and delayed, if they are selected."""
+        """Return the sequences of locked and delayed messages, whose sets are in another order, if selected."""
         keys = [
             key for wanted, key in ((which.wants("locked"), "locked"), (which.wants("delayed"), "delayed")) if wanted
         ]
         return [one for key in keys async for page in self._scan(queue, key) for one in page]
 
     async def _scan(self, queue: str, key: str) -> AsyncIterator[list[int]]:
-        """Go through a sorted set; a member that stays in it meanwhile is returned, perhaps twice."""
+        """Yield the members of a sorted set; one that stays in it meanwhile is yielded at least once."""
         cursor = -1
         while cursor:
-            words = ("ZSCAN", f"{self._scripts.base(queue)}{key}", max(cursor, 0), "COUNT", SCANNED)
+            words = ("ZSCAN", f"{self._scripts.base(queue)}{key}", max(cursor, 0), "COUNT", SCAN_COUNT)
             cursor, page = await self._client.command(*words)
             yield [int(sequence) for sequence, _ in page]
 
     async def _live(
-        self, what: Literal["peek", "count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
+        self, action: Literal["peek", "count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
     ) -> Answer:
         states = "".join(letter for state, letter in LETTERS.items() if which.wants(state))
         before: Argument = "" if which.sent_before is None else math.ceil(which.sent_before * 1_000)
         return await self._scripts.run(
             "live",
             queue,
-            *(what, states, which.session or "", before, f"{queue}{ID_MARK}"),
+            *(action, states, which.session or "", before, f"{queue}{ID_MARK}"),
             *selected(which.ids),
             *sequences,
         )

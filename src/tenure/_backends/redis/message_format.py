@@ -1,4 +1,4 @@
-"""How messages are encoded in the arguments of the scripts, and in their answers."""
+"""Messages as arguments of the scripts, and from their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tenure._queue.message import (
 )
 from tenure._queue.outgoing import Outgoing
 
-_TIME_MAX = 10**13  # ms; a longer wait is for ever, and Lua writes more digits in another way
+_TIME_MAX = 10**13  # ms; a longer time has no effect, and Lua formats larger numbers with an exponent
 LETTERS: dict[State, str] = {"ready": "r", "locked": "l", "delayed": "d", "deferred": "f"}
 _STATES = {letter.encode(): state for state, letter in LETTERS.items()}
 

@@ -23,10 +23,10 @@ class QueueScripts:
         self._scripts = scripts(QUEUES, is_cluster=client.is_cluster)
         self._prefix = client.options.prefix
         self._names = f"{self._prefix}queues"
-        self._listed: dict[str, float] = {}  # when this process has listed a queue
+        self._listed: dict[str, float] = {}  # by queue: the time at which this process has listed it
 
     def base(self, queue: str) -> str:
-        """Return what the keys of *queue* begin with; those of its dead letters begin with the same."""
+        """Return the beginning of the keys of *queue*, which those of its dead letters share."""
         return f"{self._prefix}queue:{{{escaped(queue.removesuffix(DEAD_SUFFIX))}}}:"
 
     async def run(
@@ -51,12 +51,12 @@ class QueueScripts:
         return sorted(name.decode() for name in await self._client.command("SMEMBERS", self._names))
 
     async def run_listed(self, queues: set[str], note: Script, call: Call) -> Answer:
-        """Run *call*; before it, put those of *queues* on the list that were not put there lately, by *note*."""
+        """Run *call*; before it, run *note* to list those of *queues* that this process has not listed lately."""
         since = time.monotonic() - LIST_EVERY
         new = {queue for queue in queues if self._listed.get(queue, -math.inf) <= since}
         if not new:
             return await self._client.run(call.script, call.keys, *call.arguments)
-        # The list lies in another slot, so it can't be part of the script; before it, so that none is missing.
+        # The list is in another slot, so it can't be part of the script. It is written first, so that none is missing.
         answer, is_noted = await self._client.run_noted(Call(note, [self._names], sorted(new)), call)
         if is_noted:
             self._listed.update(dict.fromkeys(new, time.monotonic()))
@@ -71,5 +71,5 @@ class QueueScripts:
         await self._client.command("SREM", self._names, queue)
 
     def forget(self, queue: str) -> None:
-        """Forget that *queue* was put on the list: it was deleted."""
+        """Forget that *queue* was listed: it was deleted."""
         self._listed.pop(queue, None)

@@ -15,15 +15,15 @@ from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX
 
 Argument = str | bytes | int
 Answer = Any
-"""What Redis returns: bytes, numbers, None, and lists of them."""
+"""A reply of Redis: bytes, numbers, None, and lists of them."""
 
 LAYOUT = 1
-"""The version of the layout of our keys: as in the scripts."""
+"""The version of the layout of tenure's keys: as in the scripts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script, known to the server by the hash of its text: so old and new versions of us live side by side."""
+    """A Lua script, known to the server by the hash of its text: so old and new versions of tenure can run together."""
 
     text: str
     sha: str
@@ -35,10 +35,10 @@ class Script:
 
 GROWING = frozenset({"send"})
 """Scripts that a server without memory refuses before their first write. All others work there: they free memory, or
-keep what is held."""
+keep leases and locks."""
 
 
-AGREED = {
+SHARED_VALUES = {
     "claim_bytes": CLAIM_BYTES,
     "history_max": HISTORY_MAX,
     "reason_exhausted": MAX_DELIVERIES,
@@ -46,7 +46,7 @@ AGREED = {
     "exhausted_description": exhausted_description("%d"),
     "expired_description": EXPIRED_DESCRIPTION,
 }
-"""What the scripts and other code agree on; each stands for its name in braces."""
+"""Values that the scripts share with other code; each replaces its name in braces."""
 
 LEASES = ("leases",)
 QUEUES = tuple(
@@ -67,17 +67,18 @@ QUEUES = tuple(
         "queues",
     )
 )
-"""Files of the folder ``lua``. What a shared function uses stands before it: in the same file, or in one before."""
+"""Files of the folder ``lua``. A shared function uses only definitions above it or in earlier files."""
 
 
 @cache
 def scripts(files: tuple[str, ...], *, is_cluster: bool = False) -> dict[str, Script]:
     """Return the scripts of *files* by their names.
 
-    A file begins with what its scripts share with all of *files*: statements that stand before every script, and local
-    functions and values, each of which stands before those scripts that use it. Below each ``-- name:`` is a script.
+    A file begins with the part that its scripts share with all of *files*: statements, which are put before every
+    script, and local functions and values, which are put before the scripts that use them. Below each ``-- name:`` is a
+    script.
 
-    In a cluster, what a script publishes goes to the shard that it runs on, and not over the bus to every node.
+    In a cluster, a script publishes to the shard that it runs on, and not over the bus to every node.
     """
     heads, shared, named = list[str](), list[_Shared](), dict[str, str]()
     for file in files:
@@ -88,14 +89,14 @@ def scripts(files: tuple[str, ...], *, is_cluster: bool = False) -> dict[str, Sc
         heads.append(head)
         shared += (_Shared.of(one) for one in some)
     return {
-        name: Script.of(_at_home(_flags(name) + "".join((*heads, *_used(shared, text), text)), is_cluster))
+        name: Script.of(_with_shard_commands(_flags(name) + "".join((*heads, *_used(shared, text), text)), is_cluster))
         for name, text in named.items()
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A local function of several scripts, or values of theirs."""
+    """A local function or values that several scripts share."""
 
     text: str
     names: frozenset[str]
@@ -109,9 +110,9 @@ class _Shared:
 
 
 def _used(shared: Sequence[_Shared], text: str) -> Iterator[str]:
-    """Return what of *shared* is used by *text*, or by what that uses, in order."""
+    """Return the definitions of *shared* that *text* uses, directly or through others, in order."""
     words, kept = set(_words(text)), list[str]()
-    for one in reversed(shared):  # what it uses stands before it
+    for one in reversed(shared):  # a definition uses only earlier ones
         if words & one.names:
             words |= one.words
             kept.append(one.text)
@@ -119,30 +120,30 @@ def _used(shared: Sequence[_Shared], text: str) -> Iterator[str]:
 
 
 def _words(text: str) -> frozenset[str]:
-    """Return the names that stand in *text*; what stands in quotation marks is a key, a command or a message."""
+    """Return the identifiers in *text*; quoted text is a key, a command or a message."""
     return frozenset(re.findall(r"[A-Za-z_]\w*", re.sub(r"'[^'\n]*'", "", text)))
 
 
 def _bare(text: str) -> str:
-    """Return *text* without comments and empty lines, and with what is agreed on."""
-    for name, value in AGREED.items():
+    """Return *text* without comments and empty lines, and with the shared values in place."""
+    for name, value in SHARED_VALUES.items():
         text = text.replace(f"{{{name}}}", str(value))
     return re.sub(r"\n+", "\n", re.sub(r" *--.*$", "", text, flags=re.MULTILINE)).lstrip()
 
 
-def _at_home(text: str, is_cluster: bool) -> str:
+def _with_shard_commands(text: str, is_cluster: bool) -> str:
     return text.replace("'PUBLISH'", "'SPUBLISH'").replace("'NUMSUB'", "'SHARDNUMSUB'") if is_cluster else text
 
 
 def _flags(name: str) -> str:
-    # With a first line of this kind, Redis decides before a script begins whether it may; else at some of its writes.
+    # With this first line, Redis checks its memory before a script begins; without it, at some of its writes.
     return "#!lua\n" if name in GROWING else "#!lua flags=allow-oom\n"
 
 
 NOTE, NOTE_GROWING = (
     Script.of(head + "redis.call('SADD', KEYS[1], unpack(ARGV))") for head in map(_flags, ("", "send"))
 )
-"""Add names to a list of them: always, and where there is memory for more."""
+"""Add names to a list of names: always, and only if there is memory for more."""
 
 
 @dataclass(frozen=True, slots=True)

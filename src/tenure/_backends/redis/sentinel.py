@@ -1,8 +1,8 @@
-"""Redis Sentinel: each new connection leads to the server that the sentinels name as primary when it is made.
+"""Redis Sentinel: each new connection is made to the server that the sentinels name as primary at that time.
 
-The sentinels are asked as their guide for clients says, by ``SENTINEL GET-MASTER-ADDR-BY-NAME``, and side by side where
-one is silent. redis-py's own ``Sentinel`` asks one after the other, so that a silent one uses up the time of a
-request, and doesn't distinguish an unknown service from sentinels that are away.
+The request to the sentinels is ``SENTINEL GET-MASTER-ADDR-BY-NAME``, as their guide for clients recommends; if one is
+silent, the next one gets it, too. redis-py's own ``Sentinel`` queries one after the other, so that a silent one uses up
+the time of a request, and doesn't distinguish an unknown service from unreachable sentinels.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class SentinelOptions(Options):
 
     Args:
         db: The number of the database.
-        sentinel_user: The user at the sentinels, if they ask for one.
+        sentinel_user: The user at the sentinels, if they require one.
         sentinel_password: The password there. The one before the ``@`` is for the primary.
-        sentinel_tls: Whether the sentinels speak TLS, too; by default, if the primary does.
+        sentinel_tls: Whether the sentinels use TLS; by default, as the primary.
     """
 
     db: int = 0
@@ -42,14 +42,14 @@ class SentinelOptions(Options):
     sentinel_tls: bool | None = None
 
     def __post_init__(self) -> None:
-        Options.__post_init__(self)  # with slots, super() would mean another class
+        Options.__post_init__(self)  # with slots, super() would refer to another class
         if self.db < 0:
             raise ConfigError(f"db must be the number of a database, not {self.db}; try db=0")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service that sentinels watch, and their addresses."""
+    """A service that sentinels monitor, and their addresses."""
 
     name: str
     sentinels: tuple[Endpoint, ...]
@@ -63,7 +63,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryAddress(Address):
-    """The login at the primary of a service; its sentinels know where that is."""
+    """The login at the primary of a service; host and port come from its sentinels."""
 
     service: Service
 
@@ -77,34 +77,34 @@ def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
     """Return the service that *url* names.
 
     Raises:
-        ConfigError: It is spelled as something else.
+        ConfigError: It has another form.
     """
-    right = f"write {url.scheme}://[[user]:password@]host[:port][,host[:port]…]/SERVICE"
+    form = f"write {url.scheme}://[[user]:password@]host[:port][,host[:port]…]/SERVICE"
     parts = urlsplit(url.written)
     login, _, hosts = parts.netloc.rpartition("@")
-    places = tuple(_place(written, url, right) for written in hosts.split(",") if written)
+    places = tuple(_place(written, url, form) for written in hosts.split(",") if written)
     if not places:
-        raise ConfigError(f"{str(url)!r} names no sentinel; {right}")
+        raise ConfigError(f"{str(url)!r} names no sentinel; {form}")
     service = unquote(parts.path.strip("/"))
     if not service or "/" in service:
-        raise ConfigError(f"{str(url)!r} names no service; {right}, with the name after 'sentinel monitor'")
+        raise ConfigError(f"{str(url)!r} names no service; {form}, with the name after 'sentinel monitor'")
     user, _, password = (unquote(part) for part in login.partition(":"))
     host, port = places[0]
     is_tls = url.scheme.startswith("rediss")
-    sentinels_too = is_tls if options.sentinel_tls is None else options.sentinel_tls
-    at_sentinels = Address(host, port, 0, options.sentinel_user, options.sentinel_password, sentinels_too)
+    are_sentinels_tls = is_tls if options.sentinel_tls is None else options.sentinel_tls
+    at_sentinels = Address(host, port, 0, options.sentinel_user, options.sentinel_password, are_sentinels_tls)
     return PrimaryAddress(
         host, port, options.db, user or None, password or None, is_tls, Service(service, places, at_sentinels)
     )
 
 
-def _place(written: str, url: Url, right: str) -> Endpoint:
+def _place(written: str, url: Url, form: str) -> Endpoint:
     found = _PLACE.fullmatch(written)
     if not found or int(found["port"] or 0) > 65_535:
-        # Not told from what: a password that is not percent-encoded may have ended up there.
+        # Without the text: it may be part of a password that is not percent-encoded.
         raise ConfigError(
-            f"{str(url)!r} has a sentinel that is no host:port; {right}, and percent-encode what is special in the "
-            "password"
+            f"{str(url)!r} has a sentinel that is no host:port; {form}, and percent-encode the special characters of "
+            "the password"
         )
     return found["host"].strip("[]"), int(found["port"] or PORT)
 
@@ -117,16 +117,17 @@ class SentinelClient(Client):
     def __init__(self, address: PrimaryAddress, options: SentinelOptions) -> None:
         super().__init__(address, options)
         if options.cluster:
-            raise ConfigError("sentinels watch over one primary, and a cluster over itself; leave out cluster=true")
+            raise ConfigError("a Redis Cluster has no sentinels; remove cluster=true, or write redis:// without them")
 
     def _new_connections(self) -> LoopConnections:
         return LoopConnections(self.address, self.options, self._connected)
 
     def _connected(self, address: Address, options: Options) -> aioredis.Redis:
-        return connected(address, options, ToSecurePrimary if address.is_tls else ToPrimary, find=self.find_primary)
+        kind = TlsPrimaryConnection if address.is_tls else PrimaryConnection
+        return connected(address, options, kind, find=self.find_primary)
 
     def translated(self, error: Exception) -> TenureError:
-        """Turn an error of redis-py into one of ours. An error about the sentinels is one already."""
+        """Turn an error of redis-py into one of ours; an error about the sentinels is its cause already."""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, TenureError):
@@ -135,66 +136,70 @@ class SentinelClient(Client):
         return super().translated(error)
 
     async def find_primary(self) -> Endpoint:
-        """Ask the sentinels, and return the answer of the first one that knows the service.
+        """Return the primary, as the first sentinel names it that knows the service.
 
         Raises:
-            Unavailable: None of them can be asked.
+            Unavailable: None of them answers.
             ConfigError: They don't know the service, refuse the login, or are no sentinels.
         """
         service = self.address.service
         unknown: list[Endpoint] = []
 
-        async def ask(place: Endpoint) -> Endpoint:
+        async def query(place: Endpoint) -> Endpoint:
             address = replace(service.at_sentinels, host=place[0], port=place[1])
             sentinel = connected(address, self.options)
             try:
-                told = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service.name)  # type: ignore[no-untyped-call]
+                answer = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service.name)  # type: ignore[no-untyped-call]
             finally:
                 await sentinel.aclose()
-            if told is None:
+            if answer is None:
                 unknown.append(place)
                 raise exceptions.ConnectionError("it does not know the service")
-            host, port = told
+            host, port = answer
             return (host.decode() if isinstance(host, bytes) else host), int(port)
 
         try:
-            _, primary = await first_answer(service.sentinels, ask)
+            _, primary = await first_answer(service.sentinels, query)
         except exceptions.RedisError as error:
-            raise self._not_told(error, unknown) from error
+            raise self._not_found(error, unknown) from error
         return primary
 
-    def _not_told(self, error: exceptions.RedisError, unknown: list[Endpoint]) -> TenureError:
+    def _not_found(self, error: exceptions.RedisError, unknown: list[Endpoint]) -> TenureError:
         service = self.address.service
         if unknown:
             places = ", ".join(f"{host}:{port}" for host, port in unknown)
             return ConfigError(
-                f"the sentinel at {places} knows no service {service.name!r}; name the one after 'sentinel monitor' "
+                f"the sentinel at {places} knows no service {service.name!r}; write the name after 'sentinel monitor' "
                 "in its configuration"
             )
         if certificate := certificate_error(error):
             return ConfigError(
-                f"a sentinel of {service} showed a certificate that is not trusted: {certificate}; check the options "
-                "ca and check_hostname, or sentinel_tls=false if the sentinels speak no TLS"
+                f"a sentinel of {service} has a certificate that is not trusted: {certificate}; check the options "
+                "ca and check_hostname, or set sentinel_tls=false if the sentinels don't use TLS"
             )
         match error:
             case exceptions.AuthenticationError():
                 return ConfigError(
-                    f"the sentinels of {service} refused us: {error}; check the options sentinel_user and "
+                    f"the sentinels of {service} refused the login: {error}; check the options sentinel_user and "
                     "sentinel_password"
                 )
             case exceptions.NoPermissionError():
-                return ConfigError(f"the sentinels of {service} refused us: {error}; permit +sentinel to this user")
+                return ConfigError(
+                    f"the sentinels of {service} denied a permission: {error}; grant +sentinel to this user"
+                )
             case exceptions.ConnectionError() | exceptions.TimeoutError():
                 return Unavailable(
-                    f"no sentinel of {service} can be asked: {error}; check hosts and ports, whether they run, and "
-                    f"whether they speak TLS (they are asked {'with' if service.at_sentinels.is_tls else 'without'} it)"
+                    f"no sentinel of {service} answers: {error}; check hosts and ports, whether they run, and whether "
+                    f"they use TLS (the client {'uses' if service.at_sentinels.is_tls else 'does not use'} it)"
                 )
             case exceptions.ResponseError() if "unknown command" in str(error).lower():
-                return ConfigError(f"{service} names a server that is no sentinel; sentinels mostly listen on {PORT}")
+                return ConfigError(
+                    f"{service} names a server that is no sentinel; the usual port of sentinels is {PORT}"
+                )
         return translate(error, str(service))
 
 
-class _Guided:
+class _Redirected:
     """A connection to the server that *find* returns each time it is opened."""
 
     def __init__(self, *, find: Any, **more: Any) -> None:
@@ -206,9 +211,9 @@ class _Guided:
         await super()._connect()  # type: ignore[misc]
 
 
-class ToPrimary(_Guided, aioredis.Connection):
+class PrimaryConnection(_Redirected, aioredis.Connection):
     """A connection to the primary, without TLS."""
 
 
-class ToSecurePrimary(_Guided, aioredis.SSLConnection):
+class TlsPrimaryConnection(_Redirected, aioredis.SSLConnection):
     """A connection to the primary, with TLS; the certificate must be for the host that the sentinels name."""

@@ -1,13 +1,13 @@
-"""Hints by publish and subscribe: one listening connection for each event loop, which is made again when it breaks.
+"""Hints by publish and subscribe: one listening connection for each event loop, replaced when it breaks.
 
-A message that is published without subscribers is lost. So a subscriber is notified once when its subscription stands,
-and again each time after it was renewed: it looks, and finds whatever it may have missed.
+A message that is published without subscribers is lost. So a subscriber is notified once when it is subscribed, and
+again each time the subscription was renewed: it polls, and finds any change that it has missed.
 
-A hint of a queue may hold back further hints for some milliseconds, and says for how many: then a second notification
-follows when they are over. Where this user may not subscribe, all subscribers are notified now and then.
+A hint of a queue may suppress further hints for some milliseconds, whose number is its content: then a second
+notification follows when they are over. If this user may not subscribe, all subscribers are notified periodically.
 
 In a cluster, hints are published in the shard that has the queue or the lease, and there is a connection to each node
-that has some of the channels. When a channel is no longer at a node, its subscribers are notified, and ask for its new
+that has some of the channels. When a channel is no longer at a node, its subscribers are notified, and find its new
 endpoint.
 """
 
@@ -37,7 +37,7 @@ PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
 REFUSED_PAUSE_MAX = 2.0
 """Seconds at most between two notifications while this user may not subscribe."""
 QUIET_MAX = 100
-"""Milliseconds for which hints are held back at most: as in hints.lua."""
+"""Milliseconds for which hints are suppressed at most: as in hints.lua."""
 
 
 class Wake:
@@ -84,7 +84,7 @@ class Wake:
 
 
 class Subscription(AsyncIterator[None]):
-    """Yields for each ring; it begins to listen when it is first waited for."""
+    """Yields for each notification; it subscribes when it is first awaited."""
 
     def __init__(self, wake: Wake, channel: str, listener: Listener) -> None:
         self._wake = wake
@@ -148,35 +148,35 @@ class Subscriber:
                 self._pause = min(self._pause, REFUSED_PAUSE_MAX)
             await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
             self._pause = min(self._pause * 2, PAUSE_MAX)
-            if self._endpoint is not None:  # they may be at another node by now
+            if self._endpoint is not None:  # the channels may be at another node by now
                 self._redirect(*self._channels)
 
     def _redirect(self, *channels: str) -> None:
-        """Notify the subscribers of *channels* that are not published here: they ask for the right node."""
+        """Notify the subscribers of *channels* that are not published here: they subscribe at the right node."""
         self._client.forget_endpoints()
         for channel in channels:
             del self._channels[channel]
             self._notifier.notify(channel)
 
     async def _read(self, pubsub: PubSub) -> None:
-        """Ring for what comes, until nobody attends any more, or the connection is found broken."""
-        is_asked = False
+        """Handle messages until there are no subscribers, or the connection is found broken."""
+        is_pinged = False
         while self._channels:
-            message = await pubsub.get_message(timeout=self._client.options.timeout if is_asked else HEARTBEAT)
+            message = await pubsub.get_message(timeout=self._client.options.timeout if is_pinged else HEARTBEAT)
             if message is not None:
-                is_asked = False
+                is_pinged = False
                 self._handle(message)
                 continue
-            if is_asked:
-                return  # a cut connection is silent
-            is_asked = True
+            if is_pinged:
+                return  # no answer: the connection is broken
+            is_pinged = True
             async with asyncio.timeout(self._client.options.timeout):
                 await self._unsubscribe_unused(pubsub)
                 await pubsub.ping()
 
     @contextmanager
     def _polling(self) -> Iterator[None]:
-        """Notify all subscribers if the block ends because this user may not subscribe: no hint will."""
+        """Notify all subscribers if the block fails because this user may not subscribe: they get no hints."""
         try:
             yield
         except exceptions.NoPermissionError:
@@ -185,13 +185,13 @@ class Subscriber:
                 self._notifier.notify(channel)
 
     def _handle(self, message: dict[str, Any]) -> None:
-        """Notify of a hint; and once more when the hints that may be held back after it are due."""
+        """Notify the subscribers of a hint; and once more after the time in which further hints are suppressed."""
         kind = message["type"].removeprefix("s" if self._endpoint is not None else "")
         if kind not in ("subscribe", "message", "unsubscribe"):
             return
         channel, data = message["channel"].decode(), message["data"]
         if kind == "unsubscribe":
-            if self._endpoint is not None and channel in self._channels:  # by the server: its slot has moved
+            if self._endpoint is not None and channel in self._channels:  # the server did it: the slot has moved
                 self._redirect(channel)
             return
         self.is_refused, self._pause = False, PAUSE_FIRST
@@ -229,11 +229,11 @@ class Subscriber:
         if self._endpoint is None:
             await pubsub.subscribe(*channels)
             return
-        for channel in channels:  # one command is about one slot; older versions of redis-py have no method for it
+        for channel in channels:  # one slot per command; older versions of redis-py have no method for it
             await pubsub.execute_command("SSUBSCRIBE", channel)
 
     async def _subscribe_soon(self, pubsub: PubSub, channel: str) -> None:
-        # If that fails, the connection is broken, and all channels are subscribed to anew.
+        # If this fails, the connection is broken, and all channels are subscribed again.
         with suppress(exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._client.options.timeout):
                 await self._subscribe(pubsub, channel)

@@ -1,13 +1,13 @@
--- Scripts about a lease. Each uses two keys, which lie in one slot of a cluster:
---   KEYS[1]  the lock: a string that holds its holder, and expires with the lease. redis-py's Lock has the same.
+-- Scripts about a lease. Each uses two keys, which are in one slot of a cluster:
+--   KEYS[1]  the lock: a string, the holder, which expires with the lease. redis-py's Lock has the same.
 --   KEYS[2]  the term: a hash that never expires, so that its token never falls. holder, metadata and resign are those
---            of the newest term, and mean something only while the lock holds the same holder. released: the token
---            that was handed back last, and when (ms since 1970). layout: the version of this layout of keys, if it is
---            not the first.
--- A hint that can't be published must not undo the change: hence pcall.
--- A request that was given up may be carried out after newer ones, so an end is only ever moved forward: hence GT.
+--            of the newest term, and valid only while the lock has the same holder. released: the token that was
+--            released last, and when (ms since 1970). layout: the version of this layout of keys, if it is not the
+--            first.
+-- pcall: a hint that can't be published must not undo the change.
+-- GT: a request that was given up may be executed after newer ones, so an end is only ever moved forward.
 
-if (redis.call('HGET', KEYS[2], 'layout') or '1') ~= '1' then  -- of a later layout nothing is read, and nothing written
+if (redis.call('HGET', KEYS[2], 'layout') or '1') ~= '1' then  -- neither read nor write a later layout
     return redis.error_reply('LAYOUT ' .. redis.call('HGET', KEYS[2], 'layout') .. ' ' .. KEYS[2])
 end
 
@@ -17,7 +17,7 @@ local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'resign
 if held and held ~= ARGV[1] then
     return {0, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held and term[3] or ''}
 end
-if held and term[1] == held then  -- asked again: an answer was lost
+if held and term[1] == held then  -- repeated: the answer was lost
     redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
     return {1, term[2], term[4]}
 end
@@ -52,7 +52,7 @@ local held = redis.call('GET', KEYS[1])
 local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'released')
 if not held then
     local token, at = string.match(term[4] or '', '^(%d+) (%d+)$')
-    if token ~= term[2] then  -- it ran out, or a version handed it back that notes no time
+    if token ~= term[2] then  -- it expired, or an older version released it without the time
         return {0, term[2] or '0', ''}
     end
     local now = redis.call('TIME')
@@ -63,7 +63,7 @@ return {1, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held an
 -- name: ask_to_resign (channel)
 local held = redis.call('GET', KEYS[1])
 if not held or redis.call('HGET', KEYS[2], 'holder') ~= held then
-    return 0  -- no holder, or a Lock, which can't be asked
+    return 0  -- no holder, or a Lock, which can't resign
 end
 redis.call('HSET', KEYS[2], 'resign', '1')
 redis.pcall('PUBLISH', ARGV[1], 'resign')

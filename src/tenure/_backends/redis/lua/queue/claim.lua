@@ -12,7 +12,7 @@ local function contents_of(base, sequences, states, bodies, histories)
 end
 
 -- Return the bodies of the first of *sequences*, up to the one that reaches CLAIM_BYTES; of dead letters with their
--- histories, which count, too. Few are fetched at once, so that large bodies are not fetched for nothing.
+-- histories, which count, too. Few are fetched at once, so that few large bodies are fetched in vain.
 local function bodies_of(base, sequences, is_dead)
     local step = math.max(1, math.min(50, math.floor(CLAIM_BYTES * 5 / setting(base, 'body_max', 2 ^ 20))))
     local bodies, histories, size = {}, is_dead and {} or nil, 0
@@ -37,7 +37,7 @@ local function bodies_of(base, sequences, is_dead)
     return bodies, histories
 end
 
--- Return the row if *token* locks it, at this moment.
+-- Return the row if *token* locks it now.
 local function locked_row(base, is_dead, text, score, token)
     if not text or not score or token == '' then
         return nil
@@ -53,7 +53,8 @@ local function locked_row(base, is_dead, text, score, token)
     return ends > NOW and row or nil
 end
 
--- Note a claim, so that it can be given back if its answer is lost. Each claim under way has a lane of its own.
+-- Store a claim, so that it can be given back if its answer is lost. Each claim that waits for its answer has a lane of
+-- its own.
 local function note_claim(base, lane, mark, kind, token, held, lock)
     redis.call('SET', base .. 'claim:' .. lane, mark .. '|' .. kind .. '|' .. token .. '|' .. held, 'PX', lock)
 end
@@ -84,8 +85,8 @@ local function give_back(base, kind, token, held)
     end
 end
 
--- Give back the claims that ARGV names from *first* on, by lane and mark, uncounted: their answers were lost. Returns the
--- lanes of those that were found. The others may still be carried out.
+-- Give back the claims that ARGV names from *first* on, by lane and mark, uncounted: their answers were lost. Return the
+-- lanes of those that were found. The others may still be executed.
 local function give_back_claims(base, first)
     local found = {}
     for i = first, #ARGV, 2 do
@@ -143,8 +144,8 @@ repeat
     bodies, histories = bodies_of(base, live, is_dead)
     for i, sequence in ipairs(live) do
         if i <= #bodies then
-            -- As read and text_of would do it, but without making a table for each message.
-            local count, told_once, expires, place, session =
+            -- The same as with read and text_of, but without a table for each message.
+            local count, fixed, expires, place, session =
                 string.match(texts[i], '^(%d+)(|%d+|%d|)(%d+)|(%a)||(.*)$')
             if not is_dead then
                 count = count + 1
@@ -152,7 +153,7 @@ repeat
                     timed[#timed + 1] = sequence
                 end
             end
-            local text = count .. told_once .. expires .. '|' .. place .. '|' .. token .. '|' .. session
+            local text = count .. fixed .. expires .. '|' .. place .. '|' .. token .. '|' .. session
             sequences[i], states[i] = sequence, text
             locks[i * 2 - 1], locks[i * 2] = ends, sequence
             changes[i * 2 - 1], changes[i * 2] = sequence, text

@@ -1,6 +1,6 @@
--- Dead letters: a look at them, their redrive, purge and move to another queue.
+-- Dead letters: peeked at, redriven, purged and moved to another queue.
 
--- Keep a dead letter of another queue, also if its id is remembered here: its head has the id.
+-- Store a dead letter of another queue, also if its id is remembered here: its head has the id.
 local function keep_dead_letter(base, priority, session, head, body, history)
     local sequence = keep(base, '0|0|0|' .. priority .. '|' .. session, '', head, body)
     if history and history ~= '' then
@@ -16,11 +16,11 @@ notify(KEYS[1], false)
 return is_new and 1 or 0
 
 -- name: dead (action: peek, count, redrive, purge, or move to the queue of the second key; how many at most; after; dead
--- before in ms (with -, so long ago) or nothing; reason or nothing; begin of made-up ids; how many sequences, the sequences;
+-- before in ms (with -: that long ago) or empty; reason or empty; prefix of generated ids; how many sequences, the sequences;
 -- how many ids, the ids; -1 for any)
--- Looks at a part of the dead letters. Returns how many were selected, where to go on (-1: at the end), and for peek them.
+-- Reads a part of the dead letters. Returns how many were selected, where to go on (-1: at the end), and for peek the letters.
 local base, action, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local before, reason, made_up = tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local before, reason, id_prefix = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 if string.sub(ARGV[4], 1, 1) == '-' then
     before = NOW + before
 end
@@ -42,7 +42,7 @@ local wanted, ids = set_of(), set_of()
 apply_due(base)
 keep_deaths(base)
 local function is_selected(sequence)
-    if wanted and not wanted[sequence] or ids and not ids[id_of(base, sequence) or made_up .. sequence] then
+    if wanted and not wanted[sequence] or ids and not ids[id_of(base, sequence) or id_prefix .. sequence] then
         return false
     end
     if action ~= 'peek' and redis.call('ZSCORE', base .. 'dead:locked', sequence) then
@@ -54,9 +54,9 @@ local function is_selected(sequence)
     local death = cjson.decode(redis.call('HGET', base .. 'death', sequence))
     return (reason == '' or death[1] == reason) and (not before or death[3] < before)
 end
-local looked_at = redis.call('ZRANGEBYSCORE', base .. 'dead', '(' .. after, '+inf', 'LIMIT', 0, WORK)
+local letters = redis.call('ZRANGEBYSCORE', base .. 'dead', '(' .. after, '+inf', 'LIMIT', 0, WORK)
 local selected, go_on = {}, -1
-for _, sequence in ipairs(looked_at) do
+for _, sequence in ipairs(letters) do
     if #selected >= limit then
         break
     end
@@ -65,12 +65,12 @@ for _, sequence in ipairs(looked_at) do
         selected[#selected + 1] = sequence
     end
 end
-if #looked_at < WORK and (#looked_at == 0 or go_on == tonumber(looked_at[#looked_at])) then
+if #letters < WORK and (#letters == 0 or go_on == tonumber(letters[#letters])) then
     go_on = -1
 end
 if action == 'peek' then
     local bodies, histories = bodies_of(base, selected, true)
-    if #bodies < #selected then  -- a large part: the rest is for the next one
+    if #bodies < #selected then  -- the bodies are large: the next part has the rest
         selected = {unpack(selected, 1, #bodies)}
         go_on = tonumber(selected[#selected])
     end
@@ -81,9 +81,9 @@ for _, sequence in ipairs(action ~= 'count' and selected or {}) do
     redis.call('ZREM', base .. 'dead:ready', sequence)
     redis.call('ZREM', base .. 'dead:delayed', sequence)
     redis.call('HDEL', base .. 'death', sequence)
-    if action == 'move' then  -- the head is not written anew: numbers would lose their last digits
+    if action == 'move' then  -- without decoding and encoding the head: large numbers would lose digits
         local row, head = row_of(base, sequence), redis.call('HGET', base .. 'head', sequence)
-        local named = string.sub(cjson.encode(made_up), 1, -2) .. sequence .. '"'
+        local named = string.sub(cjson.encode(id_prefix), 1, -2) .. sequence .. '"'
         if not head then
             head = '[' .. named .. ',{},null,null]'
         elseif string.sub(head, 1, 5) == '[null' then

@@ -1,6 +1,6 @@
 -- Deaths that no answer to a verdict reports: the answer to a claim does.
 
--- Return the deaths that this script has caused, each with its id, or none if that is made up.
+-- Return the deaths that this script has caused, each with the id from the sender, or an empty one.
 local function deaths(base)
     local named = {}
     for i, head in ipairs(#new_deaths > 0 and fetch('HMGET', base .. 'head', new_deaths) or {}) do
@@ -19,7 +19,7 @@ local function keep_deaths(base)
     end
 end
 
--- Return them, and a part of the kept ones. They are noted under the claim, so that they can be reported again if its
+-- Return them, and a part of the kept ones. They are stored with the claim, so that they can be reported again if its
 -- answer is lost.
 local function take_deaths(base, lane, mark, lock)
     local named = deaths(base)

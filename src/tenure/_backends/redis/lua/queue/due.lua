@@ -1,7 +1,7 @@
 -- Due times: locks, delays and ttls that have ended.
 
--- End the lock of a session: it has expired; or it was released, and deliveries under it don't count. Returns whether that
--- is done: of many messages, a part is put back, and until all are, nobody else can accept the session.
+-- End the lock of a session: it has expired; or it was released, and deliveries under it don't count. Return whether that
+-- is complete: of many messages, a part is put back, and the session can't be accepted until all are.
 local function end_session_lock(base, session, is_expired)
     local held = redis.call('SPOP', base .. 'held:' .. session, math.max(work, 1))
     work = work - #held - 1
@@ -24,7 +24,7 @@ local function end_session_lock(base, session, is_expired)
     return true
 end
 
--- Apply a part of what is due; returns whether there may be more.
+-- Handle a part of the due messages; return whether there may be more.
 local function apply_due(base)
     local function each(key, act)
         if work > 0 then

@@ -1,40 +1,40 @@
 -- The keys of a queue, and the beginning of every script about queues.
 --
--- A queue's keys begin with its base, "PREFIXqueue:{NAME}:", and lie in one slot of a cluster:
---   settings          hash    what was declared; a missing field has its default. layout: the version of this layout of
---                             keys, if it is not the first
---   sequence          number  the newest sequence given out
+-- A queue's keys begin with its base, "PREFIXqueue:{NAME}:", and are in one slot of a cluster:
+--   settings          hash    the declared settings; a missing field has its default. layout: the version of this
+--                             layout of keys, if it is not the first
+--   sequence          number  the newest sequence
 --   retired           number  the same of a queue that was deleted; for eight days, which is longer than any lock
 --   state             hash    sequence -> count|sent|priority|expires|place|token|session; times in ms, 0 for never
---                             place: where an unlocked message belongs: q in the queue, f deferred, d dead
+--                             place: the place of the message when it is not locked: q in the queue, f deferred, d dead
 --                             token: the lock's, empty if it is not locked
 --   head, body        hashes  sequence -> id, headers, reply_to, correlation_id (JSON; missing if it has none), its body
 --   history           hash    sequence -> its attempts, a line each: number|at|outcome|error (JSON)
 --   death             hash    sequence -> reason, description, at (JSON)
 --   ready             zset    claimable, without session, by rank: priority, then sequence
---   delayed           zset    by the moment they become claimable
---   expiry            zset    claimable or delayed, that expire, by when
+--   delayed           zset    by the time at which they become claimable
+--   expiry            zset    claimable or delayed ones that expire, by that time
 --   locked            zset    by the end of the lock; +inf for those that a session's lock covers
 --   deferred          zset    by sequence
 --   dead              zset    all dead letters by sequence; each of them is in one of the next three
 --   dead:ready, dead:delayed, dead:locked            as above
---   ids, inbox        zsets   ids of messages sent, by when; ids completed, by until when they are remembered
+--   ids, inbox        zsets   ids of sent messages, by the time of sending; of completed ones, by the end of the window
 --   session:NAME      zset    claimable, of this session, by sequence
 --   late:NAME         zset    delivered before and now delayed: they hold up those of their session behind them
 --   held:NAME         set     locked under the lock of this session
---   waiting           zset    all that are in some session:NAME, by sequence
---   free              zset    sessions that can be accepted, by the sequence that is next
+--   waiting           zset    all that are in a session:NAME, by sequence
+--   free              zset    sessions that can be accepted, by the sequence of their next message
 --   sessions          zset    locked sessions, by the end of the lock
 --   session_token, session_state                     hashes by session
 --   untold            list    deaths that no claim has reported yet: sequence|count|reason|id
---   live:quiet, dead:quiet        there while hints are held back, see publish
---   claim:LANE        string  the newest claim of one lane: mark|d, q or s|token|sequences, or the session; it ends with
---                             the lock. So a claim whose answer was lost can be given back
---   named:LANE        string  the mark of the newest claim of that lane that reported deaths, and them (JSON); likewise
+--   live:quiet, dead:quiet        exist while hints are suppressed, see publish
+--   claim:LANE        string  the newest claim of one lane: mark|d, q or s|token|sequences, or the session; it expires
+--                             with the lock. So a claim whose answer was lost can be given back
+--   named:LANE        string  the mark and the deaths (JSON) of the newest claim of that lane that reported any; as above
 --
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
-for _, base in ipairs(KEYS) do  -- of a later layout nothing is read, and nothing written
+for _, base in ipairs(KEYS) do  -- neither read nor write a later layout
     local layout = string.sub(base, -1) == ':' and redis.call('HGET', base .. 'settings', 'layout')
     if layout and layout ~= '1' then
         return redis.error_reply('LAYOUT ' .. layout .. ' ' .. base)
@@ -44,16 +44,16 @@ local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local RANK = 2 ^ 48   -- a rank is 9 - priority in these units, plus the sequence
 local PART = 4000     -- the most arguments of one command; a script's stack has a limit
-local WORK = 128      -- so many due messages are applied by one script, so that none runs for long
-local HEAVY = 8192    -- so many rewritten bytes count as one more
-local CLAIM_BYTES = {claim_bytes}  -- a claim ends with the message whose body reaches them
+local WORK = 128      -- the most due messages that one script handles, so that none runs for long
+local HEAVY = 8192    -- rewritten bytes that count as one message more
+local CLAIM_BYTES = {claim_bytes}  -- a claim ends with the message whose body reaches this size
 local HISTORY_MAX = {history_max}
-local DEATHS_MAX = 10000  -- so many deaths are kept at most until a claim reports them, and for a day at most
+local DEATHS_MAX = 10000  -- the most deaths that are kept until a claim reports them, for a day
 local QUIET = 5       -- ms
 local QUIET_MAX = 100 -- as in wake.py
 local NEVER = math.huge
 
-local work = WORK     -- the rest of it
+local work = WORK     -- the number that is left
 
 local function many(command, key, arguments)
     for first = 1, #arguments, PART do

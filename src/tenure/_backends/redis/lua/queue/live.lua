@@ -1,8 +1,8 @@
--- Counts, and a look at live messages.
+-- Counts, and live messages peeked at and purged.
 
 -- name: stats (whether to count at once)
--- Returns nothing while more is due than one script applies: then it is to be run again. If it is to count at once all the
--- same, it counts due messages by where they most likely belong.
+-- Returns an empty list while more is due than one script handles: then the client runs it again. If it is to count at
+-- once nevertheless, it counts due messages in their most likely places.
 local base = KEYS[1]
 local more = apply_due(base)
 keep_deaths(base)
@@ -31,10 +31,10 @@ return {
 }
 
 -- name: waiting (limit, after, whether ready messages are selected, whether deferred ones are)
--- Returns the lowest sequences behind *after* in the sets that are ordered by sequence, sorted.
+-- Returns the lowest sequences after *after* in the sets that are ordered by sequence, sorted.
 local base, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found = {}
-local function look(key, from, till)
+local function collect(key, from, till)
     for _, sequence in ipairs(redis.call('ZRANGEBYSCORE', base .. key, from, till, 'LIMIT', 0, limit)) do
         found[#found + 1] = tonumber(sequence)
     end
@@ -42,21 +42,21 @@ end
 if ARGV[3] == '1' then
     for priority = 0, 9 do
         local from = (9 - priority) * RANK
-        look('ready', string.format('%.0f', from + after + 1), string.format('%.0f', from + RANK - 1))
+        collect('ready', string.format('%.0f', from + after + 1), string.format('%.0f', from + RANK - 1))
     end
-    look('waiting', '(' .. ARGV[2], '+inf')
+    collect('waiting', '(' .. ARGV[2], '+inf')
 end
 if ARGV[4] == '1' then
-    look('deferred', '(' .. ARGV[2], '+inf')
+    collect('deferred', '(' .. ARGV[2], '+inf')
 end
 table.sort(found)
 return {unpack(found, 1, math.min(#found, tonumber(limit)))}
 
--- name: live (action: peek, count or purge; states, of rldf; session or nothing; sent before in ms or nothing; begin of
--- made-up ids; how many ids, the ids, -1 for any; then sequences)
--- Looks at these messages. Returns how many of them were selected and, for peek, their contents, states, and the times of
--- those; if they are large, only of the first ones, and then the sequence behind which to go on.
-local base, action, states, session, before, made_up = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+-- name: live (action: peek, count or purge; states, of rldf; session or empty; sent before in ms or empty; prefix of
+-- generated ids; how many ids, the ids, -1 for any; then sequences)
+-- Reads these messages. Returns how many of them were selected and, for peek, their contents, states, and the times of
+-- those; if they are large, only of the first ones, and then the sequence after which to go on.
+local base, action, states, session, before, id_prefix = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local first, ids = 7 + math.max(0, tonumber(ARGV[6])), nil
 if tonumber(ARGV[6]) >= 0 then
     ids = {}
@@ -86,7 +86,7 @@ for i = first, #ARGV do
             end
         end
         if string.find(states, letter, 1, true) and (session == '' or row.session == session)
-            and (not before or tonumber(row.sent) < before) and (not ids or ids[id_of(base, sequence) or made_up .. sequence]) then
+            and (not before or tonumber(row.sent) < before) and (not ids or ids[id_of(base, sequence) or id_prefix .. sequence]) then
             selected[#selected + 1], letters[#letters + 1], moments[#moments + 1] = sequence, letter, moment
             if action == 'purge' then
                 take_out(base, sequence, row)
@@ -94,7 +94,7 @@ for i = first, #ARGV do
                 for _, key in ipairs({'state', 'head', 'body', 'history'}) do
                     redis.call('HDEL', base .. key, sequence)
                 end
-                if row.session then  -- it may have held up others
+                if row.session then  -- the message may have held up others
                     notify(base, false)
                 end
             end

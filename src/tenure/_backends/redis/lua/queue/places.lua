@@ -1,4 +1,4 @@
--- The places that a message can be in, and its way from one to another.
+-- The places that a message can be in, and its moves between them.
 
 local new_deaths, death_causes = {}, {}  -- the messages that this script has dead-lettered: sequences, and count|reason of each
 
@@ -31,7 +31,7 @@ local function dead_letter(base, sequence, row, reason, description)
     notify(base, true)
 end
 
--- Put an unlocked message where it belongs, claimable from *visible* on. It must be in no place.
+-- Put an unlocked message into its place, claimable from *visible* on. It must be in no place before.
 local function put(base, sequence, row, visible)
     row.token = ''
     if row.place == 'q' and row.expires > 0 and row.expires <= NOW then
@@ -66,7 +66,7 @@ local function put(base, sequence, row, visible)
     end
 end
 
--- Take a message that waits out of its place.
+-- Remove a message that waits from its place.
 local function take_out(base, sequence, row)
     redis.call('ZREM', base .. 'expiry', sequence)
     redis.call('ZREM', base .. 'delayed', sequence)
@@ -94,7 +94,7 @@ local function add_attempt(base, sequence, row, outcome, error)
     redis.call('HSET', base .. 'history', sequence, line)
 end
 
--- Dead-letter the message of *row* if it has no delivery left; return whether it was so.
+-- Dead-letter the message of *row* if it has no delivery left; return whether it has none.
 local function dead_letter_if_exhausted(base, sequence, row)
     if row.count < setting(base, 'max_deliveries', 10) then
         return false

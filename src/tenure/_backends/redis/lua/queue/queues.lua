@@ -1,4 +1,4 @@
--- The settings, the inbox and the end of a queue.
+-- The settings, the inbox and the deletion of a queue.
 
 -- name: declare (whether only settings that were never declared; names and values)
 local write = ARGV[1] == '1' and 'HSETNX' or 'HSET'
@@ -14,7 +14,7 @@ end
 return answers
 
 -- name: delete (whether to delete it with its messages)
--- Returns whether it is gone (1), not empty (0), or too much for one step (2).
+-- Returns 1 if it is deleted, 0 if it is not empty, or 2 if more messages are left than one script deletes.
 local base, force = KEYS[1], ARGV[1] == '1'
 apply_due(base)
 keep_deaths(base)

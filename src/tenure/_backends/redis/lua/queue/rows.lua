@@ -19,7 +19,7 @@ local function row_of(base, sequence)
     return text and read(text)
 end
 
--- Return a message's own id, or nil if it is made up.
+-- Return the id that the sender gave a message, or nil.
 local function id_of(base, sequence)
     local head = redis.call('HGET', base .. 'head', sequence)
     local id = head and cjson.decode(head)[1]

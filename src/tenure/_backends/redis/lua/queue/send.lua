@@ -1,8 +1,8 @@
 -- Sending.
 
-local is_new = false  -- whether a queue has come into being
+local is_new = false  -- whether a queue was created
 
--- Give out *size* sequences, and return the last of them. A deleted queue's sequences are not given out again.
+-- Reserve *size* sequences, and return the last of them. A deleted queue's sequences are not used again.
 local function next_sequences(base, size)
     local last = redis.call('INCRBY', base .. 'sequence', size)
     is_new = is_new or last == size
@@ -14,13 +14,13 @@ local function next_sequences(base, size)
     return last
 end
 
--- Forget ids that are older than their window: a few more than come in, so that there are never many at once.
+-- Forget ids that are older than their window: a few more than are added, so that there are never many at once.
 local function forget_expired(base, set, until_then, size)
     local old = redis.call('ZRANGEBYSCORE', base .. set, '-inf', until_then, 'LIMIT', 0, size * 2 + 8)
     many('ZREM', base .. set, old)
 end
 
--- Keep a message; *control* is delay|at|expires_in|priority|session, or nothing. Returns its sequence, or 0 for a duplicate.
+-- Store a message; *control* is delay|at|expires_in|priority|session, or empty. Return its sequence, or 0 for a duplicate.
 local function keep(base, control, id, head, body)
     if id ~= '' then
         local window = setting(base, 'dedupe_window', 600) * 1000
@@ -49,7 +49,7 @@ local function keep(base, control, id, head, body)
     return sequence
 end
 
--- name: send (for each, as keep takes them: control, id, head, body)
+-- name: send (for each, the arguments of keep: control, id, head, body)
 -- Returns the sequences, and whether the queue is new: it may have been deleted, and must be listed again.
 local base = KEYS[1]
 local is_plain = true

@@ -42,7 +42,7 @@ while #sequences < limit and size < CLAIM_BYTES do
         break
     end
     local row = row_of(base, sequence)
-    if row.expires > 0 and row.expires <= NOW then  -- more messages have expired than were applied just now
+    if row.expires > 0 and row.expires <= NOW then  -- more messages have expired than apply_due has handled
         if work <= 0 then
             more = true
             break
@@ -71,7 +71,7 @@ end
 return {ends, due, contents_of(base, sequences, states), found, take_deaths(base, ARGV[4], ARGV[5], left)}
 
 -- name: release (session, token)
--- Returns 2 while more messages are left than one script gives back: then it is to be run again.
+-- Returns 2 while more messages are left than one script gives back: then the client runs it again.
 if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
     return 0
 end
@@ -89,7 +89,7 @@ if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
 end
 return {1, redis.call('HGET', KEYS[1] .. 'session_state', ARGV[1])}
 
--- name: write_state (session, token, and the state, or not)
+-- name: write_state (session, token, and the state, if there is one)
 if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
     return 0
 end

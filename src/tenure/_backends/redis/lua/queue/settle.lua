@@ -3,7 +3,7 @@
 -- name: renew (lock in ms; for each: number of its key, q, d or s, token, sequence or session)
 local ends = NOW + ARGV[1]
 local answers = {}
--- Never to an earlier moment: a renewal that was given up may arrive after newer ones, which extend it further.
+-- Never to an earlier time: a renewal that was given up may arrive after newer ones, which extend it further.
 local function extended(key, which)
     redis.call('ZADD', key, 'GT', ends, which)
     return tonumber(redis.call('ZSCORE', key, which))
@@ -40,7 +40,7 @@ return answers
 
 -- name: settle (groups, each: number of its key, q or d, token, verdict, how many, their sequences, then the arguments
 -- of the verdict: A delay in ms, error. D reason, description, error. X remember in ms, id, how many sends, and each:
--- number of its key, then as keep takes it)
+-- number of its key, then the arguments of keep)
 local answers, notified, done = {}, {}, {}
 local at = 1
 local function argument()
@@ -102,7 +102,7 @@ while at <= #ARGV do
     local scores = fetch('ZMSCORE', locks, sequences)
     local settled = {}
     local is_complete = verdict == 'C' or verdict == 'X'
-    local held = (is_dead and '|d|' or '|q|') .. token .. '|'  -- most are like this, and need no table
+    local held = (is_dead and '|d|' or '|q|') .. token .. '|'  -- most rows contain this, and need no table
     for i, sequence in ipairs(sequences) do
         local mark = base .. sequence
         local text, score = texts[i], tonumber(scores[i] or 0)
