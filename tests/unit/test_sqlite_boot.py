@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure._backends.sqlite.address import Options
-from tenure._backends.sqlite.boot import agreed, this_boot
+from tenure._backends.sqlite.boot import common_name, this_boot
 from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.leases import LEASES, SqliteLeases
 from tenure._backends.sqlite.wake import Wake
@@ -212,9 +212,9 @@ def test_this_boot_has_a_lasting_name() -> None:
 
 
 def test_guesses_at_one_boot_agree() -> None:
-    assert agreed("booted:1000", ["other", "booted:2000", "booted:1040"]) == "booted:1040"
-    assert agreed("booted:1000", ["booted:1061", "booted:939"]) == "booted:1000"
-    assert agreed("7c5f… time:[4026531834]", ["booted:1000", "8d6a…"]) == "7c5f… time:[4026531834]"
+    assert common_name("booted:1000", ["other", "booted:2000", "booted:1040"]) == "booted:1040"
+    assert common_name("booted:1000", ["booted:1061", "booted:939"]) == "booted:1000"
+    assert common_name("7c5f… time:[4026531834]", ["booted:1000", "8d6a…"]) == "7c5f… time:[4026531834]"
 
 
 EARLIER, LATER = "0c1d2e3f-0000-4000-8000-00000000000a", "0c1d2e3f-0000-4000-8000-00000000000b"

@@ -175,7 +175,7 @@ async def use(opener: Opener) -> None:
     """Do everything that touches the folder: make a socket, notify, remove the socket."""
     one, other = opener(), opener()
     first = asyncio.ensure_future(anext(other.leases.hints("name")))
-    await until(lambda: other._wake._socket is not None or other._wake._obstacle or other._wake._why_not)
+    await until(lambda: other._wake._socket is not None or other._wake._obstacle or other._wake._reason)
     answer = await one.leases.acquire("name", "ann#1", 10)
     assert isinstance(answer, Granted)
     await one.leases.release(answer.grant)
@@ -372,7 +372,7 @@ async def test_a_claim_is_answered_even_if_no_process_can_be_woken(
 
 
 async def test_a_socket_is_made_once_the_obstacle_is_gone(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wake, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(wake, "CHECK_EVERY", 0.01)
     one, other = opener(), opener()
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socket", no_socket)
@@ -390,7 +390,7 @@ async def test_a_socket_is_made_once_the_obstacle_is_gone(opener: Opener, monkey
 async def test_a_removed_socket_is_made_again(
     file: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wake, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(wake, "CHECK_EVERY", 0.01)
     one, other = opener(), opener()
     hints = await listening(other)
     Path(f"{file}.wake").rename(tmp_path / "away")  # in one step: a process may look for it at any moment

@@ -17,7 +17,7 @@ async def fence(connection: Any, resource: str, token: int, *, schema: str = "te
     its own process helps; but the database can refuse the write, if every write passes its token::
 
         async with connection.transaction():
-            await fence(connection, "report", term.token)  # raises TermLost if a newer leader has passed its token
+            await fence(connection, "report", term.token)  # raises TermLost if a newer leader has written
             await connection.execute("UPDATE report SET …")
 
     Other drivers, and other languages, call the function itself: ``SELECT tenure.fence('report', 7)``. It raises the

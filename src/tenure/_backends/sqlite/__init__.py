@@ -68,7 +68,7 @@ class SqliteBackend:
         self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)
 
     async def describe(self) -> Sequence[Fact]:
-        """Ask the file and the library about themselves."""
+        """Return facts about the file and the library."""
         return [*await self._worker.run(diagnose), self._wake.fact()]
 
     async def close(self) -> None:

@@ -35,21 +35,21 @@ def path_of(url: Url) -> str:
     """Return the file that *url* names, as a real path: all processes must agree on the folder of the wake sockets.
 
     Raises:
-        ConfigError: The URL is spelled as something else; the message has the right spelling.
+        ConfigError: The URL has another form; the error has the right one.
     """
-    right = "three slashes for a relative path (sqlite:///work.db), four for an absolute one (sqlite:////var/work.db)"
+    form = "three slashes for a relative path (sqlite:///work.db), four for an absolute one (sqlite:////var/work.db)"
     rest = url.written.partition(":")[2].partition("?")[0]
     # The text before an @ may be a password, so it is not shown.
     if "@" in url.path and (url.netloc or not rest.startswith("//")):
-        raise ConfigError(f"{str(url)!r} has a login, and a file needs none; write {right}")
+        raise ConfigError(f"{str(url)!r} has a login, and a file needs none; write {form}")
     if url.netloc:
         host = url.netloc.rpartition("@")[2]
-        raise ConfigError(f"{str(url)!r} has a host, {host!r}; write sqlite:///{host}{url.path}: {right}")
+        raise ConfigError(f"{str(url)!r} has a host, {host!r}; write sqlite:///{host}{url.path}: {form}")
     if not rest.startswith("//"):
-        raise ConfigError(f"{str(url)!r} lacks slashes; write sqlite:///{rest}: {right}")
+        raise ConfigError(f"{str(url)!r} lacks slashes; write sqlite:///{rest}: {form}")
     path = unquote(url.path[1:])
     if not path or "\0" in path:
-        raise ConfigError(f"{str(url)!r} names no file; write {right}, or memory: to keep nothing")
+        raise ConfigError(f"{str(url)!r} names no file; write {form}, or memory: to keep nothing")
     if path == ":memory:":
         raise ConfigError(f"{str(url)!r} would be lost with its connection; write memory: or memory:NAME")
     if path.endswith("/"):

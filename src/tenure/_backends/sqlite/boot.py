@@ -31,7 +31,7 @@ def this_boot() -> str:
     return f"{_GUESSED}{time.time() - SystemClock().now():.0f}"
 
 
-def agreed(mine: str, others: list[str]) -> str:
+def common_name(mine: str, others: list[str]) -> str:
     """Return the name among *others* that means the same boot as *mine*, or *mine* if none does."""
     if mine.startswith(_GUESSED):
         for other in others:
@@ -40,7 +40,7 @@ def agreed(mine: str, others: list[str]) -> str:
     return mine
 
 
-def is_older_start(other: str, mine: str) -> bool:
+def is_earlier_boot(other: str, mine: str) -> bool:
     """Whether *other* is an earlier boot of this machine; never for a guess or another namespace of this boot."""
     kernels = [boot.partition(" ")[0] for boot in (other, mine)]
     return all(_KERNEL.fullmatch(kernel) for kernel in kernels) and kernels[0] != kernels[1]

@@ -140,7 +140,7 @@ class Claiming(Sending):
         (blocking,) = self._run(_SQL["blocking_in_session"], (queue.number, held.session)).fetchone()
         if blocking is not None and any(row[0] > blocking for row in rows):
             rows = [row for row in rows if row[0] < blocking]
-            due_in = next_in  # whatever is ready behind it
+            due_in = next_in  # ready messages behind it don't count
         if not rows:
             return Claim((), due_in)
         self._run(_SQL["delete_ready_up_to"], (queue.number, held.session, 0, rows[-1][0]))

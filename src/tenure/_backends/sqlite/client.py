@@ -57,10 +57,10 @@ def translate(error: sqlite3.Error, path: str) -> TenureError:
             obstacle = _obstacle(path)
             if obstacle:
                 return ConfigError(f"{path} can't be used: {obstacle}")
-            return Unavailable(f"{path} can't be opened ({error}), and no reason was found; it is tried again")
+            return Unavailable(f"{path} can't be opened ({error}), and no reason was found; tenure tries again")
         case None:
-            raise AssertionError("translate() got a foreign error") from error
-    return Unavailable(f"{path} could not be asked: SQLite says {error} ({error.sqlite_errorname})")
+            raise AssertionError("translate() got an error that is not SQLite's") from error
+    return Unavailable(f"the request to {path} failed: {error} ({error.sqlite_errorname})")
 
 
 def _full(path: str) -> str:
@@ -77,7 +77,7 @@ def _primary_code(error: sqlite3.Error) -> int | None:
 
 
 def _obstacle(path: str) -> str:
-    """Find out why *path* can't be opened or written; SQLite only says that it can't."""
+    """Return the reason why *path* can't be opened or written, which SQLite doesn't report."""
     folder = os.path.dirname(path)
     if os.path.isdir(path):
         return "it is a folder; name a file in it"
@@ -164,7 +164,7 @@ class Database:
         Raises:
             DiskFullError: It would not.
         """
-        if not hasattr(os, "statvfs"):  # on Windows: the free room can't be found out this way
+        if not hasattr(os, "statvfs"):  # on Windows, the free room isn't available this way
             return
         self._grown += growth
         if self._grown > self._reserve.spare() / 8:  # a check for each write would cost too much
@@ -271,12 +271,12 @@ class Database:
             translated = self._unusable(str(translated))
         raise translated from error
 
-    def _unusable(self, why: str) -> TenureError:
+    def _unusable(self, reason: str) -> TenureError:
         """Return the error for a file that can't be used: ``ConfigError``, or ``Unavailable`` if it was used before."""
         return (
-            Unavailable(f"{why} (it was usable before, so it may be again)")
+            Unavailable(f"{reason} (it was usable before, so it may be again)")
             if self._used.is_set()
-            else ConfigError(why)
+            else ConfigError(reason)
         )
 
     @staticmethod
@@ -301,7 +301,7 @@ class Database:
         return self._connection
 
     def _is_same_file(self) -> bool:
-        # Another file may have taken its place. The open one would be shared with nobody.
+        # Another file may have taken its place. Then no other process uses the open one.
         try:
             status = os.stat(self.path)
         except OSError:
@@ -316,15 +316,15 @@ class Database:
             )
         if not self.options.create and not os.path.exists(self.path):
             raise self._unusable(
-                f"there is no file {self.path}, so nothing was led or sent there yet; check the spelling, or let the "
-                "first candidate or sender create it"
+                f"there is no file {self.path}, so no candidate or sender has used it yet; check the spelling, or let "
+                "the first of them create it"
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
             if not self.options.create and not versions(connection):
                 raise self._unusable(
-                    f"{self.path} has no tables of tenure, so nothing was led or sent there yet; check the spelling, "
-                    "or let the first candidate or sender create them"
+                    f"{self.path} has no tables of tenure, so no candidate or sender has used it yet; check the "
+                    "spelling, or let the first of them create the tables"
                 )
             synchronous = "normal" if self._syncs_apart else self.options.synchronous
             connection.execute(f"PRAGMA synchronous = {synchronous}")

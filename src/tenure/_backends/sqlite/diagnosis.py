@@ -1,4 +1,4 @@
-"""What ``describe()`` and ``tenure doctor`` show of an SQLite file."""
+"""The facts that ``describe()`` and ``tenure doctor`` show of an SQLite file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.schema import versions
 from tenure._opened import Fact
 
-LIBRARY_SOUND = (3, 51, 3)  # mends the reset of the write-ahead log, broken since 3.7.0
+LIBRARY_SOUND = (3, 51, 3)  # fixes the reset of the write-ahead log, broken since 3.7.0
 
 
 def diagnose(database: Database) -> list[Fact]:
-    """Ask the file and the library about themselves.
+    """Return facts about the file and the library.
 
     Raises:
         DiskFullError: There is no room to send anything.
@@ -34,7 +34,7 @@ def diagnose(database: Database) -> list[Fact]:
         Fact(
             "synchronous",
             database.options.synchronous,
-            "" if database.options.synchronous == "full" else "the newest answers, tokens too, may go with the power",
+            "" if database.options.synchronous == "full" else "a power failure can lose the newest changes, tokens too",
         ),
         *(Fact(f"tables of {part}", f"version {version}, by {by}") for part, (version, by) in known.items()),
     ]

@@ -15,12 +15,12 @@ _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python has from 3.12 o
 class Fence:
     """Keep the newest token seen for each resource, and refuse older ones.
 
-    A leader may be stopped between its last check of its term and its write, for longer than its lease. Every check in
-    its own process is then out of date; only the database can refuse the write, if each write carries its token::
+    A leader may be paused between its last check of its term and its write, for longer than its lease. Then no check in
+    its own process helps; but the database can refuse the write, if every write passes its token::
 
         fence = Fence(connection)
         connection.execute("BEGIN IMMEDIATE")
-        fence.check("report", term.token)  # raises TermLost if a newer leader was here
+        fence.check("report", term.token)  # raises TermLost if a newer leader has written
         connection.execute("UPDATE report SET …")
         connection.commit()
 
@@ -41,7 +41,7 @@ class Fence:
         ``sqlite3.OperationalError`` if it is locked.
 
         Args:
-            resource: The name of what is guarded; any text that all writers agree on.
+            resource: The name of the guarded resource; any text that all writers use.
             token: The term's token.
 
         Raises:
@@ -56,14 +56,14 @@ class Fence:
                 "execute BEGIN IMMEDIATE first, then check, write and commit"
             )
         # The insert comes first: it takes the write lock, so nothing can change after it.
-        if self._pass(resource, token):
+        if self._accepts(resource, token):
             return
-        newest = self._ask("newest", resource=resource).fetchone()[0]
+        newest = self._execute("newest", resource=resource).fetchone()[0]
         if not was_open:
-            self._connection.rollback()  # Python began it for this insert: nobody else knows that it is open
+            self._connection.rollback()  # Python began it for this insert: the caller doesn't know that it is open
         raise TermLost(
-            f"token {token} is too old for {resource!r}: a leader with token {newest} has been here; "
-            "nothing was written now, so roll back and leave the work to the newer leader"
+            f"token {token} is too old for {resource!r}: a leader with token {newest} has written; "
+            "nothing was written: roll back, and stop acting as the leader"
         )
 
     def _opens_by_itself(self) -> bool:
@@ -73,17 +73,17 @@ class Fence:
             return self._connection.isolation_level is not None
         return not autocommit
 
-    def _pass(self, resource: str, token: int) -> bool:
+    def _accepts(self, resource: str, token: int) -> bool:
         try:
-            cursor = self._ask("check", resource=resource, token=token)
+            cursor = self._execute("check", resource=resource, token=token)
         except sqlite3.OperationalError as error:
             if "no such table: tenure_fence" not in str(error):
                 raise
-            self._ask("create")
-            cursor = self._ask("check", resource=resource, token=token)
+            self._execute("create")
+            cursor = self._execute("check", resource=resource, token=token)
         return cursor.rowcount == 1
 
-    def _ask(self, statement: str, **values: str | int) -> sqlite3.Cursor:
+    def _execute(self, statement: str, **values: str | int) -> sqlite3.Cursor:
         cursor = self._connection.cursor()
         cursor.row_factory = None  # the caller's may return rows of any type
         return cursor.execute(_SQL[statement], values)
@@ -91,6 +91,6 @@ class Fence:
 
 def _require(resource: object, token: object) -> None:
     if not isinstance(resource, str) or not resource:
-        raise ConfigError(f"resource must be a text that names what is guarded, not {resource!r}")
+        raise ConfigError(f"resource must be a text that names the guarded resource, not {resource!r}")
     if isinstance(token, bool) or not isinstance(token, int) or not 1 <= token <= _TOKEN_MAX:
         raise ConfigError(f"token must be a term's token, a whole number from 1 on, not {token!r}")

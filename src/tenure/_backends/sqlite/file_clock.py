@@ -3,7 +3,7 @@
 House rules:
 
 - Since the wall clock never goes back, one reading that is far in the future would move it for good. So such a leap is
-  believed only after readings have shown it for some seconds; in a new boot at once, because the machine may have been
+  accepted only after readings have shown it for some seconds; in a new boot at once, because the machine may have been
   off.
 - The time since boot may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the
   file was not. It shows in the row of the clock, which is updated every second in which something is written.
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tenure._backends.sqlite.boot import agreed, this_boot
+from tenure._backends.sqlite.boot import common_name, this_boot
 from tenure._backends.sqlite.statements import statements
 from tenure._runtime.clock import Clock
 
@@ -24,7 +24,7 @@ _SQL = statements("queue.sql")
 _STEP = 0.01  # seconds: if the wall clock was set forward by more, the row is updated
 _EVERY = 1.0  # seconds after which the row is updated in any case
 _BACK = 0.001  # seconds that the time since boot may seem to have gone back, for rounding
-_LEAP = 60.0  # seconds that the wall clock may be set forward, and is believed at once
+_LEAP = 60.0  # seconds that the wall clock may be set forward, and is accepted at once
 _LEAP_LASTS = 10.0  # seconds for which a greater leap must have been seen
 
 
@@ -34,7 +34,7 @@ class FileClock:
     Args:
         clock: Common to all that share the file; judges locks.
         wall: The wall clock, in Unix seconds.
-        boot: The name of the boot from which *clock* counts; found out when not given.
+        boot: The name of the boot from which *clock* counts; by default, that of the present boot.
     """
 
     def __init__(self, clock: Clock, wall: Callable[[], float] = time.time, boot: str = "") -> None:
@@ -44,9 +44,9 @@ class FileClock:
         self._leapt_at: float | None = None  # when the wall clock was first seen so far ahead as it is now
 
     def read(self, connection: sqlite3.Connection) -> ClockReading:
-        """Return the present moment, and the rest of the row of the clock."""
+        """Return the present time, and the rest of the row of the clock."""
         if not self.boot:
-            self.boot = agreed(this_boot(), [boot for (boot,) in connection.execute(_SQL["boots"])])
+            self.boot = common_name(this_boot(), [boot for (boot,) in connection.execute(_SQL["boots"])])
         origin, sequence, boot, ahead, seen = connection.execute(_SQL["clock"]).fetchone()
         now = self._clock.now()
         is_ours = boot == self.boot
@@ -60,7 +60,7 @@ class FileClock:
         return ClockReading(now, now + ahead, ahead, self.boot, origin, sequence, needs_writing, went_back)
 
     def _is_leap(self, by: float, now: float) -> bool:
-        """Whether the wall clock is too far ahead to be believed yet."""
+        """Whether the wall clock is too far ahead to be accepted yet."""
         if by <= _LEAP:
             self._leapt_at = None
             return False
@@ -71,7 +71,7 @@ class FileClock:
 
 @dataclass(slots=True)
 class ClockReading:
-    """The row of the clock, read at one moment."""
+    """The row of the clock, and the time at which it was read."""
 
     now: float
     wall: float

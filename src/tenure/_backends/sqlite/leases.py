@@ -3,7 +3,7 @@
 House rules:
 
 - A row per name, which expires and is never deleted. Expiry is judged by a clock that all processes of the machine
-  share and nobody sets: the time since boot.
+  share and that can't be set: the time since boot.
 - A row that was stamped in another boot (the machine was restarted, or the file came from elsewhere) can't be compared
   with that clock. It may be live. So a candidate restamps the row, with its whole ttl from now, and waits for its end:
   longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
@@ -14,9 +14,9 @@ House rules:
   other, for ever. So each remembers when it first saw the row: if its holder has not renewed it since (``renewals``
   shows that, which a restamp does not change) for a whole ttl of the own clock, it has expired in any case.
 - The time is read inside the transaction, after the write lock was won: an earlier reading may be old.
-- A claim whose answer did not reach its caller (which was cancelled, or got ``Unavailable``) is released, because
-  nobody uses it. But its holder may have asked again and got the same grant. So it is released only if it was a new
-  claim, no call of that holder got it, and no call is under way that could get it.
+- A claim whose answer did not reach its caller (which was cancelled, or got ``Unavailable``) is released, because no
+  candidate uses it. But its holder may have repeated the request and got the same grant. So it is released only if it
+  was a new claim, no call of that holder got it, and no call is running that could get it.
 - Reading needs no write lock, so that many waiting candidates don't delay a renewal.
 """
 
@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from tenure._backends.sqlite.boot import agreed, is_older_start, this_boot
+from tenure._backends.sqlite.boot import common_name, is_earlier_boot, this_boot
 from tenure._backends.sqlite.client import Database, DiskFullError
 from tenure._backends.sqlite.schema import TableSet
 from tenure._backends.sqlite.statements import statements
@@ -74,7 +74,7 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class _PendingAcquire:
-    """The calls of one holder that are under way. Written on the callers' loop and in the worker's thread."""
+    """The running calls of one holder. Written on the callers' loop and in the worker's thread."""
 
     calls: set[object] = field(default_factory=set)
     delivered: bool = False
@@ -88,7 +88,7 @@ class SqliteLeases:
         worker: The thread with the connection.
         wake: Sends hints to the other processes, and receives theirs.
         clock: Judges expiry; must be common to all that share the file.
-        boot: The name of the boot from which the clock counts; found out when not given.
+        boot: The name of the boot from which the clock counts; by default, that of the present boot.
     """
 
     def __init__(self, worker: Worker, wake: Wake, clock: Clock, boot: str = "") -> None:
@@ -102,11 +102,11 @@ class SqliteLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What this store can do here: where no socket can be made, it gives no hints."""
+        """What the store can do here: without hints, if no socket can be made."""
         return TRAITS if self._wake.possible else replace(TRAITS, hints=False)
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended."""
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
@@ -126,7 +126,7 @@ class SqliteLeases:
                 self._pending.pop((name, holder), None)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
-        """Extend many claims by *ttl* seconds from now, in one transaction."""
+        """Extend many claims to *ttl* seconds from now, in one transaction."""
         require_ttl(ttl, TRAITS)
         if not grants:
             return []
@@ -149,7 +149,7 @@ class SqliteLeases:
         )
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none."""
+        """Request that the present holder resigns; False if there is none."""
         require_name(name)
         return await self._worker.run(lambda database: self._change(database, "ask_to_resign", {"name": name}))
 
@@ -172,7 +172,7 @@ class SqliteLeases:
         def claim(connection: sqlite3.Connection) -> tuple[Granted | HeldBy, bool]:
             answer, won = self._claim(connection, name, holder, ttl, metadata)
             if won:
-                with suppress(DiskFullError):  # a name may be led on a full disk for as long as there is any room
+                with suppress(DiskFullError):  # a full disk refuses no lease as long as there is any room
                     database.keep_reserve(len(metadata) + PAGE)
             return answer, won
 
@@ -189,8 +189,8 @@ class SqliteLeases:
             self._release(database, grant)
 
     def _release(self, database: Database, grant: Grant) -> bool:
-        asked = {"name": grant.name, "holder": grant.holder, "token": grant.token}
-        return self._change(database, "release", asked)
+        values: dict[str, object] = {"name": grant.name, "holder": grant.holder, "token": grant.token}
+        return self._change(database, "release", values)
 
     def _claim(
         self, connection: sqlite3.Connection, name: str, holder: str, ttl: float, metadata: str
@@ -198,28 +198,28 @@ class SqliteLeases:
         """Claim the name if it is free, with the write lock held; also return whether the claim is a new one."""
         row = _find(connection, name)
         now = self._clock.now()
-        asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._present(now)}
-        if row is None or not self._is_live(row, now) or (row.holder != holder and self._is_outwaited(row, now)):
+        values = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._present(now)}
+        if row is None or not self._is_live(row, now) or (row.holder != holder and self._has_outlived_ttl(row, now)):
             self._foreign_rows.pop(name, None)
-            (token,) = connection.execute(_SQL["claim"], asked).fetchone()
+            (token,) = connection.execute(_SQL["claim"], values).fetchone()
             return Granted(Grant(name, holder, token)), True
         if row.holder == holder:
-            connection.execute(_SQL["stamp"], {**asked, "by_holder": 1})
+            connection.execute(_SQL["stamp"], {**values, "by_holder": 1})
             return Granted(Grant(name, holder, row.token), bool(row.resign_asked)), False
         if self._is_ours(row, now):
             return _held_by(row, row.expires_at - now), False
         if not self._is_remembered(row):
             self._foreign_rows[name] = (row.token, row.renewals, now + row.ttl)
-        connection.execute(_SQL["stamp"], {**asked, "ttl": row.ttl, "by_holder": 0})
+        connection.execute(_SQL["stamp"], {**values, "ttl": row.ttl, "by_holder": 0})
         return _held_by(row, row.ttl), False
 
     def _renew(self, database: Database, grants: Sequence[Grant], ttl: float) -> list[Granted | Lost]:
         self._settle_boot(database)
         keys = [(grant.name, grant.holder, grant.token) for grant in grants]
-        asked = json.dumps(keys)
+        as_json = json.dumps(keys)
 
         def renew(connection: sqlite3.Connection) -> dict[tuple[str, str, int], bool]:
-            rows = connection.execute(_SQL["renew"], {"grants": asked, "ttl": ttl, **self._present()})
+            rows = connection.execute(_SQL["renew"], {"grants": as_json, "ttl": ttl, **self._present()})
             return {(name, holder, token): bool(resign_asked) for name, holder, token, resign_asked in rows}
 
         kept = database.write(renew)
@@ -227,14 +227,14 @@ class SqliteLeases:
             Granted(grant, kept[key]) if key in kept else Lost(grant) for grant, key in zip(grants, keys, strict=True)
         ]
 
-    def _change(self, database: Database, statement: str, asked: dict[str, object]) -> bool:
-        """Run a statement on one row, and notify other processes if it changed the row."""
+    def _change(self, database: Database, statement: str, values: dict[str, object]) -> bool:
+        """Run a statement on one row, and notify other processes if it changed the row; return whether it did."""
         self._settle_boot(database)
         changed = database.write(
-            lambda connection: connection.execute(_SQL[statement], {**asked, **self._present()}).fetchone() is not None
+            lambda connection: connection.execute(_SQL[statement], {**values, **self._present()}).fetchone() is not None
         )
         if changed:
-            self._wake.notify(f"lease:{asked['name']}")
+            self._wake.notify(f"lease:{values['name']}")
         return changed
 
     def _inspect(self, database: Database, name: str) -> HeldBy | Vacant:
@@ -258,25 +258,25 @@ class SqliteLeases:
         return row.holder is not None and (not self._is_ours(row, now) or now < row.expires_at)
 
     def _vacant_for(self, row: _Row, now: float) -> float | None:
-        """Return for how many seconds at least the name has been vacant; since an earlier boot: as long as this one."""
+        """Return the seconds for which the name was vacant; at least this boot's, if its end is of an earlier boot."""
         if self._is_ours(row, now):
             return max(0.0, now - row.expires_at)
-        return now if is_older_start(row.boot, self._boot) else None
+        return now if is_earlier_boot(row.boot, self._boot) else None
 
     def _is_remembered(self, row: _Row) -> bool:
         return self._foreign_rows.get(row.name, ())[:2] == (row.token, row.renewals)
 
-    def _is_outwaited(self, row: _Row, now: float) -> bool:
+    def _has_outlived_ttl(self, row: _Row, now: float) -> bool:
         """Whether another boot's row was seen without a renewal for its whole ttl."""
         return self._is_remembered(row) and now >= self._foreign_rows[row.name][2]
 
     def _settle_boot(self, database: Database) -> None:
-        """Find out, before anything else, which name this boot has in the file."""
+        """Read, before anything else, the name that this boot has in the file."""
         if not self._boot_settled:
             boots = database.read(
                 lambda connection: [boot for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")]
             )
-            self._boot, self._boot_settled = agreed(this_boot(), boots), True
+            self._boot, self._boot_settled = common_name(this_boot(), boots), True
 
 
 def _find(connection: sqlite3.Connection, name: str) -> _Row | None:

@@ -1,4 +1,4 @@
-"""Queues in an SQLite file: the broker, which hands each operation to the thread that writes or the one that reads.
+"""Queues in an SQLite file: the broker, which passes each operation to the thread that writes or the one that reads.
 
 House rules:
 
@@ -6,7 +6,7 @@ House rules:
   connection, which can't write, and waits for no writer.
 - A reader must see what is due (an ended delay, expiry or lock), and only a writer can apply that. So if something is
   due, the writer applies it, and the reader reads again.
-- A claim whose caller has gone meanwhile is given back at once, uncounted.
+- A claim whose caller was cancelled meanwhile is given back at once, uncounted.
 
 Limits: the file can't be shared over a network file system. Two can't write at once, so a process that is stopped (not
 killed) inside a transaction keeps all others waiting, until they get ``Unavailable``. Partitions of a queue are
@@ -77,14 +77,14 @@ class SqliteBroker:
 
     @property
     def traits(self) -> QueueTraits:
-        """What this broker can do here: where no socket can be made, it gives no hints."""
+        """What the broker can do here: without hints, if no socket can be made."""
         return QUEUE_TRAITS if self._wake.possible else replace(QUEUE_TRAITS, hints=False)
 
     # --- settings ---
 
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Apply *changes* to the settings of *queue*; return the settings after that."""
-        if only_undeclared and changes:  # most often there is nothing to write
+        if only_undeclared and changes:  # usually there is nothing to write
             declared, settings = await self._read(lambda reader: (reader.declared(queue), reader.settings(queue)))
             if not undeclared(changes, declared):
                 return settings
@@ -140,7 +140,7 @@ class SqliteBroker:
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
         held = await self._writer.submit(
-            lambda operations: operations.accept(queue, session, lock), _leave, lasting=False
+            lambda operations: operations.accept(queue, session, lock), _release, lasting=False
         )
         return held._replace(died=self._writer.died(queue)) if isinstance(held, NoSession) else held
 
@@ -168,15 +168,15 @@ class SqliteBroker:
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*, from stored counts: it takes the same time for any number."""
-        return await self._look(queue, lambda reader: reader.count(queue))
+        return await self._read_applied(queue, lambda reader: reader.count(queue))
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages."""
-        return await self._look(queue, lambda reader: reader.peek(queue, which, limit))
+        return await self._read_applied(queue, lambda reader: reader.peek(queue, which, limit))
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages for good, some hundreds in one step: those that a reader found."""
-        found = await self._look(queue, lambda reader: reader.unlocked(queue, which))
+        found = await self._read_applied(queue, lambda reader: reader.unlocked(queue, which))
         if dry_run:
             return len(found)
         parts = [found[first : first + TAKE_MAX] for first in range(0, len(found), TAKE_MAX)]
@@ -184,18 +184,18 @@ class SqliteBroker:
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
-        return await self._look(queue, lambda reader: reader.peek_deferred(queue, limit, after))
+        return await self._read_applied(queue, lambda reader: reader.peek_deferred(queue, limit, after))
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
-        return await self._look(queue, lambda reader: reader.peek_dead(queue, which, limit))
+        return await self._read_applied(queue, lambda reader: reader.peek_dead(queue, which, limit))
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
     ) -> int:
         """Put dead letters back into *queue*, some hundreds in one step."""
         if dry_run:
-            return await self._look(queue, lambda reader: reader.count_dead(queue, which, limit))
+            return await self._read_applied(queue, lambda reader: reader.count_dead(queue, which, limit))
         return await self._take_dead(queue, which, limit, to=to or queue)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
@@ -226,7 +226,7 @@ class SqliteBroker:
         return await self._read(QueueReader.idle)
 
     async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, to: str | None) -> int:
-        await self._look(queue, lambda _: None)
+        await self._read_applied(queue, lambda _: None)
         taken = 0
         while limit is None or taken < limit:
             step = TAKE_MAX if limit is None else min(TAKE_MAX, limit - taken)
@@ -234,25 +234,25 @@ class SqliteBroker:
             taken += len(found)
             if len(found) < step:
                 break
-            which = replace(which, after=found[-1])  # without those that die again meanwhile
+            which = replace(which, after=found[-1])  # without letters that die again meanwhile
         return taken
 
     # --- readers ---
 
-    async def _read(self, look: Callable[[QueueReader], T]) -> T:
+    async def _read(self, work: Callable[[QueueReader], T]) -> T:
         def read(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN")  # one snapshot for all that is read
+            connection.execute("BEGIN")  # one snapshot for all statements
             try:
-                return look(QueueReader(connection, self._clock))
+                return work(QueueReader(connection, self._clock))
             finally:
                 connection.execute("ROLLBACK")
 
         return await self._reader.run(lambda database: database.read(read))
 
-    async def _look(self, queue: str, look: Callable[[QueueReader], T]) -> T:
-        """Return what *look* reads once everything that is due was applied."""
+    async def _read_applied(self, queue: str, work: Callable[[QueueReader], T]) -> T:
+        """Return the result of *work* once everything that is due was applied."""
         while True:
-            answer = await self._read(lambda reader: None if reader.is_due(queue) else (look(reader),))
+            answer = await self._read(lambda reader: None if reader.is_due(queue) else (work(reader),))
             if answer is not None:
                 return answer[0]
             await self._writer.submit(lambda operations: operations.apply_all_due(queue), lasting=False)
@@ -276,6 +276,6 @@ def _give_back(operations: Operations, claim: Claim | Lapsed) -> None:
         operations.settle([Settlement(delivery, GIVE_BACK) for delivery in claim.deliveries])
 
 
-def _leave(operations: Operations, held: SessionLock | NoSession) -> None:
+def _release(operations: Operations, held: SessionLock | NoSession) -> None:
     if isinstance(held, SessionLock):
         operations.release(held)

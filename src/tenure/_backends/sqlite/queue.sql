@@ -279,7 +279,7 @@ message.sequence > :after
   AND (:sequences IS NULL OR message.sequence IN (SELECT value FROM json_each(:sequences)))
   AND (:ids IS NULL OR coalesce(message.id, :prefix || message.sequence) IN (SELECT value FROM json_each(:ids)))
 
--- In each rank, the first are the first entries of the index; in the other places, all are visited.
+-- In each rank, the first messages are the first entries of the index; in the other places, all are read.
 -- name: live_ranked
 SELECT message.sequence
 FROM tenure_ready AS ready CROSS JOIN tenure_message AS message ON message.sequence = ready.sequence

@@ -42,7 +42,7 @@ _WAITING: tuple[tuple[State, str, Sequence[int]], ...] = (
     ("delayed", "live_delayed", (0,)),
     ("deferred", "live_deferred", (0,)),
 )
-"""Where messages wait: their state, the statement that finds them, the ranks to look in."""
+"""Where messages wait: their state, the statement that finds them, the ranks to search."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class QueueReader:
         self._run = cursor.execute
         self._run_many = cursor.executemany
         self._at = clock.read(connection)
-        self._prefix = f"{self._at.origin}{ID_MARK}"  # generated ids begin so
+        self._prefix = f"{self._at.origin}{ID_MARK}"  # of generated ids
         self._queues: dict[str, Queue] = {}
 
     def is_due(self, name: str) -> bool:
@@ -141,8 +141,8 @@ class QueueReader:
         queue = self.find(name)
         if queue is None:
             return [False] * len(ids)
-        asked = ((queue.number, id_, self._at.wall) for id_ in ids)
-        return [self._run(_SQL["is_handled"], one).fetchone() is not None for one in asked]
+        keys = ((queue.number, id_, self._at.wall) for id_ in ids)
+        return [self._run(_SQL["is_handled"], key).fetchone() is not None for key in keys]
 
     def peek(self, name: str, which: LiveSelection, limit: int) -> list[LiveMessage]:
         """Show live messages."""
@@ -152,8 +152,8 @@ class QueueReader:
         found = [(one, state) for state, some in self._waiting(queue, which, limit) for one in some]
         ends = self._locked_until(queue) if which.wants("locked") else {}
         if ends:
-            asked = {**self._asked(queue, which, limit), "locked": json.dumps(sorted(ends))}
-            found += [(sequence, "locked") for (sequence,) in self._run(_LIVE["live_locked"], asked)]
+            values = {**self._live_values(queue, which, limit), "locked": json.dumps(sorted(ends))}
+            found += [(sequence, "locked") for (sequence,) in self._run(_LIVE["live_locked"], values)]
         return [self._live_message(name, one, state, ends.get(one)) for one, state in sorted(found)[:limit]]
 
     def unlocked(self, name: str, which: LiveSelection) -> array[int]:
@@ -166,12 +166,12 @@ class QueueReader:
 
     def _waiting(self, queue: Queue, which: LiveSelection, limit: int) -> Iterator[tuple[State, Iterable[int]]]:
         """Return, for each place, the first messages that are selected and not locked."""
-        asked = self._asked(queue, which, limit)
+        values = self._live_values(queue, which, limit)
         for state, statement, ranks in _WAITING:
             for rank in ranks if which.wants(state) else ():
-                yield state, (sequence for (sequence,) in self._run(_LIVE[statement], {**asked, "rank": rank}))
+                yield state, (sequence for (sequence,) in self._run(_LIVE[statement], {**values, "rank": rank}))
 
-    def _asked(self, queue: Queue, which: LiveSelection, limit: int) -> dict[str, object]:
+    def _live_values(self, queue: Queue, which: LiveSelection, limit: int) -> dict[str, object]:
         return {"queue": queue.number, "prefix": self._prefix, "limit": limit, **live_conditions_of(which)}
 
     def _locked_until(self, queue: Queue) -> dict[int, float]:
@@ -245,14 +245,14 @@ class QueueReader:
         return None if live is None else self._numbered(live.number + 1)
 
     def _selected(self, dead: Queue, which: Selection, limit: int | None, *, with_locked: bool) -> list[int]:
-        asked = {
+        values = {
             "queue": dead.number,
             "prefix": self._prefix,
             "with_locked": with_locked,
             "limit": -1 if limit is None else limit,
             **conditions_of(which.at(self._at.wall)),
         }
-        return [sequence for (sequence,) in self._run(_SQL["dead_letters"], asked)]
+        return [sequence for (sequence,) in self._run(_SQL["dead_letters"], values)]
 
     def _deliveries_of(
         self, queue: Queue, rows: Sequence[MessageRow], token: int | str, until: float

@@ -39,7 +39,7 @@ class Removal(Sending):
             elif self._take_from("delayed", dead.number, due_at, sequence):
                 dead.delayed -= 1
             if to is not None and to != name:
-                self._send_anew(to, dead, sequence)
+                self._send_copy(to, dead, sequence)
             if to == name:
                 self._run(_SQL["reset_message"], (sequence,))
                 self._enqueue(live, sequence, session, priority, 0.0, None, blocks=False)
@@ -49,7 +49,7 @@ class Removal(Sending):
             self._run(_SQL["delete_deaths"], (dead.number, sequence, sequence))
         return found
 
-    def _send_anew(self, name: str, dead: Queue, sequence: int) -> None:
+    def _send_copy(self, name: str, dead: Queue, sequence: int) -> None:
         """Send a dead letter of another queue to the one called *name*, without a check for duplicates."""
         letter = dead_message(
             dead.name, self._prefix, self._run(_SQL["dead_letter"], (dead.number, sequence)).fetchone()
@@ -82,7 +82,7 @@ class Removal(Sending):
         return len(gone)
 
     def _take_waiting(self, queue: Queue, sequence: int, which: LiveSelection) -> bool:
-        """Take a message out of where it waits; False if it is locked, or its state is not selected."""
+        """Remove a message from its place; return False if it is locked, or its state is not selected."""
         row = self._run(_SQL["message_state"], (sequence,)).fetchone()
         if row is None:
             return False
@@ -98,7 +98,7 @@ class Removal(Sending):
             return False
         if expires_at is not None:
             self._take_from("expiry", queue.number, expires_at, sequence)
-        if session is not None:  # it may have blocked others
+        if session is not None:  # the message may have blocked others
             self._touched[queue.number, session] = None
             self.changed[queue.name] = None
         return True
@@ -108,7 +108,7 @@ class Removal(Sending):
         self._run(_SQL["set_idle"], (self.open(name).number, self._at.wall + seconds))
 
     def delete(self, name: str, *, force: bool) -> bool:
-        """Delete a queue; return whether it is deleted: not while it has messages, or, with *force*, had some now."""
+        """Delete a queue; return False if it has messages, or, with *force*, had some, which are deleted first."""
         self._write_sent()
         self._write_sessions()  # none may be written for a queue that is gone
         self._write_counts()  # other requests of this transaction may have sent to it

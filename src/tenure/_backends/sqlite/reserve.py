@@ -3,8 +3,8 @@
 Receiving and completing write too, into SQLite's log; and a checkpoint of the log takes room for everything that the
 file doesn't hold yet. On a disk that is full to the last block neither works, so no message could ever be removed. So
 before anything is sent, the reserve is made as large as the log, and some more; if that is impossible, sending is
-refused. It is also kept from the first lease on, but no lease is refused for it. When another write finds no room, the
-reserve is released, the log is emptied, and the write is tried again.
+refused. It is also kept from the first lease on, but no lease is refused for lack of it. When another write finds no
+room, the reserve is released, the log is emptied, and the write is tried again.
 
 House rules:
 
@@ -30,7 +30,7 @@ _ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(
 
 
 def largest_file() -> float:
-    """Return how many bytes a file of this process may have (``ulimit -f``)."""
+    """Return the number of bytes that a file of this process may have (``ulimit -f``)."""
     try:
         import resource  # not on Windows
     except ImportError:
@@ -89,7 +89,7 @@ class Reserve:
             os.close(file)
 
     def spare(self) -> int:
-        """Return how many bytes it should have beyond the size of the log."""
+        """Return the number of bytes that it should have beyond the size of the log."""
         if not self._spare:
             disk = os.statvfs(os.path.dirname(self._database))
             self._spare = min(SPARE, disk.f_blocks * disk.f_frsize // 8)

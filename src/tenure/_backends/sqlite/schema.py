@@ -20,7 +20,7 @@ class TableSet:
 
 
 def versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]]:
-    """Return the version of each part in the file, and which tenure wrote it."""
+    """Return the version of each part in the file, and the version of tenure that wrote it."""
     exists = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tenure_schema'"
     if connection.execute(exists).fetchone() is None:
         return {}

@@ -97,7 +97,7 @@ class Settling(Sending):
         answers: list[Settled | Lapsed],
         gone: dict[int, list[int]],
     ) -> None:
-        """Apply the verdicts at *places* that are on messages of *group*; collect in *gone* those to be removed."""
+        """Apply the verdicts at *places* that are on messages of *group*; collect in *gone* messages to be removed."""
         name, left, removed = self._numbered(group.queue).name, group.sequences, []
         before = len(left)
         for place in places:
@@ -124,7 +124,7 @@ class Settling(Sending):
         if verdict.remember:
             self.remember(delivery.queue, delivery.id, verdict.remember)
         for name, message in verdict.sends:
-            self.send(name, [message], needs_reserve=False)  # it replaces the one that was completed
+            self.send(name, [message], needs_reserve=False)  # it replaces the completed message
 
     def _remove(self, queue: Queue, sequences: list[int]) -> None:
         """Remove, for good, messages that were locked."""
@@ -135,7 +135,7 @@ class Settling(Sending):
             self._run_many(_SQL["delete_deaths"], [(queue.number, first, last) for first, last in runs])
 
     def _apply(self, group: LockGroup, sequence: int, verdict: Verdict) -> Settled:
-        """Apply a verdict other than ``Complete`` to a message that was taken out of its group."""
+        """Apply a verdict other than ``Complete`` to a message that was removed from its group."""
         queue = self._numbered(group.queue)
         queue.locked -= 1
         match verdict:
@@ -180,7 +180,7 @@ class Settling(Sending):
 
 
 def _by_token(held: Sequence[Delivery | SessionLock]) -> dict[object, list[int]]:
-    """Return the indexes of *held* by token, so that what was claimed together is looked up once."""
+    """Return the indexes of *held* by token, so that messages of one claim are looked up once."""
     found: dict[object, list[int]] = {}
     for place, one in enumerate(held):
         found.setdefault(one.token, []).append(place)

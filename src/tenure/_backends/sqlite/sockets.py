@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 
 UNNAMED_MAX = 60.0
-"""Seconds after which a socket that was not renamed yet never is: its process has died meanwhile."""
+"""Seconds after which a socket that was not renamed is abandoned: its process has died."""
 
 PATH_MAX = 100
 """Bytes of a path that must fit into a socket's address: 108 on Linux, 104 elsewhere, name included."""
@@ -157,8 +157,8 @@ def _bound(folder: int, place: str, mode: int) -> tuple[socket.socket, str]:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         listening.setblocking(False)
-        # Bound under a name that nobody sends to, then renamed: before it is bound, a socket refuses datagrams, and
-        # would look like one of a dead process.
+        # Bound under a name to which no process sends, then renamed: before it is bound, a socket refuses datagrams,
+        # like one of a dead process.
         listening.bind(f"/proc/self/fd/{folder}/.{name}" if through_proc() else os.path.join(place, f".{name}"))
         with _reached(folder, place, f".{name}") as way:
             os.chmod(way, mode)

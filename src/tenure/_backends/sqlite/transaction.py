@@ -46,11 +46,11 @@ class Held(Protocol):
         ...
 
     def note_settling(self) -> None:
-        """Take note that it is being settled."""
+        """Note that the message is being settled."""
         ...
 
     def note_settled(self, stands: bool = True) -> None:
-        """Take note that it was settled, or, without *stands*, that it was not."""
+        """Note that the message was settled, or, without *stands*, that it was not."""
         ...
 
 
@@ -93,11 +93,11 @@ class Within:
         queues.complete(message)
         queues.commit()
 
-    ``commit`` also wakes the consumers that wait for what was sent, and tells the message pump that the messages are
-    settled. Where other code commits, call ``committed`` after that: a renewal in between may find the message gone,
-    and report its lock as lost. Without either, consumers find the messages at their next poll (a pump polls every five
-    seconds), and the pump reports the lock as lost. Errors of the database are raised as they are, like those of the
-    caller's own statements.
+    ``commit`` also wakes consumers that wait for the sent messages, and notifies the message pump that the completed
+    ones are settled. If other code commits, call ``committed`` after that: a renewal in between may find the message
+    gone, and report its lock as lost. Without either, consumers find the messages at their next poll (a pump polls
+    every five seconds), and the pump reports the lock as lost. Errors of the database are raised unchanged, like those
+    of the caller's own statements.
 
     Args:
         connection: The caller's own, to the file with the queues.
@@ -147,18 +147,18 @@ class Within:
         return ids
 
     def handled(self, queue: str, id: str) -> bool:  # noqa: A002  # as Queue.send calls it
-        """Tell whether the inbox of *queue* remembers that a message with this *id* was completed."""
+        """Return whether the inbox of *queue* remembers that a message with this *id* was completed."""
         return any(self._open().are_remembered(queue, spellings_of(id)))
 
     def commit(self) -> None:
-        """Commit the transaction, wake consumers, and tell the message pump.
+        """Commit the transaction, wake consumers, and notify the message pump.
 
         Raises:
             ConfigError: This is the block of ``transact``, which commits at its end.
         """
         if self._commits_at_end:
             raise ConfigError(
-                "transact() commits at the end of its block, so leave commit() out; or execute BEGIN IMMEDIATE "
+                "transact() commits at the end of its block, so don't call commit(); or execute BEGIN IMMEDIATE "
                 "yourself, and use Within(connection)"
             )
         self._commit()
@@ -176,7 +176,7 @@ class Within:
         self.committed()
 
     def committed(self) -> None:
-        """Wake consumers and tell the message pump, after a commit by other code."""
+        """Wake consumers and notify the message pump, after a commit by other code."""
         changed, self._changed = self._changed, {}
         for name in changed:
             notify_processes(os.path.realpath(self._path), topic_of(name))
@@ -206,7 +206,7 @@ def _clock_of(connection: sqlite3.Connection, path: str) -> FileClock:
     if clock is not None:
         return clock
     try:
-        row = _ask(connection, "SELECT version FROM tenure_schema WHERE part = ?", QUEUES.name)
+        row = _first_row(connection, "SELECT version FROM tenure_schema WHERE part = ?", QUEUES.name)
     except sqlite3.OperationalError as error:
         if "no such table" not in str(error):
             raise
@@ -222,13 +222,13 @@ def _clock_of(connection: sqlite3.Connection, path: str) -> FileClock:
 
 
 def _begin(connection: sqlite3.Connection, busy: float) -> None:
-    """Try for the write lock in short random pauses, as tenure's own writers do.
+    """Try to get the write lock, with short random pauses, as tenure's own writers do.
 
-    SQLite's busy handler, which the connection may have, sleeps up to a tenth of a second: it would hardly ever win
-    against writers that retry sooner.
+    SQLite's busy handler, which the connection may have, sleeps up to a tenth of a second: it would rarely get the lock
+    while writers retry sooner.
     """
     give_up = time.monotonic() + busy
-    found = _ask(connection, "PRAGMA busy_timeout")
+    found = _first_row(connection, "PRAGMA busy_timeout")
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         while True:
@@ -249,13 +249,13 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _file_of(connection: sqlite3.Connection) -> str:
-    row = _ask(connection, "SELECT file FROM pragma_database_list WHERE name = 'main'")
+    row = _first_row(connection, "SELECT file FROM pragma_database_list WHERE name = 'main'")
     if row is None or not row[0]:
         raise ConfigError("this connection has no file, and queues are in a file; connect to that file")
     return str(row[0])
 
 
-def _ask(connection: sqlite3.Connection, statement: str, *values: str) -> Sequence[object] | None:
+def _first_row(connection: sqlite3.Connection, statement: str, *values: str) -> Sequence[object] | None:
     cursor = connection.cursor()
     cursor.row_factory = None  # the caller's may return rows of any type
     row: Sequence[object] | None = cursor.execute(statement, values).fetchone()

@@ -4,10 +4,10 @@ House rules:
 
 - A message is in one place: ready, delayed, deferred, or in a lock group (the messages of one claim). A transition
   takes it out of one place, puts it into another, and counts both in the same transaction.
-- Time alone makes transitions due: a delay, an expiry or a lock has ended. They are applied when a claim or a reader
-  comes: ``apply_due`` finds them at the beginning of three indexes. Each message moves once for each, so claiming and
+- Time alone makes transitions due: a delay, an expiry or a lock has ended. They are applied by the next claim or
+  reader: ``apply_due`` finds them at the beginning of three indexes. Each message moves once for each, so claiming and
   counting take a time that doesn't grow with the number of messages.
-- A lock is judged by the time since boot, which nobody sets. A lock from another boot can't be compared with that, and
+- A lock is judged by the time since boot, which can't be set. A lock from another boot can't be compared with that, and
   may be live: it restarts with its whole length from now, as leases do. So does one that ends later than its length
   from now, if the clock went back under the same name of the boot.
 - Delays, expiries and windows must survive a boot, so they are judged by the wall clock, which never goes back here: if
@@ -32,7 +32,7 @@ DUE_MAX = 1_000
 """The most messages that become due in one transaction, so that none takes long."""
 
 ROW_BYTES = 200
-"""Bytes that a message takes beside its body, about."""
+"""The approximate bytes that a message takes besides its body."""
 
 MANY = 20
 """Plain messages in one statement: three times faster than one by one, and more gain little."""
@@ -51,7 +51,7 @@ class Transitions(QueueReader):
         self._newest = self._flushed = self._at.sequence
         self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
         self.growth: int = 0
-        """The bytes that were sent, about, once they are written."""
+        """The approximate number of bytes that were sent, once they are written."""
         self.needs_reserve = False
         """Whether they may be written only if the disk keeps its reserve."""
         self.changed: dict[str, None] = {}
@@ -116,7 +116,7 @@ class Transitions(QueueReader):
         )
 
     def _save_group(self, group: LockGroup) -> None:
-        """Write what is left in *group*."""
+        """Write the remaining messages of *group*."""
         if group.sequences or group.session is not None:
             self._run(_SQL["set_lock_group_messages"], (pack(group.sequences), group.token, group.part))
         else:
@@ -201,19 +201,19 @@ class Transitions(QueueReader):
         self.changed[dead.name] = None
 
     def _report_death(self, queue: Queue, sequence: int) -> None:
-        """Report a message that died without a verdict: a verdict's answer would tell its settler."""
+        """Report a message that died without a verdict; after a verdict, its answer reports the death."""
         named, deliveries, reason = self._run(_SQL["death_summary"], (queue.number | 1, sequence)).fetchone()
         died = Died(sequence, named or f"{self._prefix}{sequence}", deliveries, reason)
         self.died.setdefault(queue.name, []).append(died)
 
     def _take_from(self, place: str, *key: object) -> bool:
-        """Take a message out of *place*; False if it isn't there."""
+        """Remove a message from *place*; return False if it isn't there."""
         return self._run(_SQL[f"delete_{place}"], key).rowcount > 0
 
     # --- time ---
 
     def apply_all_due(self, name: str) -> None:
-        """Apply what is due in a queue and its dead letters, or as much as one transaction may."""
+        """Apply what is due in a queue and its dead letters, or as much of it as one transaction may."""
         self._write_sent()
         queue = self.find(name)
         if queue is not None:
@@ -221,7 +221,7 @@ class Transitions(QueueReader):
                 self.apply_due(self._numbered(number))
 
     def apply_due(self, queue: Queue) -> float | None:
-        """Apply what is due in *queue*, or as much as one transaction may.
+        """Apply what is due in *queue*, or as much of it as one transaction may.
 
         Returns the seconds until something is due next: 0 if more is due already; None for never.
         """

@@ -1,7 +1,7 @@
 """Notifications between processes: each binds a datagram socket in a folder beside the file, and receives topics.
 
 A datagram arrives in a tenth of a millisecond, where polling would cost more and wake later. It is a hint: if one is
-lost, the waiting process looks again when a lease runs out. Topics are ``lease:NAME`` and ``queue:NAME``.
+lost, the waiting process polls again when a lease runs out. Topics are ``lease:NAME`` and ``queue:NAME``.
 
 The alternative, polling ``PRAGMA data_version``, was measured: every 5 ms, ten idle processes take 17 % of a core;
 every 20 ms, 3 %, and they wake 10 ms late. Nor does it show what has changed, so a busy queue would wake all processes.
@@ -34,13 +34,13 @@ from tenure.errors import TenureError
 _MANY = 8
 """Datagrams at once from which on the socket may have been full (at ten, by default): a topic may be missing."""
 
-LOOK_EVERY = 5.0
+CHECK_EVERY = 5.0
 """Seconds between checks of the own socket: it may have been removed, or an obstacle may be gone."""
 
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOENT)
+_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOENT)
 """Errors that prevent a socket only for a moment, so that they are no reason to poll."""
 
-_LEFT_BY_FORK: list[object] = []  # tasks that came through a fork: their loop is the parent's
+_LEFT_BY_FORK: list[object] = []  # tasks inherited by a fork, kept: their loop is the parent's
 
 
 class Wake:
@@ -62,20 +62,20 @@ class Wake:
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop that reads the socket
         self._watching: asyncio.Task[None] | None = None  # and its task there
         self._closed = False
-        self._why_not = _why_not(self._folder)  # for good
-        self._obstacle: OSError | None = None  # for now
+        self._reason = _reason_against(self._folder)  # why there is no socket, permanently; empty if there may be one
+        self._obstacle: OSError | None = None  # why there is none at present
 
     @property
     def possible(self) -> bool:
         """Whether other processes can wake this one."""
-        return not self._why_not and (self._obstacle is None or self._obstacle.errno in _PASSING)
+        return not self._reason and (self._obstacle is None or self._obstacle.errno in _TEMPORARY)
 
     def fact(self) -> Fact:
         """Return how this process is woken."""
-        if self._obstacle is None and not self._why_not:
+        if self._obstacle is None and not self._reason:
             return Fact("wake-up", f"by sockets in {self._folder}")
-        why_not = self._why_not or f"no socket can be made in {self._folder}: {self._obstacle}"
-        return Fact("wake-up", "none: waiting processes look again from time to time", why_not)
+        reason = self._reason or f"no socket can be made in {self._folder}: {self._obstacle}"
+        return Fact("wake-up", "none: waiting processes poll", reason)
 
     # --- notify ---
 
@@ -93,9 +93,9 @@ class Wake:
         return _Hints(self, self._notifier.listen(topic))
 
     def ensure_listening(self) -> None:
-        """Start reading the socket; once it is read, wake all listeners, because they may have missed something."""
+        """Start reading the socket; then notify all listeners, because they may have missed a notification."""
         self._refresh()
-        if self._why_not or (self._loop is not None and not self._loop.is_closed()):
+        if self._reason or (self._loop is not None and not self._loop.is_closed()):
             return
         self._loop = asyncio.get_running_loop()
         self._watching = self._loop.create_task(self._watch(self._loop))
@@ -104,7 +104,7 @@ class Wake:
         """Stop listening, and remove the socket; every iterator ends."""
         self._refresh()
         self._notifier.close()
-        self._why_not = "closed"
+        self._reason = "closed"
         self._closed = True
         loop, watching, listening = self._loop, self._watching, self._socket
         self._loop = self._watching = self._socket = None
@@ -122,7 +122,7 @@ class Wake:
     async def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read a socket that other processes find; make it when possible, and again after its removal."""
         reads = False
-        while not self._why_not:
+        while not self._reason:
             try:
                 if self._socket is not None and not await self._worker.run(lambda _: self._is_in_place()):
                     self._drop(loop)
@@ -132,14 +132,14 @@ class Wake:
                     reads = True
                     self._notifier.notify_all()
             except NotImplementedError:
-                self._why_not = "this event loop can't watch a socket"
+                self._reason = "this event loop can't watch a socket"
                 self._drop(loop)
                 with suppress(TenureError):
                     await self._worker.run(lambda _: self._unlink())
                 return
             except (TenureError, OSError):
-                pass  # no hint now; it is tried again
-            await asyncio.sleep(LOOK_EVERY)
+                pass  # no hints now; the next iteration tries again
+            await asyncio.sleep(CHECK_EVERY)
 
     def _drop(self, loop: asyncio.AbstractEventLoop) -> None:
         listening, self._socket = self._socket, None
@@ -159,7 +159,7 @@ class Wake:
             self._obstacle = error
             return False
         self._socket, self._obstacle = listening, None
-        if self._closed:  # meanwhile, when close() did not know this socket
+        if self._closed:  # close() ran meanwhile, and did not know this socket
             listening.close()
             self._unlink()
             return False
@@ -169,7 +169,7 @@ class Wake:
         remove_socket(self._folder, self._name)
 
     def _read(self) -> None:
-        """Notify for every datagram that has come; the loop calls this."""
+        """Notify for every datagram that has arrived; the loop calls this."""
         topics: list[str] = []
         with suppress(BlockingIOError):
             while self._socket is not None:
@@ -227,8 +227,8 @@ def notify_processes(path: str, topic: str, but: str = "") -> None:
             send_to_all(folder_of(path), topic, but)
 
 
-def _why_not(folder: str) -> str:
-    """Return why no socket can be made in *folder*, as far as known without trying."""
+def _reason_against(folder: str) -> str:
+    """Return why no socket can be made in *folder*, as far as known without trying; empty if one may be."""
     if not hasattr(socket, "AF_UNIX"):
         return "this system has no Unix sockets"
     if not through_proc() and len(os.fsencode(folder)) > PATH_MAX - 24:

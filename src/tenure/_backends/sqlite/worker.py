@@ -16,14 +16,14 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
-_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: closing them would not be safe either
+_LEFT_BY_FORK: list[object] = []  # connections inherited by a fork, kept: closing them would not be safe either
 
 
 class Worker:
     """A thread that owns a ``Database`` and runs one job after the other; started again after a fork.
 
     Args:
-        make: Makes the database; called when the first job comes.
+        make: Makes the database; called for the first job.
     """
 
     def __init__(self, make: Callable[[], Database]) -> None:
@@ -62,7 +62,7 @@ class Worker:
             if isinstance(error, TimeoutError):
                 raise Unavailable(
                     f"{database.path} gave no answer within {busy + PATIENCE:g} s; the disk may hang. "
-                    "What was asked may still be done"
+                    "The request may still be executed"
                 ) from error
             raise
 
@@ -81,7 +81,7 @@ class Worker:
 
     def _running(self) -> tuple[DaemonThreads, Database]:
         if self._pid != os.getpid():
-            # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
+            # The parent's thread doesn't exist here; its connection must not be used, nor its lock, which may be held.
             _LEFT_BY_FORK.append(self._parts)
             self._lock, self._parts, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
@@ -93,7 +93,7 @@ class Worker:
 
 
 def _do_after(thread: DaemonThreads, database: Database, job: Callable[[Database], object]) -> None:
-    """Run *job* after all queued jobs, also if the worker is closed meanwhile; nobody waits for it."""
+    """Run *job* after all queued jobs, also if the worker is closed meanwhile, without waiting for it."""
 
     def work() -> None:
         database.until = time.monotonic() + database.options.busy

@@ -1,12 +1,12 @@
 """One thread that does all the writing of a process to a file: concurrent requests share one commit (group commit).
 
-The rule is "flush when the last commit has returned": a request that comes to an idle thread is committed at once, and
-those that come during a commit share the next one. So an idle queue has no added latency, and a busy one waits for the
-disk once for hundreds of requests.
+The rule is "flush when the last commit has returned": a request to an idle thread is committed at once, and those that
+arrive during a commit share the next one. So an idle queue has no added latency, and a busy one waits for the disk once
+for hundreds of requests.
 
 House rules:
 
-- Requests run one after the other, in the order in which they came, in one transaction, and are answered after the
+- Requests run one after the other, in the order of their arrival, in one transaction, and are answered after the
   commit. An error of the file or of the commit reaches all of them.
 - The wait for the disk comes after the commit, when the write lock is free again, and only for requests whose answer
   must survive a loss of power. A claim and a renewal need not: their process would be gone as well. (Their commits
@@ -14,8 +14,8 @@ House rules:
 - A bad request doesn't fail the others: then each runs in a transaction of its own.
 - Renewals go first, so that no lock runs out behind a large backlog of sends.
 - Answers go back with one call per loop and commit.
-- A request that was cancelled before its turn is skipped. One that was cancelled later, and is done all the same, is
-  undone if possible: a claim is given back, also when the loop that asked is closed by now.
+- A request that was cancelled before its turn is skipped. One that was cancelled later, and is executed nevertheless,
+  is undone if possible: a claim is given back, also when the caller's loop is closed by now.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tenure.errors import ConfigError, Unavailable
 T = TypeVar("T")
 
 GROUP_SECONDS = 0.02
-"""Seconds after which a transaction takes in no further request: callers and other processes wait for its end."""
+"""Seconds after which a transaction accepts no further request: callers and other processes wait for its end."""
 
 DIED_MAX = 10_000
 """The most deaths in a queue, the newest, that are kept until a claim reports them."""
@@ -63,7 +63,7 @@ class Request(Generic[T]):
     loop: asyncio.AbstractEventLoop
     asked_at: float
     undo: Callable[[Operations, T], object] | None
-    """Undoes it in another transaction, if the caller has given up by the time of the answer."""
+    """Undoes the work in another transaction, if the caller has given up by the time of the answer."""
     lasting: bool
     """Whether it must survive a loss of power before it is answered."""
     result: Any = None  # a T, once there is one
@@ -109,9 +109,9 @@ class PendingWrites:
             waiting.popleft()
         waiting.append(request)
         if self._watch is None:
-            self._watch = self._loop.call_later(self._patience, self._look)
+            self._watch = self._loop.call_later(self._patience, self._give_up_late)
 
-    def _look(self) -> None:
+    def _give_up_late(self) -> None:
         self._watch = None
         waiting, now = self._waiting, time.monotonic()
         while waiting:
@@ -119,12 +119,12 @@ class PendingWrites:
             if not request.answer.done():
                 left = request.asked_at + self._patience - now
                 if left > 0:
-                    self._watch = self._loop.call_later(left, self._look)
+                    self._watch = self._loop.call_later(left, self._give_up_late)
                     return
                 request.answer.set_exception(
                     Unavailable(
                         f"{self._path} gave no answer within {self._patience:g} s; the disk may hang. "
-                        "What was asked may still be done"
+                        "The request may still be executed"
                     )
                 )
             waiting.popleft()
@@ -134,7 +134,7 @@ class Writer:
     """The thread with the connection that writes; started when first needed, and again after a fork.
 
     Args:
-        make: Makes the database; called when the first request comes.
+        make: Makes the database; called for the first request.
         clock: The clock of the file.
         notify: Notifies all processes of a change in a queue, by name; called after the commit.
     """
@@ -164,7 +164,7 @@ class Writer:
 
         Args:
             work: Runs in the writer's thread.
-            undo: Undoes it, in the writer's thread too, if the caller has gone meanwhile.
+            undo: Undoes it, in the writer's thread too, if the caller was cancelled meanwhile.
             lasting: Whether the answer must survive a loss of power.
             urgent: Run it before all requests that are not urgent.
 
@@ -208,7 +208,7 @@ class Writer:
 
     def _running(self) -> _WriterThread:
         if self._pid != os.getpid():
-            # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
+            # The parent's thread doesn't exist here; its connection must not be used, nor its lock, which may be held.
             _LEFT_BY_FORK.append(self._thread)
             self._guard, self._thread, self._pid = threading.Lock(), None, os.getpid()
         with self._guard:
@@ -219,17 +219,17 @@ class Writer:
             return self._thread
 
 
-_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: closing them would not be safe either
+_LEFT_BY_FORK: list[object] = []  # connections inherited by a fork, kept: closing them would not be safe either
 
 
 class _Command(Enum):
-    """Commands to the thread beside requests."""
+    """Commands to the thread besides requests."""
 
-    STOP = "end"
-    LOOK_AT_URGENT = "look at the urgent ones"
+    STOP = "stop"
+    RUN_URGENT = "run an urgent request"
 
 
-_STOP, _LOOK_AT_URGENT = _Command.STOP, _Command.LOOK_AT_URGENT
+_STOP, _RUN_URGENT = _Command.STOP, _Command.RUN_URGENT
 
 
 class _WriterThread:
@@ -268,7 +268,7 @@ class _WriterThread:
         pending.add(request)
         if urgent:
             self._urgent.append(request)
-            self._inbox.put(_LOOK_AT_URGENT)
+            self._inbox.put(_RUN_URGENT)
         else:
             self._inbox.put(request)
 
@@ -289,7 +289,7 @@ class _WriterThread:
             except Empty:
                 self._notify_now()
                 continue
-            if request is _LOOK_AT_URGENT and self._urgent:
+            if request is _RUN_URGENT and self._urgent:
                 request = self._urgent.popleft()
             if request is _STOP or (
                 isinstance(request, Request) and not request.answer.done() and self._commit(request)
@@ -305,13 +305,13 @@ class _WriterThread:
         return max(0.0, self._notified_at + NOTIFY_EVERY - time.monotonic()) if self._to_notify else None
 
     def _notify_now(self) -> None:
-        to_ring, self._to_notify = self._to_notify, {}
-        for name in to_ring:
+        names, self._to_notify = self._to_notify, {}
+        for name in names:
             self._notify(name)
         self._notified_at = time.monotonic()
 
     def _commit(self, first: Request[Any]) -> bool:
-        """Run *first* and all requests that have come meanwhile, in one transaction; True if the thread is to stop."""
+        """Run *first* and all requests that have arrived since, in one transaction; True if the thread is to stop."""
         group = [first]
         self._database.until = first.asked_at + self._database.options.busy
         is_end = False
@@ -320,7 +320,7 @@ class _WriterThread:
             nonlocal is_end
             operations = Operations(connection, self._clock)
             with _separating_faults():
-                for request in group:  # more than one only if an attempt before has failed
+                for request in group:  # more than one only if an earlier attempt has failed
                     request.result = request.work(operations)
                 give_up = time.monotonic() + GROUP_SECONDS
                 while not is_end and time.monotonic() < give_up:
@@ -348,7 +348,7 @@ class _WriterThread:
             if len(group) == 1:
                 first.error = error
             else:
-                self._commit_singly(group)  # there may be room for what is not sent
+                self._commit_singly(group)  # there may be room for requests that don't send
         except Exception as error:
             for request in group:
                 request.error = error
@@ -379,7 +379,7 @@ class _WriterThread:
         for loop, requests in loops.items():
             try:
                 loop.call_soon_threadsafe(self._deliver_here, requests)
-            except RuntimeError:  # that loop is closed, and its callers are gone
+            except RuntimeError:  # that loop is closed, and its callers with it
                 self._undo(requests)
 
     def _deliver_here(self, requests: list[Request[Any]]) -> None:
