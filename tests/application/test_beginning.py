@@ -16,7 +16,7 @@ from tenure._queue.received import Message
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.errors import ConfigError, Unavailable
 from tenure.events import BrokerAnswered, BrokerAwaited, Event
-from tenure.testing._conformance.harness import LossyBroker
+from tenure.testing._conformance.harness import FaultyBroker
 from tenure.testing.loop import VirtualLoop, run
 
 KINDS = pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
@@ -29,9 +29,9 @@ class Setup:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.now = loop.time
-        self.broker = LossyBroker(MemoryBroker(loop.clock()))
+        self.broker = FaultyBroker(MemoryBroker(loop.clock()))
         self.events: list[Event] = []
-        asked = LossyBroker.around(self.broker)
+        asked = FaultyBroker.around(self.broker)
         self.queue = Queue(
             QueueContext(
                 "orders", asked, RenewalThread.here(), loop.clock(), QueueSettings(), "me", self.events.append, {}
@@ -43,7 +43,7 @@ class Setup:
         self.handled.append(message.body)
 
 
-class Silent(LossyBroker):
+class Silent(FaultyBroker):
     """A broker that never answers."""
 
     async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def test_it_gives_up_when_its_wait_is_over(wait: float, sessions: bool) -> None:
         for _ in range(2):
             began = setup.now()
             async with setup.broker.cut():
-                with pytest.raises(Unavailable, match=f"no answer within {wait:g} s" if wait else "cut, as"):
+                with pytest.raises(Unavailable, match=f"no answer within {wait:g} s" if wait else "cut by the test"):
                     await setup.queue.consume(setup.handle, sessions=sessions, wait=wait, sigterm=False)
             assert wait <= setup.now() - began <= 1.2 * wait
             # and once it has started, an outage doesn't end it
@@ -108,7 +108,7 @@ def test_its_wait_ends_while_a_request_has_no_answer(asks: str, sessions: bool) 
         if asks == "later":
             async with setup.broker.cut():
                 await asyncio.sleep(1)
-        setup.queue._context.broker = Silent.around(setup.broker._inside)
+        setup.queue._context.broker = Silent.around(setup.broker._wrapped)
         with pytest.raises(Unavailable, match="no answer within 5 s"):
             async with asyncio.timeout(60):
                 await consuming

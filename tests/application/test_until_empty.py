@@ -12,7 +12,7 @@ import tenure
 from tenure._queue.broker import Broker
 from tenure._queue.message import Stats
 from tenure.testing import connect_here
-from tenure.testing._conformance.harness import LossyBroker
+from tenure.testing._conformance.harness import FaultyBroker
 from tenure.testing.loop import run
 
 KINDS = pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
@@ -177,7 +177,7 @@ def test_a_message_abandoned_without_an_answer_is_waited_for(sessions: bool, by:
 
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         handled: list[int] = []
-        broker, lost = LossyBroker(queue._context.broker), asyncio.Event()
+        broker, lost = FaultyBroker(queue._context.broker), asyncio.Event()
         queue._context.broker = cast(Broker, broker)
 
         async def handle(message: tenure.Message) -> None:

@@ -875,9 +875,9 @@ async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
         await broker.send(name, [Outgoing(b"a")])
         assert (await broker.receive(f"{name}-other", 1, LOCK)).deliveries == ()
         await until(is_quiet)
-        proxy.catching = asyncio.Event()
+        proxy.holding = asyncio.Event()
         asking = asyncio.ensure_future(broker.receive(name, 1, LOCK))
-        await proxy.catching.wait()
+        await proxy.holding.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

@@ -407,7 +407,7 @@ async def test_behind_one_address_the_new_primary_is_found() -> None:
 
             await until(is_replica, within=60)
             await old.execute_command("FAILOVER")  # type: ignore[no-untyped-call]
-            way.lead_to("127.0.0.1", second.port)
+            way.redirect("127.0.0.1", second.port)
 
             async def is_primary() -> bool:
                 return bool((await new.info("replication"))["role"] == "master")
@@ -536,7 +536,7 @@ async def test_of_silent_connections_only_the_first_costs_time(name: str) -> Non
         grant = await won(backend.leases, name)
         await asyncio.gather(*(backend.leases.inspect(name) for _ in range(8)))
         assert way.open > 1
-        way.strand()
+        way.stall_existing()
         with pytest.raises(Unavailable, match="no answer"):
             await backend.leases.renew([grant], TTL)
         answers = await asyncio.gather(*(backend.leases.renew([grant], TTL) for _ in range(8)))

@@ -11,7 +11,7 @@ import pytest
 
 from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._queue.broker import Broker
-from tenure.testing.conformance import LeaseHarness, Lossy, LossyBroker, QueueHarness
+from tenure.testing.conformance import FaultyBroker, FaultyLeaseStore, LeaseHarness, QueueHarness
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 
 FAILURES: tuple[type[BaseException], ...] = (Exception, pytest.fail.Exception)
@@ -66,25 +66,27 @@ async def failing_tests(
     return failed
 
 
-def leases_with(plant: type[MemoryLeases] | type[Lossy]) -> type[MemoryHarness]:
+def leases_with(plant: type[MemoryLeases] | type[FaultyLeaseStore]) -> type[MemoryHarness]:
     """Return a harness whose stores are *plant*, or have *plant* around them."""
 
     class Planted(MemoryHarness):
-        async def open(self) -> Lossy:
-            if issubclass(plant, Lossy):
+        async def open(self) -> FaultyLeaseStore:
+            if issubclass(plant, FaultyLeaseStore):
                 return plant(MemoryLeases(self._clock, self._memory))
-            return Lossy(plant(self._clock, self._memory))
+            return FaultyLeaseStore(plant(self._clock, self._memory))
 
     return Planted
 
 
-def queues_with(plant: type[MemoryBroker], *, wait: float = MemoryQueueHarness.patience) -> type[MemoryQueueHarness]:
+def queues_with(
+    plant: type[MemoryBroker], *, wait: float = MemoryQueueHarness.answer_within
+) -> type[MemoryQueueHarness]:
     """Return a harness whose brokers are *plant*; its tests wait for so many seconds at most."""
 
     class Planted(MemoryQueueHarness):
-        patience = wait
+        answer_within = wait
 
         async def open(self) -> Broker:
-            return LossyBroker.around(plant(self._clock, self._memory))
+            return FaultyBroker.around(plant(self._clock, self._memory))
 
     return Planted

@@ -22,14 +22,14 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    FaultyBroker,
+    FaultyLeaseStore,
     GiveUp,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
-    LiveSuite,
-    LockSuite,
-    Lossy,
-    LossyBroker,
+    LiveMessagesSuite,
+    LockExpirySuite,
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy, late
@@ -107,7 +107,7 @@ class AzureHarness(LeaseHarness):
     async def open(self) -> LeaseStore:
         way = Through(*self._ports)
         self._ways.append(way)
-        return cast(LeaseStore, Lossy((await way.open()).leases))
+        return cast(LeaseStore, FaultyLeaseStore((await way.open()).leases))
 
     async def close(self) -> None:
         self._patch.undo()
@@ -118,15 +118,15 @@ class AzureHarness(LeaseHarness):
         self._server.turn(seconds)
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.lose_answer()
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return next(way for way in self._ways if way.backend.leases is store.store).cut()
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return late(*next(way for way in self._ways if way.backend.leases is store.store).proxies)
 
 
@@ -144,7 +144,7 @@ class BlackHoleHarness(AzureHarness):
     faults = frozenset({"lose_answer", "cut"})
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return next(way for way in self._ways if way.backend.leases is store.store).stall()
 
 
@@ -223,7 +223,7 @@ class AzureQueueHarness(QueueHarness):
 
     async def open(self) -> Broker:
         way = Through(*self._ports)
-        broker = LossyBroker.around((await way.open(self._clock)).broker)
+        broker = FaultyBroker.around((await way.open(self._clock)).broker)
         self._ways[broker] = way
         return broker
 
@@ -237,7 +237,7 @@ class AzureQueueHarness(QueueHarness):
         self._clock.by += seconds
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        assert isinstance(broker, LossyBroker)
+        assert isinstance(broker, FaultyBroker)
         return broker.lose_answer()
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
@@ -251,11 +251,11 @@ class TestAzureQueues(BrokerSuite):
     harness = AzureQueueHarness
 
 
-class TestAzureLiveMessages(LiveSuite):
+class TestAzureLiveMessages(LiveMessagesSuite):
     harness = AzureQueueHarness
 
 
-class TestAzureLocks(LockSuite):
+class TestAzureLocks(LockExpirySuite):
     harness = AzureQueueHarness
 
 

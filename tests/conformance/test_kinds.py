@@ -57,8 +57,8 @@ NOT_ON = {
 
 SUITES = frozenset(name for name in conformance.__all__ if name.endswith("Suite"))
 NO_SUITE = {
-    "Memory": {"LeaseStrainSuite": "neither full nor slow", "BrokerStrainSuite": "neither full nor slow"},
-    "Azure": {"LeaseStrainSuite": "never full"},
+    "Memory": {"LeaseCapacitySuite": "neither full nor slow", "BrokerCapacitySuite": "neither full nor slow"},
+    "Azure": {"LeaseCapacitySuite": "never full"},
 }
 
 

@@ -14,14 +14,14 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    FaultyBroker,
+    FaultyLeaseStore,
     GiveUp,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
-    LiveSuite,
-    LockSuite,
-    Lossy,
-    LossyBroker,
+    LiveMessagesSuite,
+    LockExpirySuite,
     QueueHarness,
 )
 
@@ -51,8 +51,8 @@ class MemoryHarness(LeaseHarness):
         self._clock = OldClock()
         self._memory = Memory()
 
-    async def open(self) -> Lossy:
-        return Lossy(MemoryLeases(self._clock, self._memory))
+    async def open(self) -> FaultyLeaseStore:
+        return FaultyLeaseStore(MemoryLeases(self._clock, self._memory))
 
     async def close(self) -> None:
         self._memory.notifier.close()
@@ -61,19 +61,19 @@ class MemoryHarness(LeaseHarness):
         self._clock.advance(seconds)
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.lose_answer()
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.cut()
 
     def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.cut_one(name)
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.late(self._clock.back_to_now())
 
 
@@ -96,7 +96,7 @@ class MemoryQueueHarness(QueueHarness):
         self._memory = Memory()
 
     async def open(self) -> Broker:
-        return LossyBroker.around(MemoryBroker(self._clock, self._memory))
+        return FaultyBroker.around(MemoryBroker(self._clock, self._memory))
 
     async def close(self) -> None:
         self._memory.notifier.close()
@@ -105,15 +105,15 @@ class MemoryQueueHarness(QueueHarness):
         self._clock.advance(seconds)
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        assert isinstance(broker, LossyBroker)
+        assert isinstance(broker, FaultyBroker)
         return broker.lose_answer()
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        assert isinstance(broker, LossyBroker)
+        assert isinstance(broker, FaultyBroker)
         return broker.cut()
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
-        assert isinstance(broker, LossyBroker)
+        assert isinstance(broker, FaultyBroker)
         return broker.late(self._clock.back_to_now())
 
 
@@ -121,11 +121,11 @@ class TestMemoryQueues(BrokerSuite):
     harness = MemoryQueueHarness
 
 
-class TestMemoryLiveMessages(LiveSuite):
+class TestMemoryLiveMessages(LiveMessagesSuite):
     harness = MemoryQueueHarness
 
 
-class TestMemoryLocks(LockSuite):
+class TestMemoryLocks(LockExpirySuite):
     harness = MemoryQueueHarness
 
 

@@ -16,7 +16,7 @@ from tenure._election.store import LeaseStore, LeaseTraits
 from tenure._lease import Granted, HeldBy
 from tenure.testing import until
 from tenure.testing._conformance.leases.steps import claim
-from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.testing.conformance import FaultyLeaseStore, GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite
 from tests.clocks import TurnedClock
 
 SIZE = 5
@@ -58,9 +58,9 @@ class PeersHarness(LeaseHarness):
 
         return Member(find_fleet, make_transport, self._clock)
 
-    async def open(self) -> Lossy:
+    async def open(self) -> FaultyLeaseStore:
         self._opened += 1
-        return Lossy(PeersLeases(self._members[(self.first + self._opened - 1) % SIZE], traits=TRAITS))
+        return FaultyLeaseStore(PeersLeases(self._members[(self.first + self._opened - 1) % SIZE], traits=TRAITS))
 
     async def close(self) -> None:
         for member in self._members:
@@ -77,11 +77,11 @@ class PeersHarness(LeaseHarness):
         return all(len(machine.liveness.alive(self._clock.now())) == SIZE for machine in machines)
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.lose_answer()
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.late()
 
 

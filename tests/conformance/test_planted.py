@@ -10,7 +10,7 @@ from tenure._backends.memory import MemoryLeases
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
-from tenure.testing.conformance import LeaseFaultSuite, LeaseStoreSuite, Lossy
+from tenure.testing.conformance import FaultyLeaseStore, LeaseFaultSuite, LeaseStoreSuite
 from tests.conformance.planted import failing_tests, leases_with
 
 
@@ -105,13 +105,13 @@ class RenewalTakesOver(MemoryLeases):
         return await super().renew(grants, ttl)
 
 
-class AnUnreachableGrantIsLost(Lossy):
+class AnUnreachableGrantIsLost(FaultyLeaseStore):
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         pairs = zip(grants, await super().renew(grants, ttl), strict=True)
         return [Lost(grant) if isinstance(answer, NoAnswer) else answer for grant, answer in pairs]
 
 
-class AnUnreachableGrantCostsAll(Lossy):
+class AnUnreachableGrantCostsAll(FaultyLeaseStore):
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         answers = await super().renew(grants, ttl)
         if any(isinstance(answer, NoAnswer) for answer in answers):
@@ -198,11 +198,13 @@ class GivesNoHints(MemoryLeases):
 
 
 PLANTED = [
-    plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ in (MemoryLeases, Lossy)
+    plant
+    for plant in list(globals().values())
+    if isinstance(plant, type) and plant.__base__ in (MemoryLeases, FaultyLeaseStore)
 ]
 
 
-async def findings(plant: type[MemoryLeases] | type[Lossy]) -> set[str]:
+async def findings(plant: type[MemoryLeases] | type[FaultyLeaseStore]) -> set[str]:
     """Run the suites of leases against *plant*, and return the tests that fail."""
     return await failing_tests(leases_with(plant), LeaseStoreSuite, LeaseFaultSuite)
 
@@ -221,5 +223,5 @@ async def test_without_a_plant_nothing_is_found() -> None:
 
 @pytest.mark.usefixtures("_short_waits")
 @pytest.mark.parametrize("plant", PLANTED)
-async def test_a_planted_bug_is_found(plant: type[MemoryLeases] | type[Lossy]) -> None:
+async def test_a_planted_bug_is_found(plant: type[MemoryLeases] | type[FaultyLeaseStore]) -> None:
     assert await findings(plant), f"no test fails on {plant.__name__}"

@@ -14,7 +14,7 @@ from tenure._queue.message import Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.errors import ConfigError, TenureError, Unavailable
-from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, Lossy, QueueHarness
+from tenure.testing.conformance import BrokerFaultSuite, FaultyLeaseStore, LeaseFaultSuite, LeaseHarness, QueueHarness
 from tests.conformance.planted import failing_tests
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 
@@ -130,9 +130,9 @@ async def findings(plant: Plant) -> set[str]:
     class PlantedLeases(MemoryHarness):
         faults = frozenset({"away"})
 
-        async def open(self) -> Lossy:
+        async def open(self) -> FaultyLeaseStore:
             assert issubclass(plant, Leases)
-            return Lossy(plant(self._clock, self._memory))
+            return FaultyLeaseStore(plant(self._clock, self._memory))
 
         def away(self):  # type: ignore[no-untyped-def]
             return away()

@@ -15,7 +15,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import DeadMessage, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
-from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Lossy, LossyBroker, Scale
+from tenure.testing.conformance import BrokerCostSuite, FaultyBroker, FaultyLeaseStore, LeaseCostSuite, Scale
 from tests.conformance.counting import lines_run
 from tests.conformance.planted import failing_tests
 from tests.conformance.test_cost import CountedMemory, CountedMemoryQueues
@@ -195,7 +195,7 @@ async def findings(plant: type[MemoryBroker | MemoryLeases]) -> set[str]:
 
         async def open(self) -> Broker:
             assert issubclass(plant, MemoryBroker)
-            return LossyBroker.around(plant(self._clock, self._memory))
+            return FaultyBroker.around(plant(self._clock, self._memory))
 
         async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
             return await lines_run(ask, __file__)
@@ -205,7 +205,7 @@ async def findings(plant: type[MemoryBroker | MemoryLeases]) -> set[str]:
 
         async def open(self) -> LeaseStore:  # type: ignore[override]
             assert issubclass(plant, MemoryLeases)
-            return Lossy(plant(self._clock, self._memory))
+            return FaultyLeaseStore(plant(self._clock, self._memory))
 
         async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
             return await lines_run(ask, __file__)

@@ -11,7 +11,7 @@ from tenure._backends.memory.messages import MessageState, RememberedIds, Stored
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue.broker import EVERYTHING, LiveSelection
 from tenure._queue.message import LiveMessage
-from tenure.testing.conformance import LiveSuite
+from tenure.testing.conformance import LiveMessagesSuite
 from tests.conformance.planted import failing_tests, queues_with
 
 
@@ -157,7 +157,7 @@ PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type
 
 async def findings(plant: type[MemoryBroker]) -> set[str]:
     """Run the suite of live messages against *plant*, and return the tests that fail."""
-    return await failing_tests(queues_with(plant, wait=0.2), LiveSuite)
+    return await failing_tests(queues_with(plant, wait=0.2), LiveMessagesSuite)
 
 
 async def test_without_a_plant_nothing_is_found() -> None:

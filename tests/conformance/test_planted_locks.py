@@ -15,7 +15,7 @@ from tenure._queue.broker import Claim, Selection
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import Abandon, GiveBack, Lapsed, Renewed, Settled, Settlement
 from tenure.testing._conformance.queues import consumers
-from tenure.testing.conformance import ConsumerSuite, LockSuite
+from tenure.testing.conformance import ConsumerSuite, LockExpirySuite
 from tests.conformance.planted import failing_tests, queues_with
 from tests.conformance.test_memory import MemoryQueueHarness
 
@@ -125,11 +125,11 @@ PLANTED = [
 
 async def findings(plant: type[MemoryBroker], wait: float) -> set[str]:
     """Run the suite of locks against *plant*, waiting so long for hints; return the tests that fail."""
-    return await failing_tests(queues_with(plant, wait=wait), LockSuite)
+    return await failing_tests(queues_with(plant, wait=wait), LockExpirySuite)
 
 
 async def test_without_a_plant_nothing_is_found() -> None:
-    assert await findings(MemoryBroker, MemoryQueueHarness.patience) == set()
+    assert await findings(MemoryBroker, MemoryQueueHarness.answer_within) == set()
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -158,7 +158,7 @@ IN_CONSUMERS = {
 @pytest.mark.parametrize("plant", IN_CONSUMERS)
 async def test_a_bug_planted_in_a_consumer_is_found(plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, bug, where = IN_CONSUMERS[plant]
-    monkeypatch.setattr(consumers, "PATIENCE", 1.0)
+    monkeypatch.setattr(consumers, "WITHIN", 1.0)
     monkeypatch.setattr(module, name, bug)
     suite, harness = ConsumerSuite(), MemoryQueueHarness()
     sessions = plant.endswith("sessions")

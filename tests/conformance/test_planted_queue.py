@@ -292,7 +292,7 @@ async def findings(plant: type[MemoryBroker], wait: float) -> set[str]:
 
 
 async def test_without_a_plant_nothing_is_found() -> None:
-    assert await findings(MemoryBroker, MemoryQueueHarness.patience) == set()
+    assert await findings(MemoryBroker, MemoryQueueHarness.answer_within) == set()
 
 
 @pytest.mark.parametrize("plant", PLANTED)

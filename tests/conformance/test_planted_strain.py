@@ -1,4 +1,4 @@
-"""The suites of strain must find stores that keep what they refuse, or refuse what they must do."""
+"""The capacity suites must find stores that keep what they refuse, or refuse what they must do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.errors import Unavailable
-from tenure.testing.conformance import BrokerStrainSuite, LeaseStrainSuite, Lossy
+from tenure.testing.conformance import BrokerCapacitySuite, FaultyLeaseStore, LeaseCapacitySuite
 from tests.conformance.planted import failing_tests
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 
@@ -160,7 +160,7 @@ async def full() -> AsyncIterator[None]:
 
 
 async def findings(plant: Plant) -> set[str]:
-    """Run the suites of strain against *plant*; return the tests that fail."""
+    """Run the capacity suites against *plant*; return the tests that fail."""
 
     class Queues(MemoryQueueHarness):
         faults = frozenset({"full", "slow"})
@@ -185,23 +185,23 @@ async def findings(plant: Plant) -> set[str]:
     class Leases(MemoryHarness):
         faults = frozenset({"full"})
 
-        async def open(self) -> Lossy:
+        async def open(self) -> FaultyLeaseStore:
             assert issubclass(plant, MemoryLeases)
-            return Lossy(plant(self._clock, self._memory))
+            return FaultyLeaseStore(plant(self._clock, self._memory))
 
         def full(self):  # type: ignore[no-untyped-def]
             return full()
 
     if issubclass(plant, MemoryBroker):
-        return await failing_tests(Queues, BrokerStrainSuite)
-    return await failing_tests(Leases, LeaseStrainSuite)
+        return await failing_tests(Queues, BrokerCapacitySuite)
+    return await failing_tests(Leases, LeaseCapacitySuite)
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tenure.testing._conformance.queues import strain
+    from tenure.testing._conformance.queues import capacity
 
-    monkeypatch.setattr(strain, "BACK_WITHIN", 0.3)
+    monkeypatch.setattr(capacity, "BACK_WITHIN", 0.3)
 
 
 @pytest.mark.parametrize("store", [Bounded, MemoryLeases])

@@ -29,8 +29,8 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
-    LiveSuite,
-    LockSuite,
+    LiveMessagesSuite,
+    LockExpirySuite,
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy, late
@@ -305,11 +305,11 @@ class TestPostgresQueues(BrokerSuite):
     harness = PostgresQueueHarness
 
 
-class TestPostgresLiveMessages(LiveSuite):
+class TestPostgresLiveMessages(LiveMessagesSuite):
     harness = PostgresQueueHarness
 
 
-class TestPostgresLocks(LockSuite):
+class TestPostgresLocks(LockExpirySuite):
     harness = PostgresQueueHarness
 
 

@@ -22,8 +22,8 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
-    LiveSuite,
-    LockSuite,
+    LiveMessagesSuite,
+    LockExpirySuite,
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy, late
@@ -152,11 +152,11 @@ class TestRedisQueues(BrokerSuite):
     harness = RedisQueueHarness
 
 
-class TestRedisLiveMessages(LiveSuite):
+class TestRedisLiveMessages(LiveMessagesSuite):
     harness = RedisQueueHarness
 
 
-class TestRedisLocks(LockSuite):
+class TestRedisLocks(LockExpirySuite):
     harness = RedisQueueHarness
 
 

@@ -16,7 +16,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
-    LiveSuite,
+    LiveMessagesSuite,
     QueueHarness,
 )
 from tests.servers import Redis, shared
@@ -63,7 +63,7 @@ class ClusterHarness(House, LeaseHarness):
     async def open(self) -> LeaseStore:
         return (await self.backend()).leases
 
-    def lie_apart(self, name: str, other: str) -> bool:
+    def stored_apart(self, name: str, other: str) -> bool:
         return self._node_of(name) is not self._node_of(other)
 
     def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
@@ -94,5 +94,5 @@ class TestClusterQueues(BrokerSuite):
     harness = ClusterQueueHarness
 
 
-class TestClusterLiveMessages(LiveSuite):
+class TestClusterLiveMessages(LiveMessagesSuite):
     harness = ClusterQueueHarness

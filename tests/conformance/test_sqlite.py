@@ -13,7 +13,7 @@ from tenure._backends import sqlite
 from tenure._election.store import LeaseStore
 from tenure._url import Url
 from tenure.testing import ManualClock
-from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.testing.conformance import FaultyLeaseStore, GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite
 
 
 class SqliteHarness(LeaseHarness):
@@ -28,12 +28,12 @@ class SqliteHarness(LeaseHarness):
         self._file.parent.mkdir()
         self._opened: list[sqlite.SqliteBackend] = []
 
-    async def open(self) -> Lossy:
+    async def open(self) -> FaultyLeaseStore:
         backend = sqlite.open(
             Url.parse(f"sqlite:///{self._file}?busy={self.busy:g}&synchronous=normal"), clock=self._clock
         )
         self._opened.append(backend)
-        return Lossy(backend.leases)
+        return FaultyLeaseStore(backend.leases)
 
     async def restart(self) -> None:
         while self._opened:
@@ -67,11 +67,11 @@ class HurtSqliteHarness(SqliteHarness):
     busy = 0.5  # a cut is a lock of another connection
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.lose_answer()
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        assert isinstance(store, Lossy)
+        assert isinstance(store, FaultyLeaseStore)
         return store.late()
 
     def away(self) -> AbstractAsyncContextManager[None]:

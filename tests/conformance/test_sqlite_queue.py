@@ -17,10 +17,10 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    FaultyBroker,
     GiveUp,
-    LiveSuite,
-    LockSuite,
-    LossyBroker,
+    LiveMessagesSuite,
+    LockExpirySuite,
     QueueHarness,
 )
 from tests.conformance.test_sqlite import moved_away
@@ -44,7 +44,7 @@ class SqliteQueueHarness(QueueHarness):
             Url.parse(f"sqlite:///{self._file}?busy={self.busy:g}&synchronous=normal"), clock=self._clock
         )
         self._opened.append(backend)
-        return LossyBroker.around(backend.broker)
+        return FaultyBroker.around(backend.broker)
 
     async def restart(self) -> None:
         while self._opened:
@@ -62,11 +62,11 @@ class TestSqliteQueues(BrokerSuite):
     harness = SqliteQueueHarness
 
 
-class TestSqliteLiveMessages(LiveSuite):
+class TestSqliteLiveMessages(LiveMessagesSuite):
     harness = SqliteQueueHarness
 
 
-class TestSqliteLocks(LockSuite):
+class TestSqliteLocks(LockExpirySuite):
     harness = SqliteQueueHarness
 
 
@@ -79,11 +79,11 @@ class HurtSqliteQueueHarness(SqliteQueueHarness):
     busy = 0.5  # a cut is a lock of another connection
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        assert isinstance(broker, LossyBroker)
+        assert isinstance(broker, FaultyBroker)
         return broker.lose_answer()
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
-        assert isinstance(broker, LossyBroker)
+        assert isinstance(broker, FaultyBroker)
         return broker.late()
 
     def away(self) -> AbstractAsyncContextManager[None]:

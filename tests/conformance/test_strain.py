@@ -14,7 +14,7 @@ from tenure._backends import postgres
 from tenure._election.store import LeaseStore
 from tenure._queue.broker import Broker
 from tenure._url import Url
-from tenure.testing.conformance import BrokerStrainSuite, LeaseStrainSuite
+from tenure.testing.conformance import BrokerCapacitySuite, LeaseCapacitySuite
 from tenure.testing.faultproxy import FaultProxy
 from tests.conformance.test_azure import AzureQueueHarness
 from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness
@@ -82,11 +82,11 @@ class StrainedSqliteQueues(OnASmallDisk, SqliteQueueHarness):
     slack = 300_000  # its reserve is as large as the log, and some more
 
 
-class TestSqliteLeaseStrain(LeaseStrainSuite):
+class TestSqliteLeaseStrain(LeaseCapacitySuite):
     harness = StrainedSqlite
 
 
-class TestSqliteQueueStrain(BrokerStrainSuite):
+class TestSqliteQueueStrain(BrokerCapacitySuite):
     harness = StrainedSqliteQueues
 
 
@@ -164,11 +164,11 @@ class StrainedPostgresQueues(InASmallTablespace, PostgresQueueHarness):
         return (await self.backend()).broker
 
 
-class TestPostgresLeaseStrain(LeaseStrainSuite):
+class TestPostgresLeaseStrain(LeaseCapacitySuite):
     harness = StrainedPostgres
 
 
-class TestPostgresQueueStrain(BrokerStrainSuite):
+class TestPostgresQueueStrain(BrokerCapacitySuite):
     harness = StrainedPostgresQueues
 
 
@@ -190,7 +190,7 @@ class SlowPostgresQueues(PostgresQueueHarness):
         self._way.reset()
 
 
-class TestPostgresQueuesOnASlowLink(BrokerStrainSuite):
+class TestPostgresQueuesOnASlowLink(BrokerCapacitySuite):
     harness = SlowPostgresQueues
 
 
@@ -224,11 +224,11 @@ class StrainedRedisQueues(Crowded, RedisQueueHarness):
     faults = frozenset({"full", "slow"})
 
 
-class TestRedisLeaseStrain(LeaseStrainSuite):
+class TestRedisLeaseStrain(LeaseCapacitySuite):
     harness = StrainedRedis
 
 
-class TestRedisQueueStrain(BrokerStrainSuite):
+class TestRedisQueueStrain(BrokerCapacitySuite):
     harness = StrainedRedisQueues
 
 
@@ -248,5 +248,5 @@ class StrainedAzureQueues(AzureQueueHarness):
             proxy.reset()
 
 
-class TestAzureQueueStrain(BrokerStrainSuite):
+class TestAzureQueueStrain(BrokerCapacitySuite):
     harness = StrainedAzureQueues

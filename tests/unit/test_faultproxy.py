@@ -255,7 +255,7 @@ async def test_answers_are_lost_on_new_connections_too(proxy: FaultProxy, client
 async def test_stranded_are_the_connections_that_stand_only(proxy: FaultProxy, clients: Clients) -> None:
     old = await clients.new()
     await old.ask(b"x")
-    proxy.strand()
+    proxy.stall_existing()
     old.writer.write(b"lost")
     assert await old.is_silent()
     assert await (await clients.new()).ask(b"y") == b"y"
@@ -265,7 +265,7 @@ async def test_new_connections_can_be_led_elsewhere(echo: Echo, proxy: FaultProx
     old, other = await clients.new(), Echo()
     await old.ask(b"a")
     server = await asyncio.start_server(other.serve, "127.0.0.1", 0)
-    proxy.lead_to(*server.sockets[0].getsockname()[:2])
+    proxy.redirect(*server.sockets[0].getsockname()[:2])
     new = await clients.new()
     await new.ask(b"b")
     await old.ask(b"c")

@@ -75,7 +75,7 @@ async def test_it_is_as_it_was_received() -> None:
     assert one.enqueued_at == 5.0
     assert one.locked_until == pytest.approx(time.time() + 60, abs=30)
     assert one.decode(dict[str, int]) == {"a": 1}
-    assert repr(one) == "<NotedMessage 'order-7' of 'mine', 7 bytes, delivery 3>"
+    assert repr(one) == "<RecordingMessage 'order-7' of 'mine', 7 bytes, delivery 3>"
 
 
 async def test_an_answer_is_noted() -> None:

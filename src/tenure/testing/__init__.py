@@ -1,7 +1,7 @@
 """Test tools for users and authors of backends: a simulator, a loop in virtual time, suites for stores.
 
-Here are the small things: messages to call a handler with, a clock to turn by hand, a wait that is no sleep, and a
-store on a loop in virtual time.
+This module has the basic ones: messages to call a handler with, a clock that is set by hand, a wait for a condition,
+and a store on a loop in virtual time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tenure.ports import Defer as Defer
 from tenure.ports import GiveBack as GiveBack
 from tenure.ports import Verdict as Verdict
 from tenure.testing._messages import MessageOptions as MessageOptions
-from tenure.testing._messages import NotedBlockingMessage as NotedBlockingMessage
-from tenure.testing._messages import NotedMessage as NotedMessage
+from tenure.testing._messages import RecordingBlockingMessage as RecordingBlockingMessage
+from tenure.testing._messages import RecordingMessage as RecordingMessage
 from tenure.testing._messages import message as message
 from tenure.testing._messages import message_for_process as message_for_process
 from tenure.testing._messages import message_for_threads as message_for_threads
@@ -37,8 +37,8 @@ __all__ = [
     "GiveBack",
     "ManualClock",
     "MessageOptions",
-    "NotedBlockingMessage",
-    "NotedMessage",
+    "RecordingBlockingMessage",
+    "RecordingMessage",
     "Verdict",
     "connect_here",
     "message",
@@ -49,13 +49,13 @@ __all__ = [
 
 
 class ManualClock:
-    """A ``Clock`` that moves only when told to."""
+    """A ``Clock`` that moves only by :meth:`advance`."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self._now = now
 
     def now(self) -> float:
-        """Return the seconds it was set to."""
+        """Return the present time of this clock, in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> None:
@@ -66,7 +66,7 @@ class ManualClock:
 
 
 def connect_here(url: str = "memory:", *, on_event: Callable[[Event], None] | None = None) -> Backend:
-    """Connect as :func:`tenure.connect` does, with all on the running loop: no renewal thread, its own time.
+    """Connect as :func:`tenure.connect` does, entirely on the running loop and its time, without a renewal thread.
 
     For tests in virtual time, see :mod:`tenure.testing.loop`. In virtual time, only ``memory:`` works: there are no
     sockets and no threads.
@@ -84,12 +84,12 @@ async def until(
     """Return as soon as *condition* holds, in real time.
 
     Args:
-        condition: Looked at every few milliseconds; may be a coroutine function.
-        within: How many seconds it may take.
-        what: The condition in words, for the message.
+        condition: Checked every few milliseconds; may be a coroutine function.
+        within: The longest time to wait, in seconds.
+        what: The condition as text, for the error message.
 
     Raises:
-        AssertionError: It did not come to hold.
+        AssertionError: It did not hold in time.
     """
     give_up = time.monotonic() + within
     pause = 0.001
@@ -100,7 +100,7 @@ async def until(
         if answer:
             return
         if time.monotonic() >= give_up:
-            raise AssertionError(f"{what} did not come to hold within {within:g} s")
+            raise AssertionError(f"{what} did not hold within {within:g} s")
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, 0.05)
 

@@ -1,4 +1,4 @@
-"""Messages for unit tests of handlers: real ones, whose verbs are noted and reach no broker.
+"""Messages for unit tests of handlers: real ones, whose verbs are recorded and reach no broker.
 
 They need no store, no loop of their own and no fixture::
 
@@ -56,8 +56,8 @@ class MessageOptions(TypedDict, total=False):
     lock: float
 
 
-class _Notes:
-    """Stands in for the broker: gives its answers, and notes each verdict and renewal."""
+class _RecordingBroker:
+    """A broker for one message: gives a broker's answers, and records the verdict and each renewal."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.traits = QUEUE_TRAITS
@@ -83,50 +83,50 @@ class _Notes:
 
 class _QuietContext(QueueContext):
     def emit(self, event: Event, error: BaseException | None = None) -> None:
-        """Report nothing, as nothing has happened."""
+        """Report nothing: there is no queue."""
 
 
-class _Noted:
-    """The record of its verbs that a message in a test has beside a message's own fields."""
+class _Recording:
+    """The record of the verbs, which a message in a test has in addition to its fields."""
 
-    _notes: _Notes
+    _broker: _RecordingBroker
 
     @property
     def verdict(self) -> Verdict | None:
         """The verdict that the handler passed by a verb: ``Complete``, ``Abandon``, ``Defer``, ``DeadLetter`` or
         ``GiveBack``, which compare by their fields; None if it has passed none.
         """
-        return self._notes.verdict
+        return self._broker.verdict
 
     @property
     def sends(self) -> Sequence[tuple[str, Outgoing]]:
         """The queues and messages that were sent with the verdict, by ``reply(…)`` or ``complete(sends=…)``."""
-        verdict = self._notes.verdict
+        verdict = self._broker.verdict
         return verdict.sends if isinstance(verdict, Complete) else ()
 
     @property
     def renewals(self) -> int:
-        """How often the handler has renewed the lock."""
-        return self._notes.renewals
+        """The number of times that the handler has renewed the lock."""
+        return self._broker.renewals
 
     def lose_lock(self) -> None:
-        """Let the lock be over: from now on each verb raises ``LockLost``, as where another has the message."""
-        self._notes.is_lost = True
+        """End the lock: from now on each verb raises ``LockLost``, as if another consumer had the message."""
+        self._broker.is_lost = True
 
 
-class NotedMessage(_Noted, Message):
-    """A ``tenure.Message`` whose verbs are noted; made by :func:`message`."""
+class RecordingMessage(_Recording, Message):
+    """A ``tenure.Message`` whose verbs are recorded; made by :func:`message`."""
 
 
-class NotedBlockingMessage(_Noted, BlockingMessage):
-    """A ``tenure.sync.Message`` whose verbs are noted; made by :func:`message_for_threads`."""
+class RecordingBlockingMessage(_Recording, BlockingMessage):
+    """A ``tenure.sync.Message`` whose verbs are recorded; made by :func:`message_for_threads`."""
 
 
-def message(body: bytes = b"", *, json: object = NOT_GIVEN, **options: Unpack[MessageOptions]) -> NotedMessage:
+def message(body: bytes = b"", *, json: object = NOT_GIVEN, **options: Unpack[MessageOptions]) -> RecordingMessage:
     """Return a message to call an async handler with, in a test.
 
-    It is as received from a queue: values that ``send`` would refuse are refused. Its verbs reach no broker; the
-    first that passes a verdict stands, and ``message.verdict`` tells it. A second one raises ``LockLost``, as it would.
+    It is as received from a queue: values that ``send`` would refuse are refused. Its verbs reach no broker;
+    ``message.verdict`` is the first verdict passed. A second one raises ``LockLost``, as with a broker.
 
     Args:
         body: The content, as bytes.
@@ -135,7 +135,7 @@ def message(body: bytes = b"", *, json: object = NOT_GIVEN, **options: Unpack[Me
             ``priority``, ``reply_to``, ``correlation_id``, ``enqueued_at`` (now), and ``lock`` in seconds (30).
 
     Raises:
-        ConfigError: No queue would have such a message.
+        ConfigError: No queue would accept such a message.
 
     Example::
 
@@ -143,28 +143,28 @@ def message(body: bytes = b"", *, json: object = NOT_GIVEN, **options: Unpack[Me
         await handle(order)
         assert order.verdict is None  # so consume completes it
     """
-    delivery, notes, context = _made(body, json, options)
-    made = NotedMessage(delivery, context)
-    made._notes = notes
-    return made
+    delivery, broker, context = _parts(body, json, options)
+    message = RecordingMessage(delivery, context)
+    message._broker = broker
+    return message
 
 
 def message_for_threads(
     body: bytes = b"", *, json: object = NOT_GIVEN, **options: Unpack[MessageOptions]
-) -> NotedBlockingMessage:
-    """Return a message to call a plain handler with, one that runs in a thread. See :func:`message`."""
-    delivery, notes, context = _made(body, json, options)
-    made = NotedBlockingMessage(Message(delivery, context), _at_once)
-    made._notes = notes
-    return made
+) -> RecordingBlockingMessage:
+    """Return a message to call a handler with that runs in a thread. See :func:`message`."""
+    delivery, broker, context = _parts(body, json, options)
+    message = RecordingBlockingMessage(Message(delivery, context), _run_at_once)
+    message._broker = broker
+    return message
 
 
 def message_for_process(body: bytes = b"", *, json: object = NOT_GIVEN, **options: Unpack[MessageOptions]) -> Received:
     """Return a message to call a handler with that runs in a process: it has no verbs. See :func:`message`."""
-    return Received(_made(body, json, options)[0])
+    return Received(_parts(body, json, options)[0])
 
 
-def _made(body: bytes, json: object, options: MessageOptions) -> tuple[Delivery, _Notes, QueueContext]:
+def _parts(body: bytes, json: object, options: MessageOptions) -> tuple[Delivery, _RecordingBroker, QueueContext]:
     settings = QueueSettings(lock=options.get("lock", 30.0))
     queue = check_name(options.get("queue", "orders"))
     for name in ("delivery_count", "sequence"):
@@ -195,12 +195,12 @@ def _made(body: bytes, json: object, options: MessageOptions) -> tuple[Delivery,
         reply_to=one.reply_to,
         correlation_id=one.correlation_id,
     )
-    notes = _Notes(settings)
-    context = _QuietContext(queue, cast(Broker, notes), cast(RenewalThread, None), SystemClock(), settings, "test")
-    return delivery, notes, context
+    recording = _RecordingBroker(settings)
+    context = _QuietContext(queue, cast(Broker, recording), cast(RenewalThread, None), SystemClock(), settings, "test")
+    return delivery, recording, context
 
 
-def _at_once(start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def _run_at_once(start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run the coroutine that *start* makes, which waits for nothing."""
     try:
         start().send(None)

@@ -1,4 +1,4 @@
-"""Misbehaving objects, as users' code may have: errors that can't be printed, or lie about themselves.
+"""Misbehaving objects, as users' code may have: errors that can't be printed, or whose attributes are wrong.
 
 The conformance suites hand them to real consumers, the simulators to simulated ones.
 """
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from tenure._queue.retry import Reject
 
 
-class Mute(Exception):
+class Unprintable(Exception):
     """Can't be printed."""
 
     def __str__(self) -> str:
@@ -26,15 +26,15 @@ class Mute(Exception):
         raise LookupError("neither true nor false")
 
 
-class Leaving(Exception):
+class ExitsWhenPrinted(Exception):
     """Ends the program when it is printed."""
 
     def __str__(self) -> str:
         raise SystemExit("printed")
 
 
-class Spoilt(Reject):
-    """Has lost its arguments."""
+class RejectWithoutReason(Reject):
+    """Has lost its reason and its description."""
 
     def __init__(self) -> None:
         self.reason = None  # type: ignore[assignment]
@@ -43,18 +43,18 @@ class Spoilt(Reject):
 
 ODD_ERRORS: MappingProxyType[str, Callable[[], BaseException]] = MappingProxyType(
     {
-        "mute": Mute,
-        "leaving": Leaving,
-        "spoilt": Spoilt,
+        "unprintable": Unprintable,
+        "exits when printed": ExitsWhenPrinted,
+        "reject without reason": RejectWithoutReason,
         "stop iteration": StopIteration,
         "stop async iteration": StopAsyncIteration,
         "cancelled": asyncio.CancelledError,
         "generator exit": GeneratorExit,
         "system exit": lambda: SystemExit(3),
-        "base": lambda: BaseException("of no family"),
+        "base": lambda: BaseException("neither Exception nor exit"),
     }
 )
-"""Errors that a handler, a hook or work may raise and end only itself, by name. Each call makes a new one."""
+"""Errors by name. A handler, a hook or work that raises one ends only itself. Each call makes a new error."""
 
 
 def odd_error(rng: random.Random) -> BaseException:

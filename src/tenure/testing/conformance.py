@@ -1,4 +1,4 @@
-"""Suites that every backend passes: write a harness and two lines, and they say whether the backend is done.
+"""Suites that every backend passes: write a harness and two lines for each suite, and run them with pytest.
 
 ::
 
@@ -14,7 +14,7 @@
         harness = MyHarness
 
 
-    class TestMyLeaseStrain(LeaseStrainSuite):
+    class TestMyLeaseCapacity(LeaseCapacitySuite):
         harness = MyHarness
 
 
@@ -22,7 +22,7 @@
         harness = MyQueueHarness
 
 
-    class TestMyLiveMessages(LiveSuite):
+    class TestMyLiveMessages(LiveMessagesSuite):
         harness = MyQueueHarness
 
 
@@ -34,11 +34,11 @@
         harness = MyQueueHarness
 
 
-    class TestMyQueueStrain(BrokerStrainSuite):
+    class TestMyQueueCapacity(BrokerCapacitySuite):
         harness = MyQueueHarness
 
 
-    class TestMyLocks(LockSuite):
+    class TestMyLocks(LockExpirySuite):
         harness = MyQueueHarness
 
 
@@ -52,41 +52,41 @@ from tenure._public import publish_all
 from tenure.testing._conformance.cost import Scale
 from tenure.testing._conformance.harness import (
     Fault,
+    FaultyBroker,
+    FaultyLeaseStore,
     GiveUp,
     LeaseHarness,
-    Lossy,
-    LossyBroker,
     QueueHarness,
 )
+from tenure.testing._conformance.leases.capacity import LeaseCapacitySuite
 from tenure.testing._conformance.leases.cost import LeaseCostSuite
 from tenure.testing._conformance.leases.faults import LeaseFaultSuite
-from tenure.testing._conformance.leases.strain import LeaseStrainSuite
 from tenure.testing._conformance.leases.suite import LeaseStoreSuite
+from tenure.testing._conformance.queues.capacity import BrokerCapacitySuite
 from tenure.testing._conformance.queues.consumers import ConsumerSuite
 from tenure.testing._conformance.queues.cost import BrokerCostSuite
 from tenure.testing._conformance.queues.faults import BrokerFaultSuite
-from tenure.testing._conformance.queues.live import LiveSuite
-from tenure.testing._conformance.queues.locks import LockSuite
-from tenure.testing._conformance.queues.strain import BrokerStrainSuite
+from tenure.testing._conformance.queues.live import LiveMessagesSuite
+from tenure.testing._conformance.queues.locks import LockExpirySuite
 from tenure.testing._conformance.queues.suite import BrokerSuite
 
 __all__ = [
+    "BrokerCapacitySuite",
     "BrokerCostSuite",
     "BrokerFaultSuite",
-    "BrokerStrainSuite",
     "BrokerSuite",
     "ConsumerSuite",
     "Fault",
+    "FaultyBroker",
+    "FaultyLeaseStore",
     "GiveUp",
+    "LeaseCapacitySuite",
     "LeaseCostSuite",
     "LeaseFaultSuite",
     "LeaseHarness",
     "LeaseStoreSuite",
-    "LeaseStrainSuite",
-    "LiveSuite",
-    "LockSuite",
-    "Lossy",
-    "LossyBroker",
+    "LiveMessagesSuite",
+    "LockExpirySuite",
     "QueueHarness",
     "Scale",
 ]

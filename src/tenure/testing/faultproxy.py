@@ -1,22 +1,22 @@
-"""A TCP proxy on loopback that hurts connections: delays, stalls, resets, refuses, loses answers. Needs no root.
+"""A TCP proxy on loopback that injects faults: delays, stalls, resets, refusals, lost answers. Needs no root.
 
 ::
 
     async with FaultProxy("127.0.0.1", 6379) as proxy:  # clients use proxy.host and proxy.port
-        proxy.delay(0.2)  # each way, for what comes from now on
-        proxy.stall("up")  # what clients say is held back, their connections stay open
-        proxy.stall()  # both ways: a black hole, as in a partition; no FIN, no RST
-        proxy.lose_answers()  # questions get through; the first byte of an answer resets the connection
+        proxy.delay(0.2)  # in each direction, for data received from now on
+        proxy.stall("up")  # data of clients is held back, their connections stay open
+        proxy.stall()  # both directions: as in a partition; no FIN, no RST
+        proxy.lose_answers()  # requests get through; the first byte of an answer resets the connection
         proxy.lose_answers(after=100, by="stall")
-        proxy.strand()  # the connections that stand never answer again, new ones work
+        proxy.stall_existing()  # existing connections carry no more answers, new ones work
         proxy.reset()  # every connection, now
         proxy.refuse()  # new connections are reset at once
-        proxy.lead_to("127.0.0.1", 6380)  # new connections go to another server, as when a name has moved
-        proxy.heal()  # what was held back goes on its way
+        proxy.redirect("127.0.0.1", 6380)  # new connections go to another server, as after a change of DNS
+        proxy.heal()  # data that was held back is sent on
         async with late(proxy) as give_up:
-            await give_up(store.renew(grants, ttl))  # the asker has gone; after the block, the server gets it
+            await give_up(store.renew(grants, ttl))  # the caller gives up; after the block, the server gets it
 
-*Up* is from the client to the server, *down* is back. Everything belongs to the loop that entered the proxy.
+*Up* is from the client to the server, *down* is back. The proxy runs on the loop that entered it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Loss = Literal["reset", "stall"]
 """How an answer is lost: the connection is reset, or it stays open and carries nothing more."""
 
 CHUNK = 65_536
-CHUNKS_HELD = 64  # of one connection and way; then the sender is slowed down, as by a full network
+CHUNKS_HELD = 64  # of one connection and direction; then the sender must wait, as on a full network
 _LINGER_NONE = struct.pack("ii", 1, 0)  # close() sends RST, and not FIN
 
 
@@ -49,22 +49,22 @@ class FaultProxy:
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
-        self._links: set[_Link] = set()
+        self._connections: set[_Connection] = set()
         self._tasks = Tasks()
         self._refusing = False
         self._resets = 0
-        self.gates: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
+        self.flowing: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self.delays: dict[Direction, float] = {"up": 0.0, "down": 0.0}
         self.loss: tuple[int, Loss] | None = None
-        self.catching: asyncio.Event | None = None
-        """Set by the first connection that has something for the server, which then holds it until ``deliver``."""
+        self.holding: asyncio.Event | None = None
+        """Set by the first connection that gets data for the server, which then holds this data until ``deliver``."""
         self.host: str = "127.0.0.1"
         self.port: int = 0
         self.accepted: int = 0
-        """How many connections were let in so far."""
+        """The number of connections accepted so far."""
 
     async def __aenter__(self) -> FaultProxy:
-        self._server = await asyncio.start_server(self._welcome, self.host, 0)
+        self._server = await asyncio.start_server(self._accept, self.host, 0)
         self.port = self._server.sockets[0].getsockname()[1]
         self.heal()
         return self
@@ -73,9 +73,9 @@ class FaultProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.close()
-        self.refuse()  # what has come, and was not looked at yet
+        self.refuse()  # connections that were made, and not accepted yet
         self.reset()
-        for _ in range(10):  # a connection that came just now is made, welcomed and reset in a turn of the loop each
+        for _ in range(10):  # a new connection is made, accepted and reset, each in one iteration of the loop
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)
         await self._server.wait_closed()
@@ -83,71 +83,71 @@ class FaultProxy:
     @property
     def open(self) -> int:
         """How many connections are open."""
-        return len(self._links)
+        return len(self._connections)
 
     # --- faults ---
 
-    def delay(self, seconds: float, *ways: Direction) -> None:
-        """Let everything that comes from now on arrive so much later; both ways if none is given."""
-        for way in _meant(ways):
-            self.delays[way] = seconds
+    def delay(self, seconds: float, *directions: Direction) -> None:
+        """Delay all data received from now on by *seconds*; in both directions if none is given."""
+        for direction in _or_both(directions):
+            self.delays[direction] = seconds
 
-    def stall(self, *ways: Direction) -> None:
-        """Hold everything back; both ways if none is given. Connections can still be made, and seem to work."""
-        for way in _meant(ways):
-            self.gates[way].clear()
+    def stall(self, *directions: Direction) -> None:
+        """Hold all data back; in both directions if none is given. Connections can still be made, and seem to work."""
+        for direction in _or_both(directions):
+            self.flowing[direction].clear()
 
     def lose_answers(self, *, after: int = 0, by: Loss = "reset") -> None:
-        """Let each connection bring back *after* more bytes, and then break it, by a reset or by silence.
+        """Let *after* more bytes of answers through on each connection; then reset it, or hold back the rest.
 
-        What was asked is carried out all the same: the first byte of an answer is not sent before that.
+        The requests are carried out all the same: the server answers only after that.
         """
         self.loss = after, by
-        for link in self._links:
-            link.lose(self.loss)
+        for connection in self._connections:
+            connection.lose(self.loss)
 
-    def strand(self) -> None:
-        """Let the connections that stand be silent from now on; new ones work."""
-        for link in self._links:
-            link.lose((0, "stall"))
+    def stall_existing(self) -> None:
+        """Hold back all further answers on the existing connections; new ones work."""
+        for connection in self._connections:
+            connection.lose((0, "stall"))
 
     def reset(self) -> None:
         """Break every connection with RST, also one that is still being made."""
         self._resets += 1
-        for link in list(self._links):
-            link.break_()
+        for connection in list(self._connections):
+            connection.reset()
 
     def refuse(self) -> None:
-        """Reset new connections at once; those that stand are left alone."""
+        """Reset new connections at once; existing ones are not changed."""
         self._refusing = True
 
-    def lead_to(self, host: str, port: int) -> None:
-        """Let new connections go to another server; those that stand are left alone, and ``heal`` changes nothing."""
+    def redirect(self, host: str, port: int) -> None:
+        """Let new connections go to another server. Existing ones are not changed, and ``heal`` does not undo this."""
         self._target = host, port
 
     async def deliver(self) -> None:
-        """Bring what was caught to the server, and wait until it has answered or closed the connection.
+        """Send the held requests to the server, and wait until it has answered or closed the connection.
 
-        A client that has closed its connection meanwhile is seen to do so by the server only then.
+        Only then does the server see that a client has closed its connection meanwhile.
         """
-        caught = [link for link in self._links if link.is_caught]
-        for link in caught:
-            link.let_go()
-        await asyncio.gather(*(link.answered.wait() for link in caught))
+        held = [connection for connection in self._connections if connection.is_held]
+        for connection in held:
+            connection.release()
+        await asyncio.gather(*(connection.answered.wait() for connection in held))
 
     def heal(self) -> None:
-        """End every fault. What was held back arrives, on connections that have outlasted it."""
+        """End every fault. Data that was held back is sent on, on connections that are still open."""
         self._refusing = False
         self.loss = None
-        for way, gate in self.gates.items():
-            self.delays[way] = 0.0
-            gate.set()
-        for link in self._links:
-            link.lose(None)
+        for direction, flowing in self.flowing.items():
+            self.delays[direction] = 0.0
+            flowing.set()
+        for connection in self._connections:
+            connection.lose(None)
 
-    # --- inner ---
+    # --- connections ---
 
-    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.keep(task)
@@ -157,28 +157,28 @@ class FaultProxy:
         self.accepted += 1
         resets = self._resets
         try:
-            there = await asyncio.open_connection(*self._target)
+            server = await asyncio.open_connection(*self._target)
         except OSError:
             _reset(writer)
             return
         if self._resets != resets:
             _reset(writer)
-            _reset(there[1])
+            _reset(server[1])
             return
-        link = _Link(self, (reader, writer), there)
-        link.lose(self.loss)
-        self._links.add(link)
+        connection = _Connection(self, (reader, writer), server)
+        connection.lose(self.loss)
+        self._connections.add(connection)
         try:
-            await link.run()
+            await connection.run()
         finally:
-            self._links.discard(link)
+            self._connections.discard(connection)
 
 
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-_Held = asyncio.Queue[tuple[float, bytes]]  # when it is due, and what; nothing is the end
+_Buffer = asyncio.Queue[tuple[float, bytes]]  # the time when it is due, and the data; empty at the end
 
 
-class _Link:
+class _Connection:
     """One client's connection, and the one made for it to the server."""
 
     def __init__(self, proxy: FaultProxy, client: _Stream, server: _Stream) -> None:
@@ -186,34 +186,34 @@ class _Link:
         self._client = client
         self._server = server
         self._loss: tuple[int, Loss] | None = None
-        self._unlost = asyncio.Event()
+        self._not_losing = asyncio.Event()
         self._broken = False
         self._pumps: list[asyncio.Task[None]] = []
-        self._passable = asyncio.Event()
-        self._passable.set()
+        self._released = asyncio.Event()
+        self._released.set()
         self.answered = asyncio.Event()
         self.answered.set()
 
     @property
-    def is_caught(self) -> bool:
-        """Whether it holds back what its client has asked."""
-        return not self._passable.is_set()
+    def is_held(self) -> bool:
+        """Whether it holds back a request of its client."""
+        return not self._released.is_set()
 
-    def let_go(self) -> None:
-        """Send on what was held back."""
-        self._passable.set()
+    def release(self) -> None:
+        """Send on the request that was held back."""
+        self._released.set()
 
     async def run(self) -> None:
-        """Carry both ways until both have ended, or the connection is broken."""
-        up: _Held = asyncio.Queue(CHUNKS_HELD)
-        down: _Held = asyncio.Queue(CHUNKS_HELD)
+        """Copy data in both directions until both have ended, or the connection is broken."""
+        up: _Buffer = asyncio.Queue(CHUNKS_HELD)
+        down: _Buffer = asyncio.Queue(CHUNKS_HELD)
         self._pumps = [
             asyncio.create_task(pump)
             for pump in (
-                self._take_in(self._client[0], up, "up"),
-                self._give_out(self._server[1], up, "up"),
-                self._take_in(self._server[0], down, "down"),
-                self._give_out(self._client[1], down, "down"),
+                self._receive_all(self._client[0], up, "up"),
+                self._send_all(self._server[1], up, "up"),
+                self._receive_all(self._server[0], down, "down"),
+                self._send_all(self._client[1], down, "down"),
             )
         ]
         try:
@@ -221,10 +221,10 @@ class _Link:
         except OSError:
             self._broken = True  # one side was reset: so is the other
         except asyncio.CancelledError:
-            if not self._broken:  # it is us who are cancelled, with the loop
+            if not self._broken:  # this task itself is cancelled, with the loop
                 raise
         finally:
-            self.answered.set()  # or it never will
+            self.answered.set()  # otherwise ``deliver`` would wait for ever
             for pump in self._pumps:
                 pump.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
@@ -235,7 +235,7 @@ class _Link:
                 with suppress(OSError):
                     await writer.wait_closed()
 
-    def break_(self) -> None:
+    def reset(self) -> None:
         """Reset both sides."""
         self._broken = True
         for _, writer in (self._client, self._server):
@@ -244,54 +244,54 @@ class _Link:
             pump.cancel()
 
     def lose(self, loss: tuple[int, Loss] | None) -> None:
-        """Count down, from now, to the byte with which answers are lost; or lose none any more."""
+        """Lose answers as *loss* says: after so many bytes from now, and how; None: lose no more."""
         self._loss = loss
         if loss is None:
-            self._unlost.set()
+            self._not_losing.set()
         else:
-            self._unlost.clear()
+            self._not_losing.clear()
 
-    async def _take_in(self, source: asyncio.StreamReader, held: _Held, way: Direction) -> None:
-        # Taking in goes on while the other end waits, so that a delay is a delay, and not a narrow road.
+    async def _receive_all(self, source: asyncio.StreamReader, held: _Buffer, direction: Direction) -> None:
+        # Receiving goes on while earlier data waits to be sent, so that a delay does not limit the throughput.
         loop = asyncio.get_running_loop()
         while True:
             data = await source.read(CHUNK)
-            if way == "down" and self._passable.is_set():
+            if direction == "down" and self._released.is_set():
                 self.answered.set()
-            await held.put((loop.time() + self._proxy.delays[way], data))
+            await held.put((loop.time() + self._proxy.delays[direction], data))
             if not data:
                 return
 
-    async def _give_out(self, sink: asyncio.StreamWriter, held: _Held, way: Direction) -> None:
+    async def _send_all(self, sink: asyncio.StreamWriter, held: _Buffer, direction: Direction) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due, data = await held.get()
             if (pause := due - loop.time()) > 0:
                 await asyncio.sleep(pause)
-            await self._proxy.gates[way].wait()
-            if way == "up":
-                await self._hold_if_caught(data)
+            await self._proxy.flowing[direction].wait()
+            if direction == "up":
+                await self._hold_if_requested(data)
             if not data:
                 if sink.can_write_eof():
                     sink.write_eof()
                 return
-            if way == "down" and self._loss is not None:
-                data = await self._lose_some(sink, data)
+            if direction == "down" and self._loss is not None:
+                data = await self._lose_answer(sink, data)
             sink.write(data)
             await sink.drain()
 
-    async def _hold_if_caught(self, data: bytes) -> None:
-        catching = self._proxy.catching
-        if data and catching is not None and not catching.is_set():
-            self._passable.clear()
+    async def _hold_if_requested(self, data: bytes) -> None:
+        holding = self._proxy.holding
+        if data and holding is not None and not holding.is_set():
+            self._released.clear()
             self.answered.clear()
-            catching.set()
-        await self._passable.wait()
+            holding.set()
+        await self._released.wait()
         if not data:
-            await self.answered.wait()  # a server may drop the question of a client that is seen to have gone
+            await self.answered.wait()  # a server may drop the request of a client that has closed its connection
 
-    async def _lose_some(self, sink: asyncio.StreamWriter, data: bytes) -> bytes:
-        """Send what may still come back; return what comes after it, once answers are no longer lost."""
+    async def _lose_answer(self, sink: asyncio.StreamWriter, data: bytes) -> bytes:
+        """Send the bytes that may still pass; return the rest, once answers are no longer lost."""
         assert self._loss is not None
         left, by = self._loss
         through, rest = data[:left], data[left:]
@@ -300,33 +300,33 @@ class _Link:
         if rest:
             if by == "reset":
                 await sink.drain()
-                self.break_()
-                await asyncio.sleep(0)  # which is where we are cancelled
-            await self._unlost.wait()
+                self.reset()
+                await asyncio.sleep(0)  # this task is cancelled here
+            await self._not_losing.wait()
         return rest
 
 
 @asynccontextmanager
 async def late(*proxies: FaultProxy) -> AsyncIterator[Callable[[Awaitable[object]], Awaitable[None]]]:
-    """Yield what holds a question on its way through *proxies* and has its asker give up; deliver it after the block.
+    """Yield a function that gives up a request that *proxies* hold back; deliver the request after the block.
 
-    The asker must be connected already: what is held is the first thing that it sends.
+    The client must be connected already: the first data that it sends is held.
     """
 
-    async def give_up(question: Awaitable[object]) -> None:
-        caught = asyncio.Event()
+    async def give_up(request: Awaitable[object]) -> None:
+        held = asyncio.Event()
         for proxy in proxies:
-            proxy.catching = caught
-        asking, catching = asyncio.ensure_future(question), asyncio.ensure_future(caught.wait())
-        await asyncio.wait({asking, catching}, return_when=asyncio.FIRST_COMPLETED)
+            proxy.holding = held
+        asking, holding = asyncio.ensure_future(request), asyncio.ensure_future(held.wait())
+        await asyncio.wait({asking, holding}, return_when=asyncio.FIRST_COMPLETED)
         for proxy in proxies:
-            proxy.catching = None
+            proxy.holding = None
         is_early = asking.done()
         asking.cancel()
-        catching.cancel()
-        answers = await asyncio.gather(asking, catching, return_exceptions=True)
+        holding.cancel()
+        answers = await asyncio.gather(asking, holding, return_exceptions=True)
         if is_early:
-            raise RuntimeError(f"the question was answered without being sent: {answers[0]!r}")
+            raise RuntimeError(f"the request was answered without being sent: {answers[0]!r}")
 
     try:
         yield give_up
@@ -335,8 +335,8 @@ async def late(*proxies: FaultProxy) -> AsyncIterator[Callable[[Awaitable[object
             await proxy.deliver()
 
 
-def _meant(ways: tuple[Direction, ...]) -> tuple[Direction, ...]:
-    return ways or ("up", "down")
+def _or_both(directions: tuple[Direction, ...]) -> tuple[Direction, ...]:
+    return directions or ("up", "down")
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

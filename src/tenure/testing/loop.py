@@ -1,4 +1,4 @@
-"""An asyncio event loop in virtual time: sleeping costs nothing, one seed decides the order of simultaneous events.
+"""An asyncio event loop in virtual time: sleeping takes no real time; a seed decides the order of simultaneous events.
 
 Rules:
 
@@ -6,8 +6,8 @@ Rules:
 - ``call_soon`` keeps its order, as asyncio promises. Timers for the same moment fire in an order drawn from the seed.
 - There are no threads. ``run_in_executor`` runs its function at once, and no time passes. A function that waits for
   this loop blocks for ever.
-- Nothing runnable and no timer set is :class:`Deadlock`; no end in sight at one moment is :class:`Livelock`; both say
-  which tasks wait, and where.
+- Nothing runnable and no timer set raises :class:`Deadlock`; too many callbacks at one moment raise :class:`Livelock`;
+  both list the waiting tasks, and where they wait.
 
 ::
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEPS_MAX = 200_000
-"""How many callbacks may run at one moment before it counts as a livelock."""
+"""The number of callbacks at one moment above which it counts as a livelock."""
 
 _log = logging.getLogger("asyncio")
 
@@ -51,7 +51,7 @@ class Deadlock(RuntimeError):
 
 
 class Livelock(RuntimeError):
-    """Callbacks went on and on without any time passing."""
+    """Callbacks ran without end while no time passed."""
 
 
 class LimitReached(TimeoutError):
@@ -62,7 +62,7 @@ def _refused(self: VirtualLoop, *args: object, **options: object) -> Any:
     raise NotImplementedError("a loop in virtual time has no sockets, signals, pipes or processes")
 
 
-_outside: Any = _refused  # typed so that it may stand for any method
+_unsupported: Any = _refused  # typed so that it may replace any method
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -70,17 +70,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     Args:
         seed: Decides the order of timers that are due at the same moment. The same seed gives the same run.
-        start: The loop's time when it is made.
+        start: The loop's first time, in seconds.
     """
 
     is_virtual = True
-    """Says to :func:`tenure.connect`, which would wait for a thread, that there is none."""
+    """Read by :func:`tenure.connect`, which must not wait for a thread here."""
 
     def __init__(self, seed: int = 0, *, start: float = 0.0) -> None:
         self.unhandled: list[dict[str, Any]] = []
-        """Uncaught exceptions: the contexts that asyncio would have logged. A test looks here at its end."""
+        """Uncaught exceptions: the contexts that asyncio would have logged, for a test to check at its end."""
         self.steps: int = 0
-        """How many callbacks have run."""
+        """The number of callbacks that have run."""
         self._rng = random.Random(seed)
         self._now = start
         self._ready: deque[asyncio.Handle] = deque()
@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return VirtualClock(self, rate=rate, offset=offset)
 
     def block(self, seconds: float) -> None:
-        """Let *seconds* pass in which nothing runs, as a call that blocks the loop would."""
+        """Let *seconds* pass while no callback runs, as a call that blocks the loop would."""
         self._now += max(0.0, seconds)
 
     # --- scheduling ---
@@ -113,7 +113,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Run *callback* before time goes on, after those asked for earlier."""
+        """Run *callback* before time advances, after those scheduled earlier."""
         self._check_open()
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -142,10 +142,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: a cancelled timer is passed over when its time comes."""
+        """Do nothing: a cancelled timer is skipped when it is due."""
 
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
-        """Run *func* at once, outside the loop as a thread would see it; no virtual time passes."""
+        """Run *func* at once, without a running loop, as in a thread; no virtual time passes."""
         future: asyncio.Future[T] = self.create_future()
         inside = events._get_running_loop()
         events._set_running_loop(None)
@@ -195,11 +195,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Run until *future* is done and return its result.
 
         Args:
-            limit: How many seconds of virtual time it may take.
+            limit: The longest time that it may take, in virtual seconds.
 
         Raises:
-            Deadlock: It waits for something that can't come.
-            Livelock: Callbacks went on without any time passing.
+            Deadlock: It waits, and nothing is left to run.
+            Livelock: Callbacks ran without end while no time passed.
             LimitReached: It was not done within *limit*.
         """
         self._check_open()
@@ -227,7 +227,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def close(self) -> None:
-        """Forget everything that is scheduled."""
+        """Remove everything that is scheduled."""
         if self._running:
             raise RuntimeError("a running loop can't be closed")
         self._closed = True
@@ -240,7 +240,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         sys.set_asyncgen_hooks(firstiter=self._generators.add, finalizer=self._finalize)
         events._set_running_loop(self)
         self._running, self._stopping = True, False
-        at_once = 0
+        at_this_time = 0
         try:
             while not done() and not self._stopping:
                 before = self._now
@@ -248,17 +248,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     if may_idle:
                         return
                     raise Deadlock(f"nothing is left to run at {self._now:g} s; {self._waiting_tasks()}")
-                at_once = at_once + len(self._ready) if self._now == before else 0
-                if at_once > STEPS_MAX:
-                    raise Livelock(f"{at_once} callbacks ran at {self._now:g} s; {self._waiting_tasks()}")
-                self._turn()
+                at_this_time = at_this_time + len(self._ready) if self._now == before else 0
+                if at_this_time > STEPS_MAX:
+                    raise Livelock(f"{at_this_time} callbacks ran at {self._now:g} s; {self._waiting_tasks()}")
+                self._run_ready()
         finally:
             self._running = False
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
 
     def _wake(self, limit: float) -> bool:
-        """Make the timers ready that are due, going on in time only if nothing else is; False if there is nothing."""
+        """Make the due timers ready; advance time only if nothing is ready. Return False if nothing is left."""
         while self._timers and self._timers[0][3].cancelled():
             heapq.heappop(self._timers)
         if not self._ready:
@@ -272,8 +272,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._ready.append(heapq.heappop(self._timers)[3])
         return True
 
-    def _turn(self) -> None:
-        """Run what is ready now; what becomes ready meanwhile has its turn after the timers were looked at."""
+    def _run_ready(self) -> None:
+        """Run the callbacks that are ready now; those that become ready meanwhile run after the due timers."""
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
             if not handle.cancelled():
@@ -316,10 +316,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Remember the value; debug mode changes nothing here."""
         self._debug = enabled
 
-    # --- leaving ---
+    # --- shutdown ---
 
     async def shutdown_asyncgens(self) -> None:
-        """Close the asynchronous generators that were begun and not finished."""
+        """Close the asynchronous generators that were started and not finished."""
         generators = list(self._generators)
         self._generators.clear()
         results = await asyncio.gather(*(each.aclose() for each in generators), return_exceptions=True)
@@ -346,44 +346,44 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # --- not supported ---
 
-    add_reader = _outside
-    add_signal_handler = _outside
-    add_writer = _outside
-    connect_accepted_socket = _outside
-    connect_read_pipe = _outside
-    connect_write_pipe = _outside
-    create_connection = _outside
-    create_datagram_endpoint = _outside
-    create_server = _outside
-    create_unix_connection = _outside
-    create_unix_server = _outside
-    getaddrinfo = _outside
-    getnameinfo = _outside
-    remove_reader = _outside
-    remove_signal_handler = _outside
-    remove_writer = _outside
-    sendfile = _outside
-    sock_accept = _outside
-    sock_connect = _outside
-    sock_recv = _outside
-    sock_recv_into = _outside
-    sock_recvfrom = _outside
-    sock_recvfrom_into = _outside
-    sock_sendall = _outside
-    sock_sendfile = _outside
-    sock_sendto = _outside
-    start_tls = _outside
-    subprocess_exec = _outside
-    subprocess_shell = _outside
+    add_reader = _unsupported
+    add_signal_handler = _unsupported
+    add_writer = _unsupported
+    connect_accepted_socket = _unsupported
+    connect_read_pipe = _unsupported
+    connect_write_pipe = _unsupported
+    create_connection = _unsupported
+    create_datagram_endpoint = _unsupported
+    create_server = _unsupported
+    create_unix_connection = _unsupported
+    create_unix_server = _unsupported
+    getaddrinfo = _unsupported
+    getnameinfo = _unsupported
+    remove_reader = _unsupported
+    remove_signal_handler = _unsupported
+    remove_writer = _unsupported
+    sendfile = _unsupported
+    sock_accept = _unsupported
+    sock_connect = _unsupported
+    sock_recv = _unsupported
+    sock_recv_into = _unsupported
+    sock_recvfrom = _unsupported
+    sock_recvfrom_into = _unsupported
+    sock_sendall = _unsupported
+    sock_sendfile = _unsupported
+    sock_sendto = _unsupported
+    start_tls = _unsupported
+    subprocess_exec = _unsupported
+    subprocess_shell = _unsupported
 
 
 class VirtualClock:
     """A :class:`tenure._runtime.clock.Clock` on a virtual loop, with a rate and an offset of its own.
 
     Args:
-        loop: Its time is read.
-        rate: How many seconds it shows per second of the loop.
-        offset: What it shows when the loop's time is 0.
+        loop: The loop whose time is read.
+        rate: Seconds of this clock per second of the loop.
+        offset: The time of this clock when the loop's time is 0.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, rate: float = 1.0, offset: float = 0.0) -> None:
@@ -407,7 +407,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit: float | None = No
 
     Args:
         seed: Decides the order of simultaneous events.
-        limit: How many seconds of virtual time *main* may take.
+        limit: The longest time that *main* may take, in virtual seconds.
 
     Raises:
         Deadlock, Livelock, LimitReached: see :meth:`VirtualLoop.run_until_complete`.
@@ -431,7 +431,7 @@ def _cancel_rest(loop: VirtualLoop) -> None:
         try:
             loop.run_until_complete(asyncio.wait(rest))
         except (Deadlock, Livelock):
-            # A task that does not obey would hide the reason why we are leaving; it is dropped with the loop.
+            # Raising this would hide the first error; tasks that ignore their cancellation are dropped with the loop.
             _log.warning("tasks ignored their cancellation: %s", ", ".join(sorted(task.get_name() for task in rest)))
 
 

@@ -16,7 +16,7 @@ Name it in your ``conftest.py``, and then ask for its fixtures::
 
 A test that asks for ``seed``, or for ``in_virtual_time``, runs once for each of the seeds: with ``--seeds 500`` for the
 first five hundred, with ``--seeds 17-17`` for one. A seed decides the order of events at the same moment; it
-stands in the test's name.
+is part of the test's name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["in_virtual_time", "memory_backend", "memory_queue", "memory_queue_fo
 T = TypeVar("T")
 
 LIMIT = 86_400.0
-"""Virtual seconds that a test may take: one that goes on for a day will not end."""
+"""Virtual seconds that a test may take: a test that runs for a day is taken for one that never ends."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,10 +72,10 @@ def _names(argnames: str | Sequence[str]) -> list[str]:
 
 
 def seeds_of(text: str) -> range:
-    """Return the seeds that *text* means: ``"20"`` the first twenty, ``"7-9"`` these three.
+    """Parse a number of seeds (``"20"``: the first twenty) or a range (``"7-9"``: these three).
 
     Raises:
-        ArgumentTypeError: It means none.
+        ArgumentTypeError: *text* is neither, or names no seed.
     """
     first, dash, last = text.partition("-")
     with suppress(ValueError):
@@ -87,7 +87,7 @@ def seeds_of(text: str) -> range:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Return the seed of this run; the first one if asked for too late to run with each."""
+    """Return the seed of this run; the first one if the fixture is requested dynamically."""
     seeds: range = request.config.getoption("--seeds")
     return seeds[0]
 
@@ -99,21 +99,21 @@ def in_virtual_time(seed: int) -> Callable[[Coroutine[Any, Any, T]], T]:
     It raises ``LimitReached`` after a virtual day, and ``Deadlock`` where the coroutine would wait for ever.
     """
 
-    def run_it(main: Coroutine[Any, Any, T]) -> T:
+    def run_main(main: Coroutine[Any, Any, T]) -> T:
         return run(main, seed=seed, limit=LIMIT)
 
-    return run_it
+    return run_main
 
 
 @pytest.fixture
 def memory_url() -> str:
-    """Return the URL of a store in memory that no other test uses; all that connect to it in this process share it."""
+    """Return the URL of a store in memory that no other test uses; all backends of this process share its data."""
     return f"memory:{uuid4().hex}"
 
 
 @pytest.fixture
 def memory_backend(memory_url: str) -> Iterator[Backend]:
-    """Yield a backend in memory that no other test uses, open, for any loop; not for virtual time."""
+    """Yield an open backend in memory that no other test uses, for any loop; not for virtual time."""
     renewal_thread = RenewalThread.enter()
     try:
         backend = renewal_thread.call_blocking(Backend(memory_url).open)
@@ -131,6 +131,6 @@ def memory_queue(memory_backend: Backend) -> Queue:
 
 @pytest.fixture
 def memory_queue_for_threads(memory_backend: Backend) -> Iterator[tenure.sync.Queue]:
-    """Yield the same queue as ``memory_queue`` does, as ``tenure.sync`` has it."""
+    """Yield the queue of ``memory_queue`` as a ``tenure.sync.Queue``."""
     with tenure.sync.connect(memory_backend.url.written) as backend:
         yield backend.queue("orders")

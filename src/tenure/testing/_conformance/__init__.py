@@ -1,4 +1,4 @@
-"""The suites, by subject. Their asserts are rewritten, as those of tests are: so this comes before any of them."""
+"""The suites, by subject. Pytest rewrites their asserts as those of tests, if it is called before they are imported."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """The cost of a request at two depths: it must not grow with the data that the request doesn't return.
 
-No time is measured. A harness counts what its store does: rows visited, commands, steps, requests.
+No time is measured. A harness counts the operations of its store: rows visited, commands, steps, requests.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ GROWTH = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a harness counts the cost of a request, and which differences mean nothing.
+    """How a harness counts the cost of a request, and which differences are noise.
 
     Args:
-        unit: The name of what is counted.
+        unit: The name of the counted operation.
         shallow: The amount of data at the first depth.
         deep: The amount of data at the second.
         few: The same as *shallow*, for data that takes one request each to set up (sessions, queues, names of leases).
@@ -34,7 +34,7 @@ class Scale:
         times: How often to measure; the first time may include the clean-up after the set-up.
         step: How many units one request may cost while a *flood* is due; the next request does the rest.
             None if the store does it all at once.
-        rounds: The requests that look through everything in rounds, with the cost of one round.
+        rounds: The requests that scan all data in rounds, with the cost of one round.
     """
 
     unit: str
@@ -55,7 +55,7 @@ class Counting(Protocol):
     scale: ClassVar[Scale | None]
 
     async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-        """Return the answer to *ask*, and how many units of work the storage has done for it."""
+        """Return the answer to *ask*, and its cost: the units of work that the storage has done for it."""
         ...
 
 

@@ -29,8 +29,8 @@ class LeaseHarness(ABC):
     traits: ClassVar[LeaseTraits]
     ttl: ClassVar[float] = 10.0
     """The length of a lease in the tests, in seconds; short where time is real, as tests wait for its end."""
-    patience: ClassVar[float] = 10.0
-    """How many real seconds a request may take at most while the store is unreachable."""
+    answer_within: ClassVar[float] = 10.0
+    """The longest time of a request, in real seconds, while the store is unreachable."""
     is_exact: ClassVar[bool] = False
     """Whether time passes only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
@@ -65,8 +65,8 @@ class LeaseHarness(ABC):
         """Inside the block, no request of *store* about *name* arrives; those about names stored apart do."""
         raise NotImplementedError
 
-    def lie_apart(self, name: str, other: str) -> bool:
-        """Tell whether ``cut_one`` of *name* leaves *other* reachable."""
+    def stored_apart(self, name: str, other: str) -> bool:
+        """Return whether ``cut_one`` of *name* leaves *other* reachable."""
         return name != other
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
@@ -93,47 +93,47 @@ class LeaseHarness(ABC):
         raise NotImplementedError
 
 
-class _Gate:
+class _HeldRequests:
     """Holds a request back after its caller has given it up."""
 
     def __init__(self) -> None:
-        self._catching: asyncio.Event | None = None
-        self._opened = asyncio.Event()
-        self._caught: list[asyncio.Future[object]] = []
+        self._holding: asyncio.Event | None = None  # set when the next request is held
+        self._released = asyncio.Event()
+        self._requests: list[asyncio.Future[object]] = []
 
     @asynccontextmanager
     async def late(self, clock: AbstractContextManager[None] | None = None) -> AsyncIterator[GiveUp]:
         """Yield a function that gives up a request; when the block ends, carry it out, inside *clock*."""
-        self._opened.clear()
+        self._released.clear()
         try:
             yield self._give_up
         finally:
             with clock or nullcontext():
-                self._opened.set()
-                await asyncio.gather(*self._caught, return_exceptions=True)
-            self._caught.clear()
+                self._released.set()
+                await asyncio.gather(*self._requests, return_exceptions=True)
+            self._requests.clear()
 
     async def _give_up(self, request: Awaitable[object]) -> None:
-        self._catching = asyncio.Event()
-        self._caught.append(asyncio.ensure_future(request))
-        await self._catching.wait()
+        self._holding = asyncio.Event()
+        self._requests.append(asyncio.ensure_future(request))
+        await self._holding.wait()
 
-    async def leave(self) -> None:
-        """Wait if this is the request that was given up."""
-        if self._catching is not None:
-            self._catching.set()
-            self._catching = None
-            await self._opened.wait()
+    async def hold(self) -> None:
+        """Wait until the end of the block if this is the request that was given up."""
+        if self._holding is not None:
+            self._holding.set()
+            self._holding = None
+            await self._released.wait()
 
 
-class _Link:
+class _FaultyConnection:
     """A connection that can be cut, lose answers or hold a request back; for stores without a network."""
 
     def __init__(self) -> None:
         self._losing = False
         self._is_cut = False
-        self._gate = _Gate()
-        self.late = self._gate.late
+        self._held = _HeldRequests()
+        self.late = self._held.late
 
     @asynccontextmanager
     async def lose_answer(self) -> AsyncIterator[None]:
@@ -153,17 +153,17 @@ class _Link:
         finally:
             self._is_cut = False
 
-    def _leave(self, *, is_cut_off: bool = False) -> None:
+    def _before_request(self, *, is_cut_off: bool = False) -> None:
         if self._is_cut or is_cut_off:
-            raise Unavailable("the connection is cut, as the test wants it")
+            raise Unavailable("the connection was cut by the test")
 
-    def _arrive(self) -> None:
+    def _before_answer(self) -> None:
         if self._losing:
-            raise Unavailable("the answer was lost, as the test wants it")
+            raise Unavailable("the answer was lost by the test")
 
 
-class Lossy(_Link):
-    """A ``LeaseStore`` around another, which can be cut off or lose its answers."""
+class FaultyLeaseStore(_FaultyConnection):
+    """A wrapper of a ``LeaseStore`` that can be cut off or lose its answers."""
 
     def __init__(self, store: LeaseStore) -> None:
         super().__init__()
@@ -179,61 +179,61 @@ class Lossy(_Link):
         finally:
             self._cut_off.discard(name)
 
-    def _leave_for(self, name: str) -> None:
-        self._leave(is_cut_off=name in self._cut_off)
+    def _before_request_for(self, name: str) -> None:
+        self._before_request(is_cut_off=name in self._cut_off)
 
     @property
     def traits(self) -> LeaseTraits:
-        """The traits of the store inside."""
+        """The traits of the wrapped store."""
         return self.store.traits
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Ask the store inside."""
-        await self._gate.leave()
-        self._leave_for(name)
+        """Pass the request on."""
+        await self._held.hold()
+        self._before_request_for(name)
         answer = await self.store.acquire(name, holder, ttl, metadata)
-        self._arrive()
+        self._before_answer()
         return answer
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
-        """Ask the store inside."""
-        await self._gate.leave()
+        """Pass the request on."""
+        await self._held.hold()
         asked = [grant for grant in grants if not self._is_cut and grant.name not in self._cut_off]
         if grants and not asked:
-            self._leave_for(grants[0].name)
+            self._before_request_for(grants[0].name)
         answers = iter(await self.store.renew(asked, ttl))
-        self._arrive()
-        cut = NoAnswer("the connection is cut, as the test wants it")
+        self._before_answer()
+        cut = NoAnswer("the connection was cut by the test")
         return [cut if grant.name in self._cut_off else next(answers) for grant in grants]
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Ask the store inside."""
-        await self._gate.leave()
-        self._leave_for(grant.name)
+        """Pass the request on."""
+        await self._held.hold()
+        self._before_request_for(grant.name)
         answer = await self.store.release(grant)
-        self._arrive()
+        self._before_answer()
         return answer
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Ask the store inside."""
+        """Pass the request on."""
         answer = await self.store.inspect(name)
-        self._arrive()
+        self._before_answer()
         return answer
 
     async def names(self) -> Sequence[str]:
-        """Ask the store inside."""
+        """Pass the request on."""
         answer = await self.store.names()
-        self._arrive()
+        self._before_answer()
         return answer
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the store inside."""
+        """Pass the request on."""
         answer = await self.store.ask_to_resign(name)
-        self._arrive()
+        self._before_answer()
         return answer
 
     def hints(self, name: str) -> AsyncIterator[None]:
-        """Listen to the store inside."""
+        """Follow the hints of the wrapped store."""
         return self.store.hints(name)
 
 
@@ -243,8 +243,8 @@ class QueueHarness(ABC):
     traits: ClassVar[QueueTraits]
     lock: ClassVar[float] = 10.0
     """The length of a lock in the tests, in seconds; short where time is real, as tests wait for its end."""
-    patience: ClassVar[float] = 10.0
-    """How many real seconds a request may take at most while the broker is unreachable."""
+    answer_within: ClassVar[float] = 10.0
+    """The longest time of a request, in real seconds, while the broker is unreachable."""
     backlog: ClassVar[int] = 3_000
     """More messages than the broker processes in one step when all of them are due."""
     counts_bytes: ClassVar[bool] = False
@@ -315,25 +315,25 @@ class QueueHarness(ABC):
         raise NotImplementedError
 
 
-class LossyBroker(_Link):
-    """A ``Broker`` around another, which can be cut off or lose its answers."""
+class FaultyBroker(_FaultyConnection):
+    """A wrapper of a ``Broker`` that can be cut off or lose its answers."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
-        self._inside = broker
+        self._wrapped = broker
 
     @classmethod
     def around(cls, broker: Broker) -> Broker:
-        """Return one around *broker*, typed as a broker."""
+        """Return a wrapper of *broker*, typed as a broker."""
         return cast(Broker, cls(broker))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inside, name)
+        found = getattr(self._wrapped, name)
         return found if name in ("traits", "hints") else partial(self._ask, found)
 
     async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
-        await self._gate.leave()
-        self._leave()
+        await self._held.hold()
+        self._before_request()
         answer = await request(*args, **options)
-        self._arrive()
+        self._before_answer()
         return answer

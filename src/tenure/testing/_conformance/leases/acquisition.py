@@ -110,7 +110,7 @@ class AcquisitionTests(LeaseSuite):
     async def test_cancelled_calls_leave_nothing_blocked(self, harness: LeaseHarness, name: str, steps: int) -> None:
         ann, bob = await harness.open(), await harness.open()
         await asked_and_cancelled(ann.acquire(name, "ann#1", harness.ttl), steps)
-        grant = await claim(ann, name, "ann#1", harness.ttl)  # whether it was done or not, asking again is right
+        grant = await claim(ann, name, "ann#1", harness.ttl)  # whether it was carried out or not, it can be repeated
         await asked_and_cancelled(ann.renew([grant], harness.ttl), steps)
         assert await ann.renew([grant], harness.ttl) == [Granted(grant)]
         await asked_and_cancelled(ann.inspect(name), steps)

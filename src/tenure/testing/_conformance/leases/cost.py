@@ -14,7 +14,7 @@ AT_ONCE = 20  # concurrent requests of the set-up
 
 
 class LeaseCostSuite(LeaseSuite):
-    """Each test asks beside a few leases, and again beside ten times as many."""
+    """Each test measures beside a few leases, and again beside ten times as many."""
 
     async def test_beside_many_leases(self, harness: LeaseHarness, name: str) -> None:
         meter = Meter.of(harness)
@@ -45,7 +45,7 @@ class LeaseCostSuite(LeaseSuite):
 
 
 async def lead(store: LeaseStore, harness: LeaseHarness, name: str, depth: int) -> None:
-    """Acquire leases until there are so many."""
+    """Acquire *depth* leases."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def acquire(number: int) -> None:
@@ -60,9 +60,9 @@ async def use(meter: Meter, store: LeaseStore, harness: LeaseHarness, name: str,
     answer = await meter.ask(f"{about}acquire", store.acquire, name, "ann#1", harness.ttl)
     assert isinstance(answer, Granted)
     grant = answer.grant
-    assert isinstance(await meter.ask(f"{about}acquire in vain", store.acquire, name, "bob#1", harness.ttl), HeldBy)
+    assert isinstance(await meter.ask(f"{about}acquire a held name", store.acquire, name, "bob#1", harness.ttl), HeldBy)
     assert list(await meter.ask(f"{about}renew", store.renew, [grant], harness.ttl)) == [Granted(grant)]
     assert isinstance(await meter.ask(f"{about}inspect", store.inspect, name), HeldBy)
     assert await meter.ask(f"{about}ask to resign", store.ask_to_resign, name)
     assert isinstance(await meter.ask(f"{about}release", store.release, grant), Released)
-    assert isinstance(await meter.ask(f"{about}inspect what is free", store.inspect, name), Vacant)
+    assert isinstance(await meter.ask(f"{about}inspect a free name", store.inspect, name), Vacant)

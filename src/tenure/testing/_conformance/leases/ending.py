@@ -60,7 +60,7 @@ class EndingTests(LeaseSuite):
 
     async def test_an_expired_grant_is_lost(self, harness: LeaseHarness, name: str) -> None:
         if harness.traits.expiry != "store clock":
-            pytest.skip("whether it has ended is known to its watchers only")
+            pytest.skip("only the processes that watch the lease know whether it has ended")
         store = await harness.open()
         grant = await claim(store, name, "ann#1", harness.ttl)
         await harness.pass_time(harness.ttl * LATE)
@@ -83,7 +83,7 @@ class EndingTests(LeaseSuite):
         assert await store.release(grant) == Released(grant)
         first = vacant_for(await store.inspect(name))
         if first is None:
-            pytest.skip("since when a name is vacant is not known to this store")
+            pytest.skip("this store does not know since when a name is vacant")
         assert 0.0 <= first <= monotonic() - began + ROUNDED
         await harness.pass_time(harness.ttl)
         second = vacant_for(await store.inspect(name))
@@ -126,7 +126,7 @@ class EndingTests(LeaseSuite):
         self, harness: LeaseHarness, name: str
     ) -> None:
         if harness.traits.expiry != "store clock":
-            pytest.skip("when it has ended is known to its watchers only")
+            pytest.skip("only the processes that watch the lease know when it has ended")
         ann, bob = await harness.open(), await harness.open()
         other = await claim(ann, f"{name}-other", "ann#1", harness.ttl)
         old = await claim(ann, name, "ann#1", harness.ttl)
@@ -139,7 +139,7 @@ class EndingTests(LeaseSuite):
         assert await holder(bob, other.name) == "ann#1"
 
     async def test_no_verb_of_an_old_grant_changes_a_later_lease(self, harness: LeaseHarness, name: str) -> None:
-        """Every verb, asked when the lease was released or has ended, and when another has it by then."""
+        """Each verb is called after the lease was released or has ended, and after another holder has it."""
         ann, bob = await harness.open(), await harness.open()
         verbs, ttl = ("renew", "release", "acquire"), harness.ttl
         is_judged = harness.traits.expiry == "store clock"

@@ -20,7 +20,7 @@ from tenure.errors import TenureError, Unavailable
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding
 from tenure.events import Renewed as Extended
 from tenure.testing import until
-from tenure.testing._conformance.harness import Fault, LeaseHarness, Lossy
+from tenure.testing._conformance.harness import Fault, FaultyLeaseStore, LeaseHarness
 from tenure.testing._conformance.leases.steps import LATE, LeaseSuite, claim, holder, win
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
@@ -92,7 +92,7 @@ class LeaseFaultSuite(LeaseSuite):
                 asked_at = time.monotonic()
                 with pytest.raises(Unavailable):
                     await ask()
-                assert time.monotonic() - asked_at < harness.patience
+                assert time.monotonic() - asked_at < harness.answer_within
         assert list(await store.renew([grant], harness.ttl)) == [Granted(grant)]
         await claim(store, f"{name}-other", "ann#1", harness.ttl)
 
@@ -111,7 +111,7 @@ class LeaseFaultSuite(LeaseSuite):
         needs(harness, "cut_one")
         ann, bob = await harness.open(), await harness.open()
         cut = f"{name}-cut"
-        others = [other for number in range(30) if harness.lie_apart(cut, other := f"{name}-{number}")]
+        others = [other for number in range(30) if harness.stored_apart(cut, other := f"{name}-{number}")]
         grants = [await claim(ann, one, "ann#1", harness.ttl) for one in (others[0], cut, others[1])]
         await harness.pass_time(harness.ttl * 0.6)
         async with harness.cut_one(ann, grants[1].name):
@@ -159,7 +159,7 @@ class LeaseFaultSuite(LeaseSuite):
             await give_up(ann.renew([grant], harness.ttl))
             assert await ann.release(grant) == Released(grant)
             new = await claim(bob, name, "bob#1", harness.ttl)
-        await _stands(bob, new, harness)
+        await _is_still_held(bob, new, harness)
 
     async def test_a_late_acquisition_is_refused_beside_another_leader(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "late")
@@ -168,7 +168,7 @@ class LeaseFaultSuite(LeaseSuite):
         async with harness.late(ann) as give_up:
             await give_up(ann.acquire(name, "ann#1", harness.ttl))
             new = await claim(bob, name, "bob#1", harness.ttl)
-        await _stands(bob, new, harness)
+        await _is_still_held(bob, new, harness)
 
     async def test_a_late_acquisition_of_a_free_name_expires(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "late")
@@ -197,12 +197,12 @@ class LeaseFaultSuite(LeaseSuite):
             new = await win(harness, ann, name, "ann#1")
             assert new.token > old.token
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
-        await _stands(ann, new, harness)
+        await _is_still_held(ann, new, harness)
 
     # --- the schema is missing for a while ---
 
     async def test_the_store_is_used_again_when_it_is_back(self, harness: LeaseHarness, name: str) -> None:
-        """Also by the clients that saw it missing; a candidate that has worked before asks again after any failure."""
+        """Also by the clients that had failures; a candidate that has worked before asks again after any failure."""
         needs(harness, "away")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
@@ -249,7 +249,7 @@ class LeaseFaultSuite(LeaseSuite):
     async def test_tokens_and_leases_survive_a_restart(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "restart")
         if not harness.traits.survives_restart:
-            pytest.skip("this store forgets when it is restarted")
+            pytest.skip("this store loses its data when it is restarted")
         store = await harness.open()
         held = await claim(store, f"{name}-held", "ann#1", harness.ttl)
         free = await claim(store, f"{name}-free", "ann#1", harness.ttl)
@@ -264,7 +264,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert (await claim(store, held.name, "bob#1", harness.ttl)).token > held.token
 
 
-class _Hintless(Lossy):
+class _WithoutHints(FaultyLeaseStore):
     """A store without hints, so that a candidate polls."""
 
     @property
@@ -285,7 +285,7 @@ class Candidates:
     async def candidate(self, store: LeaseStore) -> asyncio.Task[None]:
         """Add a candidate, on a store that has worked before."""
         await store.inspect(self._name)
-        driver = Driver(_Hintless(store), SystemClock())
+        driver = Driver(_WithoutHints(store), SystemClock())
         election = Election(
             self._name, self._timing, driver=driver, renewal_thread=RenewalThread.here(), on_event=self._events.append
         )
@@ -310,7 +310,7 @@ async def _for_ever(term: Term) -> None:
     await asyncio.Event().wait()
 
 
-async def _stands(store: LeaseStore, grant: Grant, harness: LeaseHarness) -> None:
+async def _is_still_held(store: LeaseStore, grant: Grant, harness: LeaseHarness) -> None:
     seen = await store.inspect(grant.name)
     assert isinstance(seen, HeldBy)
     assert (seen.holder, seen.token) == (grant.holder, grant.token)

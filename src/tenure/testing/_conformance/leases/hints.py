@@ -20,7 +20,7 @@ from tenure.testing._conformance.leases.steps import (
 
 
 class HintTests(LeaseSuite):
-    """A leader reads that it was asked to resign, and every change gives a hint."""
+    """The answer to a renewal reports a request to resign, and every change gives a hint."""
 
     async def test_the_holder_reads_that_it_was_asked_to_resign(self, harness: LeaseHarness, name: str) -> None:
         ann, bob = await harness.open(), await harness.open()
@@ -89,13 +89,13 @@ class HintTests(LeaseSuite):
             pytest.skip("this store gives no hints")
 
 
-async def holds(store: LeaseStore, name: str, who: str | None) -> bool:
-    """Tell whether *who* holds *name*."""
-    return await holder(store, name) == who
+async def holds(store: LeaseStore, name: str, expected: str | None) -> bool:
+    """Return whether the holder of *name* is *expected*; None: whether it has none."""
+    return await holder(store, name) == expected
 
 
 async def reads_resign_asked(store: LeaseStore, grant: Grant, ttl: float) -> bool:
-    """Tell whether the holder can read that it was asked to resign."""
+    """Return whether the answer to a renewal reports the request to resign."""
     (answer,) = await store.renew([grant], ttl)
     return isinstance(answer, Granted) and answer.resign_asked
 

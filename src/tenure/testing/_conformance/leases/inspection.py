@@ -54,17 +54,23 @@ class InspectionTests(LeaseSuite):
 
     async def test_metadata_comes_back_as_it_was(self, harness: LeaseHarness, name: str) -> None:
         ann, bob = await harness.open(), await harness.open()
-        told = {"url": "http://ann:8080/?a=1&b=2", "Größe": "XL 🦒", "": "empty key", "quote": "'\"\\", "lines": "a\nb"}
-        answer = await ann.acquire(name, "ann#1", harness.ttl, told)
+        metadata = {
+            "url": "http://ann:8080/?a=1&b=2",
+            "Größe": "XL 🦒",
+            "": "empty key",
+            "quote": "'\"\\",
+            "lines": "a\nb",
+        }
+        answer = await ann.acquire(name, "ann#1", harness.ttl, metadata)
         assert isinstance(answer, Granted)
         for seen in (await bob.inspect(name), await bob.acquire(name, "bob#1", harness.ttl)):
             assert isinstance(seen, HeldBy)
-            assert dict(seen.metadata) == told
+            assert dict(seen.metadata) == metadata
         await ann.renew([answer.grant], harness.ttl)
         seen = await bob.inspect(name)
         assert isinstance(seen, HeldBy)
-        assert dict(seen.metadata) == told
-        assert json.loads(json.dumps(dataclasses.asdict(seen)))["metadata"] == told  # as web frameworks do
+        assert dict(seen.metadata) == metadata
+        assert json.loads(json.dumps(dataclasses.asdict(seen)))["metadata"] == metadata  # as web frameworks do
 
     async def test_metadata_goes_with_its_term(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()

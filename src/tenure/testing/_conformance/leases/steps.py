@@ -49,13 +49,13 @@ async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
 
 
 async def win(harness: LeaseHarness, store: LeaseStore, name: str, holder: str) -> Grant:
-    """Acquire a name that is or will be free; if watchers judge expiry, they must watch for a while first."""
+    """Acquire a name that is or will be free; a store whose expiry is observed needs some requests first."""
     for _ in range(4):
         answer = await store.acquire(name, holder, harness.ttl)
         if isinstance(answer, Granted):
             return answer.grant
         await harness.pass_time(harness.ttl * LATE)
-    raise AssertionError(f"{name!r} never came free")
+    raise AssertionError(f"{name!r} never became free")
 
 
 async def holder(store: LeaseStore, name: str) -> str | None:

@@ -23,13 +23,14 @@ from tenure.events import Event, MessageDied
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import QueueSuite, needs
-from tenure.testing._misbehaving import ODD_ERRORS, Mute
+from tenure.testing._misbehaving import ODD_ERRORS, Unprintable
 
-PATIENCE = 20.0
+WITHIN = 20.0
+"""Seconds for a consumer to finish, on a busy machine."""
 
 
 class WithoutClass:
-    """An object that raises when its class is asked for."""
+    """An object whose ``__class__`` raises."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -52,9 +53,9 @@ def _cancels_its_task() -> object:
 
 FAILURES: dict[str, Callable[[], object]] = {
     **{kind: _raises(make) for kind, make in ODD_ERRORS.items()},
-    "returned": Mute,
+    "returned": Unprintable,
 }
-"""By the body of a message: the failure of its handler, in a coroutine or in a thread."""
+"""The failure of a handler, in a coroutine or in a thread, by the body of its message."""
 
 ON_LOOPS: dict[str, Callable[[], object]] = {"cancels its task": _cancels_its_task}
 
@@ -62,7 +63,7 @@ IN_THREADS: dict[str, Callable[[], object]] = {"interrupt": _raises(KeyboardInte
 
 
 class ConsumerSuite(QueueSuite):
-    """Nothing that a handler or a hook does costs more than the one delivery, and a message wakes few consumers."""
+    """A handler or a hook that misbehaves costs one delivery at most, and a message wakes few consumers."""
 
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     @pytest.mark.parametrize("where", ["loop", "thread"])
@@ -87,7 +88,7 @@ class ConsumerSuite(QueueSuite):
             return work(message)
 
         hooked: list[type[BaseException]] = []
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WITHIN):
             await observed.queue.consume(
                 work_on_the_loop if where == "loop" else work,
                 concurrency=1,
@@ -110,7 +111,7 @@ class ConsumerSuite(QueueSuite):
         reported: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
         observed = ObservedQueue(await harness.open(), name, harness.lock)
-        plain = [one for one in FAILURES if one not in ("returned", "spoilt")]
+        plain = [one for one in FAILURES if one not in ("returned", "reject without reason")]
         kinds = [*plain, *(f"async {one}" for one in plain), "async for ever", "async stubborn"]
         await observed.send([*kinds, "good"], sessions=sessions)
         handled: list[str] = []
@@ -134,7 +135,7 @@ class ConsumerSuite(QueueSuite):
             kind = message.body.decode()
             return late(kind.removeprefix("async ")) if kind.startswith("async ") else FAILURES[kind]()
 
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WITHIN):
             await observed.queue.consume(work, concurrency=1, sessions=sessions, until_empty=True, on_error=hook)
         assert handled == ["good"]
         assert await observed.queue.stats() == Stats(dead=len(kinds))
@@ -157,7 +158,7 @@ class ConsumerSuite(QueueSuite):
             hook(message, error)
 
         on_error = hook if where == "plain" else late
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WITHIN):
             with pytest.raises(KeyboardInterrupt):
                 await observed.queue.consume(_fail, concurrency=1, sessions=sessions, on_error=on_error)
         found = await observed.queue.stats()
@@ -179,11 +180,11 @@ class ConsumerSuite(QueueSuite):
 
         async def pass_time() -> None:
             if harness.is_exact:  # then no time passes by itself
-                await until(are_delayed, within=PATIENCE)
+                await until(are_delayed, within=WITHIN)
                 await harness.pass_time(1.0)
 
         policy = RetryPolicy(initial=0.2, jitter=0.0)
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
             group.create_task(pass_time())
             group.create_task(observed.queue.consume(fail_once, sessions=sessions, until_empty=True, retry=policy))
         assert await observed.queue.stats() == Stats()
@@ -192,26 +193,26 @@ class ConsumerSuite(QueueSuite):
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         observed = ObservedQueue(await harness.open(), name, harness.lock)
         await observed.send(["a", "b"])
-        heard: list[Event] = []
+        seen: list[Event] = []
 
-        def ear(event: Event) -> None:
-            heard.append(event)
+        def observe(event: Event) -> None:
+            seen.append(event)
             raise asyncio.CancelledError
 
-        class Loud(logging.Handler):
+        class FailingLogHandler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
                 raise asyncio.CancelledError
 
-        observed.context.on_event = ear
-        loud, log = Loud(), logging.getLogger("tenure")
-        log.addHandler(loud)
+        observed.context.on_event = observe
+        log_handler, log = FailingLogHandler(), logging.getLogger("tenure")
+        log.addHandler(log_handler)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WITHIN):
                 await observed.queue.consume(_fail, concurrency=1, until_empty=True)
         finally:
-            log.removeHandler(loud)
+            log.removeHandler(log_handler)
         assert await observed.queue.stats() == Stats(dead=2)
-        assert heard
+        assert seen
 
     async def test_a_message_wakes_a_few_of_many_that_wait(
         self, harness: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
@@ -220,11 +221,11 @@ class ConsumerSuite(QueueSuite):
             pytest.skip("this broker gives no hints")
         monkeypatch.setattr(context, "POLL", 600.0)  # a consumer that gets a message here was woken
         broker, other = await harness.open(), await harness.open()
-        counting = _Counting(broker)
+        counting = _CountingBroker(broker)
         observed = ObservedQueue(cast(Broker, counting), name, harness.lock)
 
         async def get() -> None:
-            [message] = await observed.queue.receive(1, wait=PATIENCE)
+            [message] = await observed.queue.receive(1, wait=WITHIN)
             await message.complete()
 
         async def send_one() -> None:
@@ -248,7 +249,7 @@ async def _fail(message: Message) -> None:
     raise Retry
 
 
-class _Counting:
+class _CountingBroker:
     """A broker that counts calls of ``receive``."""
 
     def __init__(self, broker: Broker) -> None:

@@ -25,7 +25,7 @@ from tenure.testing._conformance.queues.steps import (
 )
 
 AT_ONCE = 20  # concurrent requests of the set-up
-SPARE = 15  # more messages than are settled where few are asked about
+SPARE = 15  # more ready messages than one measurement settles
 BATCH = 500  # messages in one claim, and verdicts in one request, of the set-up
 
 
@@ -113,7 +113,7 @@ class BrokerCostSuite(QueueSuite):
                 await meter.ask("send it again", broker.send, queue, new)
                 got = await meter.ask("receive", receive, broker, queue, harness, limit=1)
                 await meter.ask("complete, and remember", settle, broker, got, Complete(remember=harness.lock))
-                known = await meter.ask("ask the inbox", broker.handled, queue, [f"new{number}", "never"])
+                known = await meter.ask("look up ids in the inbox", broker.handled, queue, [f"new{number}", "never"])
                 assert known == [True, False]
         meter.require_flat()
 
@@ -122,7 +122,7 @@ class BrokerCostSuite(QueueSuite):
         broker = await harness.open()
         for depth in meter.depths():
             queue = f"{name}-{depth}"
-            await broker.send(queue, [Outgoing(b"a")])  # it comes into being, which may cost each that meets it then
+            await broker.send(queue, [Outgoing(b"a")])  # creates the queue, which has a cost of its own
             batch = [Outgoing(b"a", id=f"m{number}") for number in range(depth)]
             _, cost = await harness.work_of(partial(broker.send, queue, batch))
             meter.note("send a thousand with ids", cost * 1_000 // depth)
@@ -226,7 +226,7 @@ class BrokerCostSuite(QueueSuite):
         await broker.send(name, [Outgoing(b"old", expires_in=harness.lock)] * meter.scale.flood)
         await broker.send(name, [Outgoing(b"live")])
         await harness.pass_time(harness.lock * LATE)
-        await come_to(meter, broker, harness, name, b"live")
+        await receive_behind(meter, broker, harness, name, b"live")
         assert await broker.stats(name) == Stats(locked=1, dead=meter.scale.flood)
 
     async def test_every_lock_has_expired(self, harness: QueueHarness, name: str) -> None:
@@ -237,7 +237,7 @@ class BrokerCostSuite(QueueSuite):
         await claim_all(broker, harness, name, meter.scale.flood, limit=BATCH)
         await broker.send(name, [Outgoing(b"live")])
         await harness.pass_time(harness.lock * LATE)
-        await come_to(meter, broker, harness, name, b"live")
+        await receive_behind(meter, broker, harness, name, b"live")
 
     async def test_beside_many_that_have_expired(self, harness: QueueHarness, name: str) -> None:
         meter = Meter.of(harness)
@@ -277,15 +277,15 @@ def batches(held: Sequence[Delivery]) -> Iterable[Sequence[Delivery]]:
     return [held[first : first + BATCH] for first in range(0, len(held), BATCH)]
 
 
-async def side_by_side(questions: Iterable[Awaitable[object]]) -> None:
+async def side_by_side(requests: Iterable[Awaitable[object]]) -> None:
     """Await many requests, some at a time."""
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def ask(question: Awaitable[object]) -> None:
+    async def ask(request: Awaitable[object]) -> None:
         async with free:
-            await question
+            await request
 
-    await asyncio.gather(*map(ask, questions))
+    await asyncio.gather(*map(ask, requests))
 
 
 async def use(meter: Meter, broker: Broker, harness: QueueHarness, queue: str) -> None:
@@ -354,8 +354,8 @@ async def find_nothing(meter: Meter, broker: Broker, harness: QueueHarness, queu
         await meter.ask("stats", broker.stats, queue)
 
 
-async def come_to(meter: Meter, broker: Broker, harness: QueueHarness, queue: str, body: bytes) -> None:
-    """Claim until the message behind all due ones is received."""
+async def receive_behind(meter: Meter, broker: Broker, harness: QueueHarness, queue: str, body: bytes) -> None:
+    """Claim until *body*, the message behind all due ones, is received."""
     for _ in range(meter.scale.flood):
         if bodies(await meter.ask_step("receive", receive, broker, queue, harness, limit=10)) == [body]:
             return

@@ -16,7 +16,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class DeferTests(QueueSuite):
-    """A deferred message comes by its sequence only."""
+    """A deferred message is received only by its sequence."""
 
     async def test_a_deferred_message_comes_by_sequence_only(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.deferral)

@@ -113,17 +113,17 @@ class DeletionTests(QueueSuite):
         many = [Outgoing(b"x", session="s" if number % 3 else None) for number in range(2_500)]
         await broker.send(name, many)
         await receive(broker, name, harness, limit=300)
-        await send(broker, f"{name}-2", b"another's")
+        await send(broker, f"{name}-2", b"of another queue")
         answer = await broker.delete(name, force=True)
         assert (answer.stats.ready, answer.stats.locked) == (2_200, 300)
         assert await broker.stats(name) == Stats()
-        assert bodies(await receive(broker, f"{name}-2", harness)) == [b"another's"]
+        assert bodies(await receive(broker, f"{name}-2", harness)) == [b"of another queue"]
 
     async def test_nothing_is_lost_that_is_sent_while_a_queue_is_deleted(
         self, harness: QueueHarness, name: str
     ) -> None:
         if not harness.traits.exact_stats:
-            pytest.skip("this broker can't look and delete in one step")
+            pytest.skip("this broker can't check and delete in one step")
         broker, other = await harness.open(), await harness.open()
         for number in range(15):
             body = b"%d" % number

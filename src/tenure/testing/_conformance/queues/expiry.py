@@ -1,4 +1,4 @@
-"""The end of a message's time."""
+"""The expiry of messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class ExpiryTests(QueueSuite):
-    """A message that isn't received in time is dead, and its death is reported once."""
+    """A message that isn't received in time is dead-lettered, and this is reported once."""
 
     async def test_a_message_not_received_in_time_is_dead(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
@@ -122,18 +122,18 @@ class ExpiryTests(QueueSuite):
             pytest.skip("this broker doesn't name them")
         broker = await harness.open()
         await broker.declare(name, {"lock": harness.lock, "max_deliveries": 1})
-        await broker.send(name, [Outgoing(b"crashes", id="a"), Outgoing(b"stands")])
-        _, stands = sorted(await receive(broker, name, harness), key=lambda one: one.body)
+        await broker.send(name, [Outgoing(b"crashes", id="a"), Outgoing(b"rejected")])
+        _, rejected = sorted(await receive(broker, name, harness), key=lambda one: one.body)
         await broker.send(name, [Outgoing(b"expires", id="b", expires_in=harness.lock / 2)])
-        await broker.settle([Settlement(stands, DeadLetter("of a verdict"))])  # reported by its answer
+        await broker.settle([Settlement(rejected, DeadLetter("of a verdict"))])  # reported by its answer
         await harness.pass_time(harness.lock * LATE)
-        await broker.stats(name)  # applies what is due
-        told = [
+        await broker.stats(name)  # applies the due changes
+        reported = [
             *(await broker.receive(name, 10, harness.lock)).died,
             *(await broker.receive(name, 10, harness.lock)).died,
         ]
         sequences = {dead.id: dead.sequence for dead in await broker.peek_dead(name, EVERYTHING, 10)}
-        assert sorted(told, key=lambda one: one.id) == [
+        assert sorted(reported, key=lambda one: one.id) == [
             Died(sequences["a"], "a", 1, MAX_DELIVERIES),
             Died(sequences["b"], "b", 0, EXPIRED),
         ]
@@ -193,11 +193,11 @@ class ExpiryTests(QueueSuite):
         [got] = await receive_session(broker, held)
         await harness.pass_time(harness.lock * 0.6)
         assert await broker.release(held) == Settled()
-        told = [
+        reported = [
             *(await broker.receive(name, 10, harness.lock)).died,
             *(await broker.receive(name, 10, harness.lock)).died,
         ]
-        assert told == [Died(got.sequence, "late", 0, EXPIRED)]
+        assert reported == [Died(got.sequence, "late", 0, EXPIRED)]
 
 
 async def send_messages_that_die(broker: Broker, name: str, harness: QueueHarness, session: str | None) -> None:

@@ -73,7 +73,7 @@ class BrokerFaultSuite(QueueSuite):
         put_aside = await receive(broker, name, harness)
         assert await settle(broker, put_aside, Defer()) == [Settled()] * 2
         numbers = [one.sequence for one in put_aside]
-        await broker.receive_deferred(f"{name}-other", [1], harness.lock)  # it is connected
+        await broker.receive_deferred(f"{name}-other", [1], harness.lock)  # so that the client is connected
         async with harness.lose_answer(broker):
             with pytest.raises(Unavailable):
                 await broker.receive_deferred(name, numbers, harness.lock)
@@ -131,7 +131,7 @@ class BrokerFaultSuite(QueueSuite):
                 asked_at = time.monotonic()
                 with pytest.raises(Unavailable):
                     await ask()
-                assert time.monotonic() - asked_at < harness.patience
+                assert time.monotonic() - asked_at < harness.answer_within
         assert await settle(broker, got, COMPLETE) == [Settled()]
         assert sorted(bodies([*got, *await receive(other, name, harness)])) == [b"a", b"b"]
 
@@ -220,7 +220,7 @@ class BrokerFaultSuite(QueueSuite):
         there, sent = f"{name}-there", {b"a", b"b", b"c"}
         await send(broker, name, *sent)
         await settle(broker, await receive(broker, name, harness), DeadLetter("bad"))
-        await send(broker, there, b"first")  # it is connected
+        await send(broker, there, b"first")  # so that the client is connected
         async with harness.lose_answer(broker):
             with pytest.raises(Unavailable):
                 await broker.redrive(name, EVERYTHING, None, to=there)
@@ -240,7 +240,7 @@ class BrokerFaultSuite(QueueSuite):
         broker, other = await harness.open(), await harness.open()
         await broker.declare(name, {"max_deliveries": 2})
         await send(broker, name, b"a", b"b")
-        assert await receive(broker, f"{name}-other", harness) == []  # it is connected
+        assert await receive(broker, f"{name}-other", harness) == []  # so that the client is connected
         async with harness.late(broker) as give_up:
             await give_up(broker.receive(name, 10, harness.lock))
             [first] = await receive(other, name, harness, limit=1)
@@ -270,7 +270,7 @@ class BrokerFaultSuite(QueueSuite):
                 lambda: other.receive(name, 10, harness.lock),
                 lambda: other.stats(name),
             ):
-                with pytest.raises(Unavailable):  # and no ConfigError, which ends a consumer
+                with pytest.raises(Unavailable):  # not ConfigError, which ends a consumer
                     await ask()
         assert isinstance((await broker.renew(got, harness.lock))[0], Renewed)
         assert await settle(broker, got, COMPLETE) == [Settled()]
@@ -319,25 +319,25 @@ class BrokerFaultSuite(QueueSuite):
 
     async def test_a_cancelled_call_raises_its_cancellation(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
-        questions: list[Callable[[], Awaitable[object]]] = [
+        requests: list[Callable[[], Awaitable[object]]] = [
             lambda: broker.send(name, [Outgoing(b"a")]),
             lambda: broker.send(name, [Outgoing(b"a", id=f"m{number}") for number in range(50)]),
             lambda: broker.receive(name, 1, harness.lock),
             lambda: broker.stats(name),
         ]
-        for question in questions:
+        for request in requests:
             for steps in (*range(12), 16, 20, 25, 32):
-                asking = asyncio.ensure_future(question())
+                asking = asyncio.ensure_future(request())
                 for _ in range(steps):
                     await asyncio.sleep(0)
-                asked_in_time = asking.cancel()
+                was_cancelled = asking.cancel()
                 [answer] = await asyncio.gather(asking, return_exceptions=True)
-                assert isinstance(answer, asyncio.CancelledError) or not asked_in_time, f"after {steps} steps: {answer}"
+                assert isinstance(answer, asyncio.CancelledError) or not was_cancelled, f"after {steps} steps: {answer}"
 
     async def test_everything_survives_a_restart(self, harness: QueueHarness, name: str) -> None:
         needs_fault(harness, "restart")
         if not harness.traits.survives_restart:
-            pytest.skip("this broker forgets when it is restarted")
+            pytest.skip("this broker loses its data when it is restarted")
         broker = await harness.open()
         settings = QueueSettings(lock=harness.lock, max_deliveries=7)
         await broker.declare(name, {"lock": harness.lock, "max_deliveries": 7})

@@ -30,18 +30,18 @@ from tenure.testing._conformance.queues.steps import (
 WAITING: tuple[State, ...] = ("ready", "delayed", "deferred")
 
 
-class LiveSuite(QueueSuite):
-    """The promises of ``peek`` and ``purge_live``, one test for each."""
+class LiveMessagesSuite(QueueSuite):
+    """The promises of ``peek`` and ``purge_live``, which act on live messages; one test for each."""
 
     # --- peeking ---
 
     async def test_peek_shows_every_field_and_changes_nothing(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
-        told = Outgoing(b"\0\xff", id="x", headers={"a": "é", "n": 1}, reply_to="answers", correlation_id="c")
+        sent = Outgoing(b"\0\xff", id="x", headers={"a": "é", "n": 1}, reply_to="answers", correlation_id="c")
         if harness.traits.sessions == "impossible":
-            await broker.send(name, [told])
+            await broker.send(name, [sent])
         else:
-            await broker.send(name, [replace(told, session="s")])
+            await broker.send(name, [replace(sent, session="s")])
         [one] = await broker.peek(name, EVERY_LIVE, 10)
         for _ in range(3):
             assert list(await (await harness.open()).peek(name, EVERY_LIVE, 10)) == [one]
@@ -177,9 +177,9 @@ class LiveSuite(QueueSuite):
         needs_full_peek(harness)
         broker = await harness.open()
         held = await in_each_state(broker, harness, name)
-        meant = LiveSelection(states=frozenset([state]))
-        assert await broker.purge_live(name, meant, dry_run=True) == 1
-        assert await broker.purge_live(name, meant) == 1
+        selection = LiveSelection(states=frozenset([state]))
+        assert await broker.purge_live(name, selection, dry_run=True) == 1
+        assert await broker.purge_live(name, selection) == 1
         left = {one.state for one in await broker.peek(name, EVERY_LIVE, 10)}
         assert left == {"ready", "locked", "delayed", "deferred"} - {state}
         assert await broker.purge_live(name, EVERY_LIVE) == 2
@@ -223,12 +223,12 @@ class LiveSuite(QueueSuite):
         await broker.declare(name, {"lock": harness.lock, "max_deliveries": 2})
         await broker.send(name, [Outgoing(b"stays", id="stays"), Outgoing(b"goes", id="goes")])
         for _ in range(3):
-            assert await broker.purge_live(name, LiveSelection(ids=frozenset(["nobody"]))) == 0
+            assert await broker.purge_live(name, LiveSelection(ids=frozenset(["unknown"]))) == 0
         assert await broker.purge_live(name, LiveSelection(ids=frozenset(["goes"]))) == 1
         [got] = await receive(broker, name, harness)
         assert (got.body, got.delivery_count) == (b"stays", 1)
 
-    async def test_a_purged_message_does_not_die(self, harness: QueueHarness, name: str) -> None:
+    async def test_a_purged_message_is_not_dead_lettered(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
         await broker.send(name, [Outgoing(b"x", expires_in=harness.lock / 2) for _ in range(3)])
         assert await broker.purge_live(name, EVERY_LIVE) == 3
@@ -257,7 +257,7 @@ class LiveSuite(QueueSuite):
         assert await broker.purge_live(name, LiveSelection(states=frozenset(["delayed"]))) == 1
         assert bodies(await receive_session(broker, await accept(broker, name, harness))) == [b"next"]
         if harness.traits.hints:
-            await asyncio.wait_for(waiting, harness.patience)
+            await asyncio.wait_for(waiting, harness.answer_within)
         else:
             waiting.cancel()
 
@@ -307,13 +307,13 @@ class LiveSuite(QueueSuite):
 
 
 def needs_full_peek(harness: QueueHarness) -> None:
-    """Skip the test if the broker shows some of its live messages only."""
+    """Skip the test if the broker shows only some of its live messages."""
     if harness.traits.peek != "native":
-        pytest.skip("this broker shows only what is ready")
+        pytest.skip("this broker shows only ready messages")
 
 
 def in_order_sent(harness: QueueHarness, shown: Sequence[LiveMessage]) -> list[bytes]:
-    """Return what is in the messages *shown*, in their order, or sorted if the broker keeps none."""
+    """Return the bodies of the messages *shown*, in their order, or sorted if the broker keeps no order."""
     assert [one.sequence for one in shown] == sorted(one.sequence for one in shown)
     return sorted(bodies(shown)) if harness.traits.order == "impossible" else bodies(shown)
 
@@ -329,5 +329,5 @@ async def in_each_state(broker: Broker, harness: QueueHarness, name: str) -> Del
 
 
 async def offered(broker: Broker, harness: QueueHarness, name: str) -> bool:
-    """Tell whether a session can be accepted."""
+    """Return whether a session can be accepted."""
     return isinstance(await broker.accept(name, None, harness.lock), SessionLock)

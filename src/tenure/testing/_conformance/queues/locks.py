@@ -1,4 +1,4 @@
-"""Locks that are over: ended, or followed by another lock; and expiry in every state."""
+"""Locks that have ended, or were followed by another lock; and the expiry of messages in every state."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from tenure.testing._conformance.queues.steps import (
 
 After = Literal["ended", "taken"]
 ROUNDED = 0.002
-"""By how many seconds stores may round the end of a lock."""
+"""The seconds by which stores may round the end of a lock."""
 VERDICTS: tuple[Verdict, ...] = (COMPLETE, Complete(remember=60.0), Abandon(), GIVE_BACK, DeadLetter("late"), Defer())
 
 
-class LockSuite(QueueSuite):
-    """No verb with an old lock changes anything, and a message expires from every state."""
+class LockExpirySuite(QueueSuite):
+    """No verb with an old lock changes anything, and a message expires in every state."""
 
-    # --- the successor matrix ---
+    # --- after the end of a lock, and under its successor ---
 
     @pytest.mark.parametrize("after", ["ended", "taken"])
     async def test_nothing_is_done_under_an_old_lock_of_a_message(
@@ -124,7 +124,7 @@ class LockSuite(QueueSuite):
     async def test_a_claim_under_the_old_lock_of_a_session_takes_nothing_from_the_next(
         self, harness: QueueHarness, name: str
     ) -> None:
-        """Asked before the successor has received anything, so all messages are still ready."""
+        """Called before the successor has received anything, so all messages are still ready."""
         needs(harness.traits.sessions)
         broker, other = await harness.open(), await harness.open()
         await broker.send(name, [Outgoing(b"0", session="s"), Outgoing(b"1", session="s")])
@@ -325,15 +325,15 @@ class LockSuite(QueueSuite):
             await send(broker, name, b"a")
             held = await receive(broker, name, harness)
         hints = other.hints(name)
-        told = Counter[str]()
+        counts = Counter[str]()
 
-        async def hear() -> None:
+        async def count() -> None:
             async for _ in hints:
-                told["hints"] += 1
+                counts["hints"] += 1
 
-        hearing = asyncio.ensure_future(hear())
+        counting = asyncio.ensure_future(count())
         try:
-            await _quiet(told)
+            await _no_more_hints(counts)
             match way:
                 case "redriven":
                     assert await broker.redrive(name, EVERYTHING, None) == 1
@@ -343,12 +343,12 @@ class LockSuite(QueueSuite):
                 case _:
                     verdict = GIVE_BACK if way == "given back" else Abandon()
                     assert await settle(broker, held, verdict) == [Settled()]
-            await until(lambda: told["hints"] > 0, within=harness.patience)
+            await until(lambda: counts["hints"] > 0, within=harness.answer_within)
         finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            counting.cancel()
+            await asyncio.gather(counting, return_exceptions=True)
 
-    # --- a ttl, through every state ---
+    # --- expiry in every state ---
 
     async def test_a_message_expires_from_every_state(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
@@ -388,7 +388,7 @@ class LockSuite(QueueSuite):
         died = {one.body: one.reason for one in await broker.peek_dead(name, EVERYTHING, 100)}
         unseen = (
             set() if harness.traits.exact_stats else {b"abandoned for long", b"delayed"}
-        )  # there until they are due
+        )  # not seen until they are due
         due = {*ways, b"untouched", b"delayed"} - {b"completed too late"}
         assert due - unseen <= died.keys() <= due
         assert set(died.values()) == {EXPIRED}
@@ -441,7 +441,7 @@ async def _take_over(broker: Broker, name: str, harness: QueueHarness) -> tuple[
 
 
 async def _all_lapse(harness: QueueHarness, broker: Broker, old: Delivery) -> None:
-    """Try every verb under a lock that is over; none may have an effect."""
+    """Call every verb under a lock that has ended; none may have an effect."""
     assert list(await broker.renew([old], harness.lock * 9)) == [LAPSED]
     for verdict in VERDICTS:
         is_impossible = isinstance(verdict, Defer) and (
@@ -468,10 +468,10 @@ async def _is_dead(broker: Broker, name: str, count: int) -> bool:
     return (await broker.stats(name)).dead == count
 
 
-async def _quiet(told: Counter[str]) -> None:
-    """Wait until no hint has come for a while: of earlier changes, and of the new subscription."""
+async def _no_more_hints(counts: Counter[str]) -> None:
+    """Wait until the hints of earlier changes and of the new subscription have come; set their count to 0."""
     before = -1
-    while before != told["hints"]:
-        before = told["hints"]
+    while before != counts["hints"]:
+        before = counts["hints"]
         await asyncio.sleep(0.1)
-    told.clear()
+    counts.clear()

@@ -58,7 +58,7 @@ class ModelTests(QueueSuite):
     async def test_a_random_program_agrees_with_the_model(self, harness: QueueHarness, name: str, seed: int) -> None:
         if not harness.traits.exact_stats:
             pytest.skip("this broker's statistics are not exact")
-        program = Program(await harness.open(), await harness.open(), harness, name, random.Random(seed))
+        program = RandomProgram(await harness.open(), await harness.open(), harness, name, random.Random(seed))
         await program.run(steps=120)
 
 
@@ -76,8 +76,8 @@ class ModelMessage:
 
 
 @dataclass(slots=True)
-class Program:
-    """Random operations on a broker, each compared with a model that is too simple to be wrong."""
+class RandomProgram:
+    """Random operations on a broker, each compared with a simple model."""
 
     broker: Broker
     other: Broker
@@ -90,7 +90,7 @@ class Program:
     old: list[Delivery] = field(default_factory=list)
 
     async def run(self, steps: int) -> None:
-        """Take so many steps, and compare after each."""
+        """Perform so many operations, and compare after each."""
         await self.broker.declare(self.name, {"lock": self.harness.lock, "max_deliveries": 3})
         operations = [self.send, self.send, self.receive, self.receive, self.settle, self.settle, self.settle]
         operations += [self.renew, self.pass_time, self.settle_old, self.redrive, self.purge]
@@ -145,9 +145,9 @@ class Program:
         )
         for one, verdict, answer in zip(some, verdicts, answers, strict=True):
             assert answer == Settled(dead=isinstance(verdict, Abandon) and one.count >= 3)
-            self.judge(one, verdict)
+            self.apply(one, verdict)
 
-    def judge(self, one: ModelMessage, verdict: Verdict) -> None:
+    def apply(self, one: ModelMessage, verdict: Verdict) -> None:
         """Apply a verdict to the model."""
         one.delivery = None
         match verdict:

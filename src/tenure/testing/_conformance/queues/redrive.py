@@ -60,7 +60,7 @@ class RedriveTests(QueueSuite):
         assert other.body == b"x"
         assert len(await broker.peek_dead(name, Selection(dead_before=other.dead_at), 10)) == 6
         assert len(await broker.peek_dead(name, Selection(after=dead[1].sequence), 3)) == 3
-        assert await broker.redrive(name, Selection(ids=frozenset({dead[2].id, "nobody"})), None) == 1
+        assert await broker.redrive(name, Selection(ids=frozenset({dead[2].id, "unknown"})), None) == 1
         assert await broker.redrive(name, Selection(reason="because"), 2) == 2
         assert sorted(bodies(await receive(broker, name, harness))) == sorted(bodies(dead[:3]))
         assert await broker.purge(name, Selection(sequences=frozenset({dead[3].sequence, dead[0].sequence})), None) == 1
@@ -73,7 +73,7 @@ class RedriveTests(QueueSuite):
         await harness.pass_time(harness.lock * LATE)
         assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [locked.body]
         stats = await broker.stats(name)
-        assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # those that were put back; their locks have ended
+        assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # the redriven messages; their locks have ended
 
     async def test_redrive_to_another_queue(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dead_letters)
@@ -84,9 +84,11 @@ class RedriveTests(QueueSuite):
         if harness.traits.dedupe != "impossible":  # ids remembered there must not lose a dead letter
             await broker.send(there, [Outgoing(b"", id="x")])
             await settle(broker, await receive(broker, there, harness), COMPLETE)
-        await broker.send(name, [named, Outgoing(b"told", headers={"a": 1.5}), Outgoing(b"plain", priority=highest)])
+        await broker.send(
+            name, [named, Outgoing(b"described", headers={"a": 1.5}), Outgoing(b"plain", priority=highest)]
+        )
         before = {one.body: one for one in await receive(broker, name, harness)}
-        await settle(broker, [before[b"named"], before[b"told"]], DeadLetter("bad", "", ERROR))
+        await settle(broker, [before[b"named"], before[b"described"]], DeadLetter("bad", "", ERROR))
         await settle(broker, [before[b"plain"]], DeadLetter("odd"))
         assert await other.redrive(name, Selection(reason="bad"), None, dry_run=True, to=there) == 2
         assert await other.redrive(name, Selection(reason="odd"), None, to=there) == 1
@@ -105,7 +107,7 @@ class RedriveTests(QueueSuite):
         await settle(broker, [after[b"named"]], DeadLetter("again"))
         [letter] = await broker.peek_dead(there, EVERYTHING, 10)
         assert [attempt.error for attempt in letter.history] == [ERROR, None]
-        assert len(await settle(broker, [after[b"told"], after[b"plain"]], COMPLETE)) == 2
+        assert len(await settle(broker, [after[b"described"], after[b"plain"]], COMPLETE)) == 2
         assert await broker.stats(there) == Stats(dead=1)
 
     async def test_redrive_to_another_queue_keeps_the_session(self, harness: QueueHarness, name: str) -> None:
@@ -125,7 +127,7 @@ class RedriveTests(QueueSuite):
         needs(harness.traits.dead_letters)
         needs(harness.traits.delay)
         if not harness.traits.exact_stats:
-            pytest.skip("this broker sees no message that is out of sight")
+            pytest.skip("this broker can't find delayed messages")
         broker, other = await harness.open(), await harness.open()
         await dead_letter(broker, harness, name, b"a")
         letters = await receive(broker, dead_letters_of(name), harness)

@@ -15,7 +15,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class RenewTests(QueueSuite):
-    """A lock keeps a message from others until it ends, or is renewed."""
+    """While a lock lasts or is renewed, no other consumer gets the message."""
 
     async def test_a_locked_message_is_not_claimed_again(self, harness: QueueHarness, name: str) -> None:
         broker, other = await harness.open(), await harness.open()

@@ -20,7 +20,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class SendTests(QueueSuite):
-    """A message comes as it was sent, once, in order."""
+    """A message is received as it was sent, once, in order."""
 
     async def test_a_message_is_received_as_it_was_sent(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
@@ -65,7 +65,7 @@ class SendTests(QueueSuite):
         ids = [*await send(broker, name, b"a", b"a"), *await send(broker, f"{name}-2", b"a")]
         assert len(set(ids)) == 3
         assert sorted(one.id for one in await receive(broker, name, harness)) == sorted(ids[:2])
-        assert [one for one in ids if not re.fullmatch(r"[\w.-]+", one, re.ASCII)] == []  # no shell asks for quotes
+        assert [one for one in ids if not re.fullmatch(r"[\w.-]+", one, re.ASCII)] == []  # a shell needs no quotes
 
     async def test_higher_priority_comes_first(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.priorities)
@@ -122,7 +122,7 @@ class SendTests(QueueSuite):
         await broker.send(f"{name}-2", [Outgoing(b"6", id="a")])  # but in another queue it is another
         assert bodies(await receive(broker, f"{name}-2", harness)) == [b"6"]
         await harness.pass_time(harness.lock * 1.5)
-        await broker.send(name, [Outgoing(b"6", id="a")])  # the window does not begin anew
+        await broker.send(name, [Outgoing(b"6", id="a")])  # the window is not extended
         assert await receive(broker, name, harness) == []
         await harness.pass_time(harness.lock * (3 * LATE - 1.5))
         await broker.send(name, [Outgoing(b"7", id="a")])

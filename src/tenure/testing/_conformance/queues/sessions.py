@@ -24,7 +24,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class SessionTests(QueueSuite):
-    """The messages of a session come in order, to the one consumer that has locked it."""
+    """The messages of a session are received in order, by the one consumer that has locked it."""
 
     async def test_messages_of_sessions_come_only_to_their_holder(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.sessions)

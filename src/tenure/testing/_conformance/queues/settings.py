@@ -65,9 +65,9 @@ class SettingTests(QueueSuite):
         wanted = QueueSettings(lock=harness.lock * 2, max_deliveries=7, dedupe_window=5.0, body_max=10)
         assert await clients[0].settings(name) == wanted
 
-    async def test_only_what_nobody_has_declared_is_declared(self, harness: QueueHarness, name: str) -> None:
+    async def test_only_undeclared_settings_are_declared(self, harness: QueueHarness, name: str) -> None:
         broker, other = await harness.open(), await harness.open()
-        await send(broker, name, b"a")  # to use a queue declares nothing
+        await send(broker, name, b"a")  # sending declares nothing
         wished: QueueOptions = {"max_deliveries": 7, "dedupe_window": 5.0}
         holds = QueueSettings(max_deliveries=7, dedupe_window=5.0)
         assert await broker.declare(name, wished, only_undeclared=True) == holds
@@ -133,32 +133,32 @@ class SettingTests(QueueSuite):
 
 
 class Barrier:
-    """Brokers that all have learned the settings of a queue before any of them goes on."""
+    """Makes brokers wait until each has read the settings of a queue, before any of them goes on."""
 
     def __init__(self, parties: int) -> None:
         self._missing = parties
-        self._all_here = asyncio.Event()
+        self._complete = asyncio.Event()
 
     def around(self, broker: Broker) -> Broker:
-        """Return *broker*, as one of them."""
-        return cast(Broker, _AtBarrier(broker, self))
+        """Return *broker* as one that waits here."""
+        return cast(Broker, _BarrierBroker(broker, self))
 
     async def wait(self) -> None:
         """Wait for the others."""
         self._missing -= 1
         if self._missing <= 0:
-            self._all_here.set()
-        await self._all_here.wait()
+            self._complete.set()
+        await self._complete.wait()
 
 
-class _AtBarrier:
+class _BarrierBroker:
     def __init__(self, broker: Broker, barrier: Barrier) -> None:
         self._broker = broker
-        self._meeting = barrier
+        self._barrier = barrier
 
     async def settings(self, queue: str) -> QueueSettings:
         found = await self._broker.settings(queue)
-        await self._meeting.wait()
+        await self._barrier.wait()
         return found
 
     def __getattr__(self, name: str) -> Any:

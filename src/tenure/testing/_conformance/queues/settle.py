@@ -40,7 +40,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class SettleTests(QueueSuite):
-    """A verdict stands once, while its delivery is locked."""
+    """A verdict is accepted once, while its delivery is locked."""
 
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("late"), GIVE_BACK], ids=repr)
     async def test_a_late_verdict_lapses(self, harness: QueueHarness, name: str, verdict: Verdict) -> None:
@@ -209,5 +209,5 @@ def needs_verdict(harness: QueueHarness, verdict: Verdict) -> None:
 
 
 def in_order(harness: QueueHarness, deliveries: object) -> list[bytes]:
-    """Return what is in *deliveries*, in their order, or sorted if the broker keeps none."""
+    """Return the bodies of *deliveries*, in their order, or sorted if the broker keeps no order."""
     return sorted(bodies(deliveries)) if harness.traits.order == "impossible" else bodies(deliveries)

@@ -48,7 +48,7 @@ class QueueSuite:
 
 
 def needs(support: str) -> None:
-    """Skip the test if the broker can't do this."""
+    """Skip the test if *support*, a trait of the broker, is ``impossible``."""
     if support == "impossible":
         pytest.skip("this broker can't do it")
 
@@ -76,7 +76,7 @@ async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[S
 async def dead_letter(
     broker: Broker, harness: QueueHarness, name: str, *contents: bytes, reason: str = "because"
 ) -> None:
-    """Send messages straight to the dead letters."""
+    """Send messages, and dead-letter them at once."""
     await send(broker, name, *contents)
     await settle(broker, await receive(broker, name, harness), DeadLetter(reason, "", ERROR))
 

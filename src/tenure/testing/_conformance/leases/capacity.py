@@ -9,8 +9,8 @@ from tenure.testing._conformance.leases.faults import needs as needs_fault
 from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder
 
 
-class LeaseStrainSuite(LeaseSuite):
-    """A full store refuses to grow, and nothing else."""
+class LeaseCapacitySuite(LeaseSuite):
+    """A full store refuses new data, and nothing else."""
 
     async def test_a_full_store_goes_on_with_its_leases(self, harness: LeaseHarness, name: str) -> None:
         needs_fault(harness, "full")

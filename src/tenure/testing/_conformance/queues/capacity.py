@@ -1,4 +1,4 @@
-"""A broker that is full, or was cut off on a slow link."""
+"""A broker that is full, or that was cut off on a slow connection."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tenure.testing._conformance.queues.steps import (
 SENDERS = 20
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 RATE_BACK = 0.5  # of the rate before the fault
-ROUND_TRIP = 0.2  # seconds, on a slow link
+ROUND_TRIP = 0.2  # seconds, on a slow connection
 
 
-class BrokerStrainSuite(QueueSuite):
-    """A full broker takes no message, and does the rest; a broker that was cut off is soon as fast as before."""
+class BrokerCapacitySuite(QueueSuite):
+    """A full broker refuses new messages, and nothing else; after a cut, a broker is soon as fast as before."""
 
     async def test_a_full_broker_keeps_nothing_of_a_refused_batch(self, harness: QueueHarness, name: str) -> None:
         needs_fault(harness, "full")
         broker = await harness.open()
         await send(broker, name, b"before")
-        large = secrets.token_bytes(harness.slack)  # which no compression makes small
+        large = secrets.token_bytes(harness.slack)  # can't be compressed
         async with harness.full():
             for queue in (name, f"{name}-new"):
                 for batch in (
@@ -55,7 +55,7 @@ class BrokerStrainSuite(QueueSuite):
                 ):
                     with pytest.raises(Unavailable, match=r"full|no room|out of memory"):
                         await broker.send(queue, batch)
-        assert list(await broker.send(name, [Outgoing(b"after", id="one")])) == ["one"]  # it is not known
+        assert list(await broker.send(name, [Outgoing(b"after", id="one")])) == ["one"]  # the id was not remembered
         assert sorted(bodies(await receive(broker, name, harness))) == [b"after", b"before"]
         stats = await broker.stats(name)
         assert (stats.ready, stats.locked, stats.delayed) == (0, 2, 0)
