@@ -37,9 +37,10 @@ from tenure._queue.effects import (
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.locks import Locks
 from tenure._queue.message import NO_HEADERS, Delivery, Token
-from tenure._queue.pump import TRANSITIONS, Pump, State
+from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.retry import Reject, Retry, RetryPolicy, delay_after, verdict_on_failure
+from tenure._queue.stopping import TRANSITIONS, State
 from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
@@ -295,7 +296,7 @@ def believe_the_whole_lock(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_verdict(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pump, "_unanswered", lambda self, ask, why, now, effects: self._settling.pop(ask, None))
+    patch.setattr(Pump, "_unanswered", lambda self, ask, why, now, effects: self._settling.answered(ask))
 
 
 @pytest.mark.parametrize("bug", [count_from_the_answer, believe_the_whole_lock, forget_the_verdict])
@@ -409,7 +410,7 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
                 made = [one._replace(token=made[0].token) for one in made]
                 pump.handle(Claimed(pump._claiming if number else 99, made), now)
             case "answer":
-                for ask, settlements in list(pump._settling.items()):
+                for ask, settlements in list(pump._settling._asked.items()):
                     pump.handle(Answered(ask, [SETTLED] * len(settlements)), now)
             case "lose":
                 pump.handle(Answered(number + 1, NoAnswer("lost")), now)
@@ -434,7 +435,7 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
         assert pump.state in legal | {after for one in legal for after in TRANSITIONS[one]}  # two steps: drain, stop
         assert pump.busy >= 0
         assert pump.waiting >= 0
-        assert pump.outstanding >= 0
+        assert all(group.settled <= group.size for group in holds.values())
         if pump.state is State.STOPPED:
             assert pump.take(now) is None
 

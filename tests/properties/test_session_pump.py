@@ -38,9 +38,9 @@ from tenure._queue.effects import (
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.locks import Locks
 from tenure._queue.message import NO_HEADERS, Delivery, SessionLock, Token
-from tenure._queue.pump import State
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.session_pump import SessionPump
+from tenure._queue.stopping import State
 from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
@@ -344,7 +344,7 @@ class _NeverLooksAgain(SessionPump):
 
     def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
         super()._unanswered(ask, why, now, effects)
-        self._claim_at = NEVER
+        self._claim_times.next_at = NEVER
 
 
 @pytest.mark.parametrize("bug", [_CountsFromAnswer, _ReceivesAtOnce, _ForgetsToRelease, _NeverLooksAgain])

@@ -22,7 +22,8 @@ from tenure._queue.effects import (
     Settle,
 )
 from tenure._queue.hints import Subscription
-from tenure._queue.pump import Pump, State
+from tenure._queue.pump import Pump
+from tenure._queue.stopping import RUNNING
 from tenure._queue.verdicts import Lapsed
 
 
@@ -70,8 +71,8 @@ class BrokerRequests:
     def begin(self, request: Request) -> None:
         """Carry out *request* in a task."""
         task = self._loop.create_task(self._carry_out(request, self._note(request)))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        if not task.done():  # as it may be if tasks are eager
+            self.tasks.add(task)
 
     def _note(self, request: Request) -> bool:
         """Note in the subscription that a request looks for messages; tell whether its answer is to be noted there."""
@@ -83,22 +84,25 @@ class BrokerRequests:
         return False
 
     async def _carry_out(self, request: Request, is_noted: bool) -> None:
-        while True:
-            try:
-                event = await self._ask(request, is_noted)
-            except (Exception, asyncio.CancelledError) as error:
-                if is_noted:
-                    self._subscription.failed()
-                event = self._unanswered(request.ask, error)
-            if event is None:
-                return
-            requests = self._host.decide(event)
-            if not requests:
-                return
-            request, *others = requests
-            is_noted = self._note(request)
-            for other in others:
-                self.begin(other)
+        try:
+            while True:
+                try:
+                    event = await self._ask(request, is_noted)
+                except (Exception, asyncio.CancelledError) as error:
+                    if is_noted:
+                        self._subscription.failed()
+                    event = self._unanswered(request.ask, error)
+                if event is None:
+                    return
+                requests = self._host.decide(event)
+                if not requests:
+                    return
+                request, *others = requests
+                is_noted = self._note(request)
+                for other in others:
+                    self.begin(other)
+        finally:  # not by a callback, which takes another step of the loop
+            self.tasks.discard(asyncio.current_task())
 
     async def _ask(self, request: Request, is_noted: bool) -> PumpInput | None:
         """Return what is to be given to the pump; None if the host has it already."""
@@ -144,7 +148,7 @@ class BrokerRequests:
         return Accepted(ask, session, due_in)
 
     def _answered(self, found: bool, due_in: float | None) -> None:
-        if not found and due_in == 0 and self._pump.state is not State.RUNNING:
+        if not found and due_in == 0 and self._pump.state is not RUNNING:
             self._subscription.failed()  # the store has not got through yet, and we don't ask again
         else:
             self._subscription.answered(found, due_in)

@@ -66,9 +66,48 @@ class LockGroup:
     settled: int = 0
     """How many have been dealt with: settled, lost, or given back."""
 
+    def begin(self, now: float) -> Delivery | None:
+        """Move the first that waits to ``running``, and return it; None if none waits. Called by the pump."""
+        try:
+            delivery = self.waiting[0]
+        except IndexError:  # the locks were faster, and give it back
+            return None
+        # First in one place, then out of the other: at no moment can the locks overlook it.
+        self.running[delivery.sequence] = (delivery, now)
+        try:
+            self.waiting.popleft()
+        except IndexError:
+            self.running.pop(delivery.sequence, None)
+            return None
+        return delivery
 
-def taken(hold: LockGroup) -> list[Delivery]:
-    return [delivery for delivery, began in list(hold.running.values()) if began != JUDGED]
+    def why_lapsed(self, delivery: Delivery, now: float) -> Why | None:
+        """Return why a verdict on *delivery* came too late; None if the end of its lock was reported before."""
+        if delivery.sequence in self.stopped:
+            return None
+        # The locks note in time when a lock is over: unless they have not run.
+        is_late = now >= self.sure_until > -NEVER and not self.over
+        return "stalled" if self.stalled or is_late else "denied"
+
+    def take_last(self) -> Delivery | None:
+        """Take out the last that waits, to be given back; None if none waits. The pump takes from the front."""
+        try:
+            return self.waiting.pop()
+        except IndexError:
+            return None
+
+    def is_with_handler(self, sequence: int) -> bool:
+        """Tell whether a message was taken, and there is no verdict on it."""
+        entry = self.running.get(sequence)
+        return entry is not None and entry[1] != JUDGED
+
+    def with_handlers(self) -> list[Delivery]:
+        """Return the messages that were taken, and on which there is no verdict."""
+        return [delivery for delivery, began in list(self.running.values()) if began != JUDGED]
+
+    def sure_until_of(self, sequence: int) -> float:
+        """Return until when the lock of a message that was taken may be believed; minus infinity if it is over."""
+        return min(self.ended.get(sequence, NEVER), self.sure_until) if sequence in self.running else -NEVER
 
 
 def named(delivery: Delivery) -> tuple[str, int, int]:

@@ -26,7 +26,7 @@ from tenure._queue.effects import (
     Returned,
     Settle,
 )
-from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named, taken
+from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named
 from tenure._queue.message import EXPIRED, Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Renewed, Settled, Settlement
@@ -133,7 +133,7 @@ class Locks:
     def _end(self, group: LockGroup, why: Why, now: float) -> None:
         """Believe no longer: all work under this group is to stop, while its locks are still sure."""
         group.over = True
-        for delivery in taken(group):
+        for delivery in group.with_handlers():
             if delivery.sequence not in group.ended:
                 self._stop(group, delivery, why, now)
         if group.session is not None:
@@ -231,13 +231,11 @@ class Locks:
     def _take_out(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         """Give back what waits in *group*: it has waited too long here, and others may have time."""
         count = 0
-        try:
-            while True:  # from the end: the pump takes from the front
-                self._returning.append((Settlement(group.waiting.pop(), GIVE_BACK), group.sure_until))
-                count += 1
-        except IndexError:
-            if count:
-                effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
+        while (delivery := group.take_last()) is not None:
+            self._returning.append((Settlement(delivery, GIVE_BACK), group.sure_until))
+            count += 1
+        if count:
+            effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
 
     def _give_back(self, now: float, effects: list[LocksEffect]) -> None:
         if self._returning and not self._returns and now >= self._return_at:

@@ -31,15 +31,18 @@ from tenure._queue.lock_group import NEVER
 from tenure._queue.lock_renewer import TIMER_MAX
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
-from tenure._queue.pump import Pump, State
+from tenure._queue.pump import Pump
 from tenure._queue.received import Message
 from tenure._queue.reports import event_of
+from tenure._queue.stopping import LEFT, STOPPED
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Settled, Settlement
 from tenure._queue.worker import Workers
 from tenure._runtime.tasks import Tasks
 from tenure._timing import Timing
 from tenure.errors import LockLost
 from tenure.events import HandlerOverran, ResultDiscarded
+
+_TICK = (Tick(),)
 
 
 class PumpDriver:
@@ -124,8 +127,9 @@ class PumpDriver:
             return requests
         try:
             serves = False
+            now = self._context.clock.now()
             for event in events:
-                for effect in self.pump.handle(event, self._context.clock.now()):
+                for effect in self.pump.handle(event, now):
                     kind = type(effect)
                     if kind is Serve:
                         serves = True
@@ -140,7 +144,7 @@ class PumpDriver:
             return ()
         if self.ended.done():  # an effect has fed the pump again
             return requests
-        if self.pump.state in (State.STOPPED, State.LEFT):
+        if self.pump.state in (STOPPED, LEFT):
             self.ended.set_result(None)
         else:
             self._set_timer()
@@ -165,7 +169,7 @@ class PumpDriver:
     def _turn(self) -> None:
         self.is_turning = False
         events, self._events = self._events, []
-        self.feed(*events or (Tick(),))
+        self.feed(*events or _TICK)
 
     def _set_timer(self) -> None:
         wake_at = self.pump.wake_at

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from tenure._jitter import Rng, sooner
 from tenure._queue.effects import (
+    SERVE,
     Accept,
     Accepted,
     Answers,
@@ -38,12 +39,12 @@ from tenure._queue.effects import (
     ReceiveIn,
     Release,
     Report,
-    Serve,
 )
-from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named
+from tenure._queue.lock_group import LockGroup, Why, named
 from tenure._queue.message import Delivery, SessionLock, Token
-from tenure._queue.pump import Pump, State
+from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.stopping import RUNNING
 from tenure._queue.verdicts import COMPLETE, Lapsed, Settlement, Verdict
 from tenure.events import BrokerUnanswered, GivenBack, LockEnded
 
@@ -82,8 +83,8 @@ class SessionPump(Pump):
     def __init__(
         self, name: str, holder: str, settings: PumpSettings, rng: Rng, groups: dict[Token, LockGroup], *, now: float
     ) -> None:
-        super().__init__(name, holder, settings, rng, groups, now=now)
-        self._settles_max = settings.concurrency  # none waits for another: no session has more than one verdict
+        # A session has one verdict at a time, which waits for no other session.
+        super().__init__(name, holder, settings, rng, groups, now=now, settles_max=settings.concurrency)
         self._sessions: dict[Token, HeldSession] = {}
         self._lost: set[HeldSession] = set()  # those of them that are
         self._accepting: dict[int, float] = {}  # by question: when it was asked
@@ -99,9 +100,7 @@ class SessionPump(Pump):
     def wake_at(self) -> float:
         """When to call ``handle(Tick(), now)``, by the same clock as ``now``; infinity for never."""
         at = super().wake_at
-        if self._to_release:
-            at = min(at, self._release_at)
-        return at
+        return min(at, self._release_at) if self._to_release else at
 
     # --- for every message ---
 
@@ -163,8 +162,7 @@ class SessionPump(Pump):
         session = self._sessions.get(delivery.token)
         if session is None or not session.is_serving:
             return super().settled(delivery)
-        entry = session.group.running.get(delivery.sequence)
-        if entry is None or entry[1] == JUDGED or delivery.sequence in session.closed:
+        if not session.group.is_with_handler(delivery.sequence) or delivery.sequence in session.closed:
             return False
         session.closed.add(delivery.sequence)
         return delivery.sequence not in session.group.stopped
@@ -199,9 +197,9 @@ class SessionPump(Pump):
             self._next_in(self._ready.popleft(), now, effects)
         if self._to_release and now >= self._release_at:
             for lock, until in self._to_release:
-                self._asked += 1
-                self._releasing[self._asked] = (lock, until)
-                effects.append(Release(self._asked, lock))
+                self._requests += 1
+                self._releasing[self._requests] = (lock, until)
+                effects.append(Release(self._requests, lock))
             self._to_release.clear()
         super()._go_on(now, effects)
 
@@ -216,13 +214,12 @@ class SessionPump(Pump):
             return 0
         return max(0, min(free, self._accepts_most) - len(self._accepting))
 
-    def _claim(self, limit: int, now: float, effects: list[PumpEffect]) -> None:
-        self._hinted = False
-        self._done = 0
-        for _ in range(limit):
-            self._asked += 1
-            self._accepting[self._asked] = now
-            effects.append(Accept(self._asked))
+    def _claim(self, now: float, effects: list[PumpEffect]) -> None:
+        self._claim_times.asked()
+        for _ in range(self._room()):
+            self._requests += 1
+            self._accepting[self._requests] = now
+            effects.append(Accept(self._requests))
 
     def _accepted(self, event: Accepted, asked_at: float, now: float, effects: list[PumpEffect]) -> None:
         self._misses = 0
@@ -231,14 +228,14 @@ class SessionPump(Pump):
             self._accepts_most = 1
             if not self._accepting:
                 self._found_nothing(asked_at, event.due_in, effects)
-            self._claim_next(event.due_in == 0, event.due_in, now)
+            self._claim_times.answered(event.due_in == 0, event.due_in, now)
             return
-        self._nothing = 0
+        self._claim_times.found()
         self._accepts_most = min(2 * self._accepts_most, self.settings.concurrency)
-        self._claim_next(True, None, now)
+        self._claim_times.answered(True, None, now)
         timing = self.settings.timing
         until, renew_at = sure_until(asked_at, timing), asked_at + sooner(timing.renew_every, self._rng)
-        if self.state is not State.RUNNING or now >= renew_at:
+        if self.state is not RUNNING or now >= renew_at:
             self._to_release.append((lock, until))
             return
         group = LockGroup(lock.token, 1, until, renew_at, session=lock)
@@ -254,18 +251,18 @@ class SessionPump(Pump):
         if session.is_lost:
             self._drop(session)
         # What the locks have noted of a delivery must not be taken for the next one of the same message.
-        elif self.state is State.RUNNING and not session.is_doubtful and not session.group.ended:
-            self._asked += 1
+        elif self.state is RUNNING and not session.is_doubtful and not session.group.ended:
+            self._requests += 1
             session.is_receiving = True
-            self._receiving[self._asked] = session
-            effects.append(ReceiveIn(self._asked, session.lock))
+            self._receiving[self._requests] = session
+            effects.append(ReceiveIn(self._requests, session.lock))
         else:
             self._release(session)
 
     def _received(self, session: HeldSession, event: Claimed, now: float, effects: list[PumpEffect]) -> None:
         session.is_receiving = False
         self._misses = self._receive_misses = 0
-        self._not_before = -NEVER
+        self._claim_times.resume()
         if session.is_lost:
             self._drop(session)
         elif not event.deliveries:
@@ -273,10 +270,10 @@ class SessionPump(Pump):
                 self._ready.append(session)
             else:
                 self._release(session)
-        elif self.state is State.RUNNING:
+        elif self.state is RUNNING:
             session.group.waiting.extend(event.deliveries)
             self._line.append(session.group)
-            effects.append(Serve())
+            effects.append(SERVE)
         else:
             self._give_back(session, len(event.deliveries), now, effects)
 
@@ -316,10 +313,9 @@ class SessionPump(Pump):
         elif ask in self._releasing:
             del self._releasing[ask]
             self._misses = 0
-            # What was sent into it since is news to nobody else.
-            self._claim_at = min(self._claim_at, max(now, self._not_before))
+            self._claim_times.hurry(now)  # messages sent into it meanwhile bring no further hint
         else:
-            asked = self._settling.get(ask, ())
+            asked = self._settling.asked(ask)
             super()._answered(ask, answers, now, effects)
             if self._lost:
                 self._report_undecided(asked, effects)
@@ -331,7 +327,7 @@ class SessionPump(Pump):
             what = "accept"
             del self._accepting[ask]
             self._accepts_most = 1
-            self._claim_at = again_at
+            self._claim_times.unanswered(again_at)
         elif ask in self._receiving:
             what = "receive"
             session = self._receiving.pop(ask)
@@ -340,8 +336,7 @@ class SessionPump(Pump):
             self._ready.append(session)
             # It is free in a moment, and would be had again at once; an accept that is answered says nothing of this.
             self._receive_misses += 1
-            self._not_before = again_at
-            self._claim_at = max(self._claim_at, again_at)
+            self._claim_times.hold_off(again_at)
         elif ask in self._releasing:
             what = "release"
             lock, until = self._releasing.pop(ask)
@@ -349,7 +344,7 @@ class SessionPump(Pump):
                 self._to_release.append((lock, until))
                 self._release_at = again_at
         if what is None:
-            asked = self._settling.get(ask, ())
+            asked = self._settling.asked(ask)
             super()._unanswered(ask, why, now, effects)
             if self._lost:
                 self._report_undecided(asked, effects)
@@ -376,8 +371,7 @@ class SessionPump(Pump):
             group.waiting.clear()
             self._go_on_with(session)
             return
-        entry = group.running.get(held.sequence)
-        if entry is None or entry[1] == JUDGED or held.sequence in group.stopped:
+        if not group.is_with_handler(held.sequence) or held.sequence in group.stopped:
             return
         group.stopped.add(held.sequence)
         session.is_doubtful = True  # what is noted of this delivery must not be taken for its next one
@@ -395,7 +389,7 @@ class SessionPump(Pump):
             session = self._sessions.get(settlement.delivery.token)
             if session is None or not session.is_lost or sequence in session.group.stopped:
                 continue
-            if any(one is settlement for one in self._unsettled):
+            if settlement in self._settling:
                 session.group.stopped.add(sequence)
                 session.undecided.add(sequence)
                 effects.append(Report(settlement, None))

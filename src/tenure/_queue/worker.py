@@ -167,6 +167,7 @@ class _Worker:
             workers.tracker,
         )
         serve, success, inbox = workers.serve, judge.success, workers.inbox_window
+        forget: Literal[Becomes.FORGET] = Becomes.FORGET  # to look it up takes as long as a call on Python 3.11
         now, take, done, turn_soon = context.clock.now, pump.take, pump.done, host.turn_soon
         task = asyncio.current_task()  # self.task is not there yet if tasks are eager
         assert task is not None
@@ -209,7 +210,7 @@ class _Worker:
                         done(delivery, GIVE_BACK)
                         turn_soon()
                     raise
-            if verdict is Becomes.FORGET:
+            if verdict is forget:
                 pump.forget(delivery)
             else:
                 done(delivery, verdict)

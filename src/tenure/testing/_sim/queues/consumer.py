@@ -41,8 +41,9 @@ from tenure._queue.effects import (
 )
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.message import Delivery, SessionLock, Token
-from tenure._queue.pump import Pump, State
+from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings
+from tenure._queue.stopping import State
 from tenure.events import HandlerOverran
 from tenure.testing._sim.client import Client, Pending
 from tenure.testing._sim.process import Alarm

@@ -41,7 +41,7 @@ from tenure._queue.effects import (
 )
 from tenure._queue.lock_group import JUDGED, LockGroup
 from tenure._queue.message import Delivery, SessionLock
-from tenure._queue.pump import TRANSITIONS, State
+from tenure._queue.stopping import TRANSITIONS, State
 from tenure._queue.verdicts import GIVE_BACK, Settlement, Verdict
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.oracle import Oracle

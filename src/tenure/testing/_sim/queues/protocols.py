@@ -9,8 +9,9 @@ from tenure._queue.effects import LocksInput, PumpEffect, PumpInput
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.locks import Locks
 from tenure._queue.message import Delivery, Token
-from tenure._queue.pump import Pump, State
+from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings
+from tenure._queue.stopping import State
 from tenure._queue.verdicts import Settlement, Verdict
 from tenure.testing._sim.client import Pending
 from tenure.testing._sim.network import StoreNetwork

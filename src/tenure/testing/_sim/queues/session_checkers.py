@@ -23,7 +23,7 @@ from typing import Any
 from tenure._queue.effects import PumpEffect, PumpInput, Release
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.message import Delivery, SessionLock, Token
-from tenure._queue.pump import State
+from tenure._queue.stopping import State
 from tenure._queue.verdicts import Lapsed, Renewed, Settlement
 from tenure.testing._sim.client import Pending
 from tenure.testing._sim.queues.consumer import Consumer

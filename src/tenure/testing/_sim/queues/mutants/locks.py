@@ -76,7 +76,8 @@ class _ServesOldBuffer(Pump):
     def take(self, now: float) -> Delivery | None:
         line = self._line
         while line:
-            if line[0].waiting and (delivery := self._begin(line[0], now)) is not None:
+            if line[0].waiting and (delivery := line[0].begin(now)) is not None:
+                self.busy += 1
                 return delivery
             line.popleft()
         return None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tenure._queue.claiming import ClaimSizes, ClaimTimes
 from tenure._queue.effects import PumpEffect
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.message import Delivery
-from tenure._queue.pump import Pump, State
+from tenure._queue.pump import Pump
+from tenure._queue.stopping import State
 from tenure._queue.verdicts import COMPLETE, Abandon, Settlement, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.parts import Parts
@@ -18,7 +20,7 @@ class _ForgetsUnanswered(Pump):
     """Drops a verdict that got no answer."""
 
     def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        self._settling.pop(ask, None)
+        self._settling.answered(ask)
         super()._unanswered(ask, why, now, effects)
 
 
@@ -28,7 +30,7 @@ class _PassesLateResults(Pump):
     def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
         if super().judge(delivery, verdict):
             return True
-        self._unsettled.append(Settlement(delivery, verdict))
+        self._settling.add(Settlement(delivery, verdict))
         return True
 
 
@@ -44,9 +46,10 @@ class _AbandonsBuffer(Pump):
     """Gives back what nobody tried as if it had been tried."""
 
     def _put_back(self, hold: LockGroup) -> int:
-        before = len(self._unsettled)
+        waiting = self._settling._waiting
+        before = len(waiting)
         count = super()._put_back(hold)
-        self._unsettled[before:] = [Settlement(one, Abandon()) for one, _ in self._unsettled[before:]]
+        waiting[before:] = [Settlement(one, Abandon()) for one, _ in waiting[before:]]
         return count
 
 
@@ -64,7 +67,7 @@ class _ForgetsReturns(Pump):
 
     def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
         super()._wind_up(now, effects)
-        under_way = self.busy or self._claiming or self._settling or self._unsettled
+        under_way = self.busy or self._claiming or self._settling
         if self.state is State.DRAINING and not under_way:
             self._move(State.STOPPED)
 
@@ -73,12 +76,13 @@ class _GivesBackCompleted(Pump):
     """Passes a give-back on a kept message that was completed meanwhile."""
 
     def settled(self, delivery: Delivery) -> bool:
-        unsettled = self._unsettled
-        self._unsettled = []
+        waiting = self._settling._waiting
+        unsettled = waiting.copy()
+        waiting.clear()
         try:
             return super().settled(delivery)
         finally:
-            self._unsettled = unsettled
+            waiting[:] = unsettled
 
 
 class _ServesWhilePaused(Pump):
@@ -87,16 +91,24 @@ class _ServesWhilePaused(Pump):
             super()._empty_buffer(now, effects)
 
 
-class _ClaimsWithoutPause(Pump):
+class _NoPause(ClaimTimes):
     def _pause(self, due_in: float | None) -> float:
         return 0.0
+
+
+class _ClaimsWithoutPause(Pump):
+    claim_times = _NoPause
+
+
+class _EndlessPause(ClaimTimes):
+    def _pause(self, due_in: float | None) -> float:
+        return NEVER
 
 
 class _WaitsForHints(Pump):
     """Claims only after a hint."""
 
-    def _pause(self, due_in: float | None) -> float:
-        return NEVER
+    claim_times = _EndlessPause
 
 
 class _GivesUpAsking(Pump):
@@ -106,7 +118,7 @@ class _GivesUpAsking(Pump):
         gives_up = ask == self._claiming
         super()._unanswered(ask, why, now, effects)
         if gives_up:
-            self._claim_at = NEVER
+            self._claim_times.next_at = NEVER
 
 
 class _CompletesFailures(Pump):
@@ -118,14 +130,20 @@ class _PassesOneByOne(Pump):
     """Passes each verdict in a call of its own."""
 
     def _flush(self, now: float, effects: list[PumpEffect]) -> None:
-        unsettled, self._unsettled = self._unsettled, self._unsettled[:1]
+        waiting = self._settling._waiting
+        rest = waiting[1:]
+        del waiting[1:]
         super()._flush(now, effects)
-        self._unsettled += unsettled[1:]
+        waiting += rest
+
+
+class _NoTarget(ClaimSizes):
+    def set_target(self, elapsed: float, busy: int) -> None:
+        pass
 
 
 class _NeverPrefetches(Pump):
-    def _set_target(self, now: float) -> None:
-        self._target = 0
+    claim_sizes = _NoTarget
 
 
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(

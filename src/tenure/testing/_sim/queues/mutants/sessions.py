@@ -10,8 +10,8 @@ from tenure._queue.broker import NoSession
 from tenure._queue.effects import Accepted, Claimed, PumpEffect
 from tenure._queue.lock_group import NEVER, Why
 from tenure._queue.message import Delivery, SessionLock
-from tenure._queue.pump import State
 from tenure._queue.session_pump import HeldSession, SessionPump
+from tenure._queue.stopping import State
 from tenure._queue.verdicts import COMPLETE, Abandon, GiveBack, Lapsed, Settled, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker

@@ -1,0 +1,148 @@
+"""When a consumer asks its broker for messages or sessions, and for how many messages: two parts of its pump."""
+
+from __future__ import annotations
+
+from tenure._jitter import Rng, later
+from tenure._queue.lock_group import NEVER
+from tenure._queue.pump_settings import PumpSettings
+
+HORIZON = 0.25
+"""Seconds of work that a buffer should hold: longer than any claim takes, too short to keep work from others."""
+
+
+class ClaimTimes:
+    """Decide when to claim next: at once while there is more, else when time or a hint brings something.
+
+    Args:
+        settings: The settings of the consumer.
+        rng: Source of jitter.
+        now: The present moment; the first claim is due at once.
+    """
+
+    def __init__(self, settings: PumpSettings, rng: Rng, *, now: float) -> None:
+        self.next_at = now
+        """When to claim next, if there is room."""
+        self.retry_at = -NEVER
+        """When all abandoned messages are back."""
+        self.empty_since = now
+        """Since when nothing is in hand; infinity while something is."""
+        self._settings = settings
+        self._rng = rng
+        self._not_before = -NEVER  # also if a hint comes
+        self._empty_claims = 0  # in a row
+        self._is_hinted = False  # since the last claim was sent
+
+    def hint(self, now: float) -> None:
+        """Note that messages may have become claimable."""
+        self._is_hinted = True
+        self.hurry(now)
+
+    def hurry(self, now: float) -> None:
+        """Claim at once, unless that is held off."""
+        self.next_at = min(self.next_at, max(now, self._not_before))
+
+    def note_emptiness(self, now: float) -> None:
+        """Note that since *now* nothing is in hand, or something is again."""
+        if self.empty_since < NEVER:
+            self.empty_since = NEVER
+        else:
+            self.empty_since = now
+            if self._settings.until_empty:  # look at once whether more has come, also if a claim is under way
+                self.next_at = min(self.next_at, now)
+                self._is_hinted = True
+
+    def asked(self) -> None:
+        """Note that a claim is sent."""
+        self._is_hinted = False
+
+    def found(self) -> None:
+        """Note that a claim has brought something."""
+        self._empty_claims = 0
+
+    def found_nothing(self, asked_at: float, due_in: float | None) -> bool:
+        """Note that a claim sent at *asked_at* has brought nothing; tell whether the queue is empty for good.
+
+        It is not if messages may have come since, or if abandoned ones are still to come back.
+        """
+        self._empty_claims += 1
+        is_recent = asked_at >= max(self.retry_at, self.empty_since)
+        return due_in != 0 and not self._is_hinted and is_recent
+
+    def answered(self, is_more: bool, due_in: float | None, now: float) -> None:
+        """Set when to claim next after an answer: at once if there may be more."""
+        if is_more or self._is_hinted:
+            self.next_at = max(now, self._not_before)
+        else:
+            self.next_at = max(now + self._pause(due_in), self._not_before)
+            if self.retry_at > now:  # the store may not tell when abandoned messages are back
+                self.next_at = min(self.next_at, self.retry_at)
+
+    def unanswered(self, again_at: float) -> None:
+        """Claim again at *again_at*, or at a hint."""
+        self.next_at = again_at
+
+    def hold_off(self, until: float) -> None:
+        """Don't claim before *until*, whatever is hinted."""
+        self._not_before = until
+        self.next_at = max(self.next_at, until)
+
+    def resume(self) -> None:
+        """Undo :meth:`hold_off`."""
+        self._not_before = -NEVER
+
+    def _pause(self, due_in: float | None) -> float:
+        """Return how long to wait for a hint before looking again."""
+        longest = self._settings.poll_every
+        if not self._settings.hints:  # no hint will come: look often at first, then less and less
+            longest = min(longest, 0.05 * 1.5 ** min(self._empty_claims, 20))
+        longest = later(longest, self._rng)
+        # A thousandth more, so as not to come too early by the store's clock.
+        return longest if due_in is None else min(longest, max(due_in, 0.0) + 0.001)
+
+
+class ClaimSizes:
+    """Decide how many messages to claim: fast handlers never wait, slow ones hoard nothing.
+
+    Args:
+        settings: The settings of the consumer.
+    """
+
+    def __init__(self, settings: PumpSettings) -> None:
+        self.target = 0
+        """How many messages should wait in the buffer."""
+        self.done = 0
+        """How many handlers have ended since the last claim."""
+        self._horizon = min(HORIZON, settings.timing.renew_every / 4)
+        self._prefetch = settings.prefetch
+        self._wanted = settings.concurrency + settings.prefetch
+        self._limit = 0  # of the last claim
+        self._most = NEVER  # of the next one: the broker could not answer one of twice as many
+
+    def set_target(self, elapsed: float, busy: int) -> None:
+        """Let the buffer hold what is handled within the horizon, by the pace since the last claim, *elapsed* ago."""
+        if self.done:
+            self.target = (
+                min(self._prefetch, int(self.done / elapsed * self._horizon)) if elapsed > 0 else self._prefetch
+            )
+        elif busy:
+            self.target = 0
+
+    def asked(self, room: int) -> int:
+        """Return how many to claim when there is *room* for so many; note that this claim is sent."""
+        self._limit = int(min(room, self._most))
+        self.done = 0
+        return self._limit
+
+    def is_full(self, count: int) -> bool:
+        """Tell whether the last claim brought as many as it asked for."""
+        return count >= self._limit
+
+    def ask_less(self) -> None:
+        """Ask for half as many the next time: the answer may have been too much to arrive in time."""
+        self._most = max(1, self._limit // 2)
+
+    def ask_more(self) -> None:
+        """Ask for twice as many again, as there was an answer; and for any number when that is more than is wanted."""
+        self._most *= 2
+        if self._most >= self._wanted:
+            self._most = NEVER
