@@ -1,7 +1,7 @@
-"""Stores and brokers, one folder for each technology; here is what a folder's ``open`` hands over.
+"""An opened backend: what the function ``open`` of a backend's folder returns.
 
 Every folder's ``__init__`` has ``TRAITS``, ``QUEUE_TRAITS`` if it has queues, and ``open(url, *, clock=None)``, which
-returns an ``Opened``. It reads the URL and touches nothing else: the first question does.
+returns an ``Opened``. ``open`` only reads the URL: the first request connects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tenure._queue.broker import Broker
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing worth knowing about an opened backend; *advice* is what an operator should do about it, if anything."""
+    """A fact about an opened backend; *advice* says what an operator should do about it, if anything."""
 
     name: str
     value: str
@@ -24,9 +24,9 @@ class Fact:
 
 
 class Opened(Protocol):
-    """A backend in use.
+    """A backend: its store of leases, and its broker.
 
-    It may also have ``warnings``: facts that are logged whenever it is opened, before the first question.
+    It may also have ``warnings``: facts that are logged whenever it is opened, before the first request.
     """
 
     @property
@@ -40,9 +40,9 @@ class Opened(Protocol):
         ...
 
     async def describe(self) -> Sequence[Fact]:
-        """Ask the backend about itself, for ``tenure doctor``."""
+        """Return facts about the backend, for ``tenure doctor``."""
         ...
 
     async def close(self) -> None:
-        """Let go of every connection, thread and socket. A second time does nothing."""
+        """Close every connection and socket, and end every thread. A second call does nothing."""
         ...

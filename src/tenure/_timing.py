@@ -86,17 +86,17 @@ class Timing:
 
     @property
     def window(self) -> float:
-        """How long after the request was sent a grant is trusted."""
+        """The seconds, from before a request is sent, for which its grant is trusted."""
         return self.ttl - self.drift * self.ttl - self.margin
 
     @property
     def work_window(self) -> float:
-        """How long after the question was sent work may run before it is told to stop."""
+        """The seconds, from before a request is sent, after which the work is cancelled if no further grant comes."""
         return self.window - self.grace
 
     @property
     def attempts(self) -> int:
-        """The number of renewal requests that fit in before work is told to stop."""
+        """The number of renewal requests that fit in before the work is cancelled."""
         return 1 + math.floor((self.work_window - self.renew_every) / self.retry_every + 1e-9)
 
     def _derive(self, name: str, value: float) -> None:

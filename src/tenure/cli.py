@@ -19,9 +19,18 @@ NOT_INSTALLED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; the table of codes is in :mod:`tenure._cli.exits`."""
+    """Run one command and return its exit code; ``tenure --help`` shows the table of codes.
+
+    Args:
+        arguments: The words of the command line, without ``tenure``; those of this process unless given.
+
+    Raises:
+        TypeError: *arguments* is a single text, or one of its words is no text.
+    """
     if arguments is None:
         _open_streams()
+    elif isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
+        raise TypeError(f"main() takes a list of words, such as ['status', 'nightly-report'], not {arguments!r:.80}")
     try:
         import click  # noqa: F401
         import rich  # noqa: F401  # the package itself is cheap; its modules are imported where a table is drawn

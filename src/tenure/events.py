@@ -94,7 +94,7 @@ class CampaignFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class TermEnding(Event):
-    """Work has been told to stop; it has until *deadline*."""
+    """The work was asked to stop; it has until *deadline* to end."""
 
     token: int
     reason: Reason

@@ -250,13 +250,13 @@ def test_drain_waits_for_what_runs(backend: tenure.sync.Backend) -> None:
 
 def test_a_sigterm_before_the_beginning_counts(backend: tenure.sync.Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = backend.queue("orders")
-    begin = queue._pumps
+    begin = queue._consumer_thread
 
     def slowly() -> LoopThread:
         os.kill(os.getpid(), signal.SIGTERM)
         return begin()
 
-    monkeypatch.setattr(queue, "_pumps", slowly)
+    monkeypatch.setattr(queue, "_consumer_thread", slowly)
     queue.send(b"one")
     queue.consume(lambda message: None)
     assert queue.stats().ready == 1

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,13 @@ def test_without_click_or_rich_it_names_the_pip_command(missing: str, tmp_path: 
     assert "pip install 'tenure[cli]'" in run.stderr
 
 
-def test_the_front_door_is_quick() -> None:
+@pytest.mark.parametrize("arguments", ["status", ["status", 3], [b"status"]])
+def test_a_command_line_that_is_no_list_of_words_is_refused(arguments: Any) -> None:
+    with pytest.raises(TypeError, match=r"main\(\) takes a list of words"):
+        main(arguments)
+
+
+def test_the_entry_point_is_quick() -> None:
     """Help and mistakes need neither an event loop nor a drawn table."""
     code = (
         "import sys; from tenure.cli import main; "

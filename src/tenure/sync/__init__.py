@@ -1,8 +1,8 @@
-"""tenure for threads: the same face, run on the renewal loop. No second copy of the code.
+"""The interface of tenure for threads: the same classes and methods, without ``await``.
 
-Every call is handed to the asynchronous object of the same name and waited for. Work runs on a thread of its own. A
-thread can't be cancelled: watch ``term.lost``, or call ``term.check()`` before every act. Queues are consumed on one
-more loop, a backend's own, where hooks and handlers may block without delaying a renewal.
+Each call runs the method of the asynchronous object on the renewal loop, and waits for its result. Work runs on a
+thread of its own. A thread can't be cancelled: watch ``term.lost``, or call ``term.check()`` before every act. Queues
+are consumed on one more loop for each backend, where hooks and handlers may block without delaying a renewal.
 
 ::
 
@@ -34,8 +34,8 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure._telemetry.hook import ForwardingHook, call_hook
 from tenure.errors import ConfigError
 from tenure.events import Event
+from tenure.sync._blocking import blocking
 from tenure.sync._elections import Election, Work
-from tenure.sync._portal import blocking
 from tenure.sync._queues import DeadLetters, Queue, Session
 
 __all__ = ["Backend", "DeadLetters", "Election", "Message", "Queue", "Session", "Term", "Work", "connect"]
@@ -49,11 +49,11 @@ class Backend:
 
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._on_event = on_event
-        hook = None if on_event is None else ForwardingHook(self._hear)
+        hook = None if on_event is None else ForwardingHook(self._forward)
         self._behind = tenure.Backend(url, on_event=hook, make_term=Term)
         self.url: Url = self._behind.url
         self._entered: RenewalThread | None = None
-        self._pumps: LoopThread | None = None
+        self._consumer_loop: LoopThread | None = None
         self._new_locks()
         _made.add(self)
 
@@ -82,9 +82,9 @@ class Backend:
 
         Handlers are not waited for: call ``queue.drain()`` before, to let them finish.
         """
-        pumps = self._pumps
-        # A hook can't wait for the close of its own backend: that waits for the hook.
-        if self._turn.acquire(blocking=pumps is None or not pumps.is_current):
+        loop = self._consumer_loop
+        # A hook can't wait until its own backend is closed: the close waits for the hook.
+        if self._turn.acquire(blocking=loop is None or not loop.is_current):
             try:
                 self._close()
             finally:
@@ -102,11 +102,11 @@ class Backend:
         except BaseException:
             renewal_thread.leave()
             raise
-        if self._entered is not None:  # by our parent, where the thread for pumps stays
-            self._pumps = None
+        if self._entered is not None:  # by our parent, where the thread of its consumers stays
+            self._consumer_loop = None
         self._entered = renewal_thread
         if self._on_event is not None:
-            self._pump_thread()
+            self._consumer_thread()
 
     def _close(self) -> None:
         renewal_thread, self._entered = self._entered, None
@@ -119,9 +119,9 @@ class Backend:
         finally:
             renewal_thread.leave()
             with self._guard:
-                pumps, self._pumps = self._pumps, None
-            if pumps is not None:
-                pumps.end()
+                loop, self._consumer_loop = self._consumer_loop, None
+            if loop is not None:
+                loop.end()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -143,7 +143,7 @@ class Backend:
         """Return the queue called *name*. See :meth:`tenure.Backend.queue`."""
         renewal_thread = self._renewal_thread
         queue = self._behind.queue(name, **settings)
-        return Queue(queue, renewal_thread, self._pump_thread)
+        return Queue(queue, renewal_thread, self._consumer_thread)
 
     leaders = blocking(tenure.Backend.leaders)
     vacancies = blocking(tenure.Backend.vacancies)
@@ -152,24 +152,24 @@ class Backend:
     migrate = blocking(tenure.Backend.migrate)
     migration_sql = blocking(tenure.Backend.migration_sql)
 
-    def _pump_thread(self) -> LoopThread:
+    def _consumer_thread(self) -> LoopThread:
         """Return the loop on which queues are consumed and hooks called, started when it is first needed."""
         with self._guard:
-            if self._pumps is None:
+            if self._consumer_loop is None:
                 self._require_open()
-                self._pumps = LoopThread()
-                self._pumps.start("tenure-pumps")
-            return self._pumps
+                self._consumer_loop = LoopThread()
+                self._consumer_loop.start("tenure-consumers")
+            return self._consumer_loop
 
-    def _hear(self, event: Event) -> None:
-        """Pass *event* on to the hook, on the loop that it may block: elections emit theirs on the renewal loop."""
+    def _forward(self, event: Event) -> None:
+        """Call the hook on the loop that it may block: elections emit their events on the renewal loop."""
         assert self._on_event is not None
-        pumps = self._pumps
-        if pumps is None or pumps.is_current:
+        loop = self._consumer_loop
+        if loop is None or loop.is_current:
             self._on_event(event)
         else:
-            with suppress(RuntimeError):  # that loop is closed, the backend having been left
-                pumps.loop.call_soon_threadsafe(call_hook, self._on_event, event)
+            with suppress(RuntimeError):  # that loop is closed, and the backend with it
+                loop.loop.call_soon_threadsafe(call_hook, self._on_event, event)
 
     @property
     def _renewal_thread(self) -> RenewalThread:
@@ -187,7 +187,7 @@ _made: WeakSet[Backend] = WeakSet()
 
 def _note_fork() -> None:
     for backend in list(_made):
-        backend._new_locks()  # threads of the parent had them, perhaps
+        backend._new_locks()  # threads of the parent may have held the old ones
 
 
 if hasattr(os, "register_at_fork"):
@@ -200,8 +200,8 @@ def connect(url: str | None = None, *, on_event: Callable[[Event], None] | None 
     Without *url*, the environment variable ``TENURE_URL`` names the store. Where a block doesn't fit, there are
     ``backend.open()`` and ``backend.close()``. See :func:`tenure.connect`.
 
-    *on_event* is called on a thread of tenure's own, the one on which queues are consumed; if it blocks, consumers
-    wait, and so does leaving the block; no lease or lock is lost by it.
+    *on_event* is called on a thread of tenure's own, the one on which queues are consumed. If it blocks, consumers
+    and the end of the block wait for it; no lease or lock is lost.
     """
     return Backend(url_given(url), on_event=on_event)
 

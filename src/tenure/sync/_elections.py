@@ -18,14 +18,14 @@ from tenure._election.term import BlockingTerm as Term
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
 from tenure.errors import TenureError, TermLost, Unavailable, in_words, refuse_generator
-from tenure.sync._portal import blocking, drawn
-from tenure.sync._stopping import Stopping, forwarded
+from tenure.sync._blocking import blocking, iterated
+from tenure.sync._stopping import StopRequest, forwarded
 
 Work = Callable[[Term], Any]
 
 
 class Election:
-    """One name to lead, and our candidacy for it. See :class:`tenure.Election`."""
+    """An election for one name, in which this object is one candidate. See :class:`tenure.Election`."""
 
     def __init__(self, election: tenure.Election, renewal_thread: RenewalThread) -> None:
         self.name: str = election.name
@@ -33,7 +33,7 @@ class Election:
         self._behind = election
         self._renewal_thread = renewal_thread
         self._worker: threading.Thread | None = None
-        self._labour: Future[Exception | None] | None = None  # of the work of run, while it goes on
+        self._outcome: Future[Exception | None] | None = None  # of the work of run, while it runs
 
     def __repr__(self) -> str:
         return repr(self._behind)
@@ -44,25 +44,24 @@ class Election:
         """Campaign for the name and run *work*, on a thread of its own, during every term won.
 
         Blocks until the campaign and the work have ended. See :meth:`tenure.Election.run`; as a thread can't be
-        cancelled, *work* must watch ``term.lost`` or call ``term.check()``. Until it has ended, the lease is not handed
-        back, and this candidate does not contend.
+        cancelled, *work* must watch ``term.lost`` or call ``term.check()``. Until it has ended, the lease is not
+        released, and this candidate does not campaign again.
         """
-
         refuse_generator("work", work)
-        told = Stopping()
+        request = StopRequest()
         self._behind.context = contextvars.copy_context()
 
         async def campaign() -> None:
-            with forwarded(stop, told.here()) as stopping:
+            with forwarded(stop, request.event()) as stopping:
                 await self._behind.run(self._on_thread(work), again=again, stop=stopping, sigterm=sigterm)
 
         try:
-            with on_shutdown_signal(told.tell, sigterm):
+            with on_shutdown_signal(request.make, sigterm):
                 self._renewal_thread.call_blocking(campaign)
         except Unavailable:
-            # The backend may have been closed under our work, and its loop be gone. The work's own error comes first.
-            labour, self._labour, self._worker = self._labour, None, None
-            error = labour.result() if labour is not None else None
+            # The backend was closed, perhaps while the work ran. The error of the work itself is raised first.
+            outcome, self._outcome, self._worker = self._outcome, None, None
+            error = outcome.result() if outcome is not None else None
             if error is not None and not isinstance(error, TermLost):
                 raise error from None
             raise
@@ -71,7 +70,7 @@ class Election:
     def campaign(self) -> Iterator[Term]:
         """Campaign for the name as a block, which runs on this thread once elected.
 
-        A program that ends without having left the block hands the lease back at its exit, unless the block was entered
+        A program that ends without having left the block releases the lease at its exit, unless the block was entered
         on a daemon thread that still runs: then the lease runs out.
 
         Raises:
@@ -99,7 +98,7 @@ class Election:
                     self._renewal_thread.call_blocking(lambda: campaign.withdraw(failure))
                 elif term is not None and failure is None:
                     term.check()  # its error says that the term stayed with the parent
-            except Unavailable:  # the backend was closed under us
+            except Unavailable:  # the backend was closed meanwhile
                 if failure is None:
                     raise
             except BaseException:  # an interrupt, perhaps before it was sent: nothing else would ever leave
@@ -111,7 +110,7 @@ class Election:
                     atexit.unregister(at_exit)
 
     def _leave_at_exit(self, campaign: Campaign, term: Term, owner: threading.Thread) -> None:
-        """Hand the lease back, as the program ends inside of the block; not while a thread may still work in it."""
+        """Release the lease when the program ends inside the block, but not while a thread may still work in it."""
         if self._renewal_thread.is_forked or (owner is not threading.current_thread() and owner.is_alive()):
             return
         term._note_work_end()
@@ -124,10 +123,10 @@ class Election:
 
     def observe(self) -> Generator[Leader | None, None, None]:
         """Yield the leader, at first and at every change. See :meth:`tenure.Election.observe`."""
-        return drawn(self._renewal_thread, self._behind.observe())
+        return iterated(self._renewal_thread, self._behind.observe())
 
     def resign(self) -> bool:
-        """End our own term. See :meth:`tenure.Election.resign`.
+        """End the term of this candidate. See :meth:`tenure.Election.resign`.
 
         Called by the work itself, it returns at once, with ``term.lost`` set: the lease is released when it ends.
         """
@@ -136,12 +135,12 @@ class Election:
 
     def _on_thread(self, work: Work) -> Callable[[Any], Any]:
         async def serve(term: Term) -> None:
-            self._labour = outcome = Future[Exception | None]()
-            outcome.set_running_or_notify_cancel()  # a task that waits for it may be cancelled; it can't
-            labour = threading.Thread(target=_labour, args=(work, term, outcome), daemon=True)
-            labour.name = f"tenure-{term.name}-{term.token}"
-            self._worker = labour
-            labour.start()
+            self._outcome = outcome = Future[Exception | None]()
+            outcome.set_running_or_notify_cancel()  # so that cancelling a task that waits for it does not cancel it
+            thread = threading.Thread(target=_perform, args=(work, term, outcome), daemon=True)
+            thread.name = f"tenure-{term.name}-{term.token}"
+            self._worker = thread
+            thread.start()
             ended = asyncio.wrap_future(outcome)
             while not ended.done():
                 with suppress(asyncio.CancelledError):  # term.lost is set; the term is not over before the thread is
@@ -149,15 +148,15 @@ class Election:
                 if self._renewal_thread.is_ending:  # this loop, not the term: the caller of run waits for the thread
                     ended.cancel()
                     await ended
-            self._worker = self._labour = None
+            self._worker = self._outcome = None
             if (error := ended.result()) is not None:
                 raise error
 
         return serve
 
 
-def _labour(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
-    """Do the work; its exception is its result, as a future can't hold every exception."""
+def _perform(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
+    """Run the work, and set *outcome* to its exception or None: a future can't raise every exception."""
     error: Exception | None = None
     try:
         work(term)
@@ -166,9 +165,9 @@ def _labour(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
         error.__cause__ = raised
     except Exception as raised:
         error = raised
-    except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
+    except BaseException as raised:  # SystemExit in a thread would end only the thread
         error = TenureError(f"work raised {in_words(raised)}")
         error.__cause__ = raised
     term._note_work_end()
     outcome.set_result(error)
-    del error, outcome  # or the error's traceback would hold this frame, and this frame the error
+    del error, outcome  # otherwise the error's traceback would hold this frame, and this frame the error

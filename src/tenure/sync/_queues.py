@@ -16,8 +16,8 @@ from tenure._queue.received import BlockingMessage
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
-from tenure.sync._portal import blocking
-from tenure.sync._stopping import Stopping, forwarded
+from tenure.sync._blocking import blocking
+from tenure.sync._stopping import StopRequest, forwarded
 
 T = TypeVar("T")
 
@@ -25,13 +25,15 @@ T = TypeVar("T")
 class Queue:
     """A queue of messages, each for one of the consumers that compete for them. See :class:`tenure.Queue`."""
 
-    def __init__(self, queue: tenure.Queue, renewal_thread: RenewalThread, pumps: Callable[[], LoopThread]) -> None:
+    def __init__(
+        self, queue: tenure.Queue, renewal_thread: RenewalThread, consumer_thread: Callable[[], LoopThread]
+    ) -> None:
         self.name: str = queue.name
         self.traits: tenure.QueueTraits = queue.traits
         self.dead_letters: DeadLetters = DeadLetters(queue.dead_letters, renewal_thread)
         self._behind = queue
         self._renewal_thread = renewal_thread
-        self._pumps = pumps
+        self._consumer_thread = consumer_thread
 
     def __repr__(self) -> str:
         return repr(self._behind)
@@ -49,7 +51,7 @@ class Queue:
     handled = blocking(tenure.Queue.handled)
 
     def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
-        """Lock up to *max* messages to us, and return them. See :meth:`tenure.Queue.receive`."""
+        """Lock up to *max* messages, and return them. See :meth:`tenure.Queue.receive`."""
         return _for_threads(self._renewal_thread, lambda: self._behind.receive(max, wait=wait))
 
     def receive_deferred(self, *sequences: int) -> list[BlockingMessage]:
@@ -65,39 +67,39 @@ class Queue:
     ) -> None:
         """Call *handler* with message after message, in threads of their own, until stopped. Blocks until then.
 
-        See :meth:`tenure.Queue.consume`, also for the *options*. In the main thread,
-        SIGTERM or a first SIGINT ends it gracefully, if nothing else handles that signal (``sigterm=False``: never).
+        See :meth:`tenure.Queue.consume`, also for the *options*. In the main thread, SIGTERM or a first SIGINT ends it
+        gracefully, if the program does not handle that signal (``sigterm=False``: never).
         """
-        told = Stopping()
+        request = StopRequest()
         hook = None
         if callable(on_error := options.get("on_error")):
             options["on_error"] = hook = ThreadedHook(on_error)
 
-        async def pump() -> None:
-            with forwarded(stop, told.here()) as stopping:
+        async def consume() -> None:
+            with forwarded(stop, request.event()) as stopping:
                 await self._behind.consume(handler, stop=stopping, **options)
 
         try:
-            with on_shutdown_signal(told.tell, options.get("sigterm")):
-                self._pumps().call_blocking(pump)  # not on the renewal loop: on_event may block
+            with on_shutdown_signal(request.make, options.get("sigterm")):
+                self._consumer_thread().call_blocking(consume)  # not on the renewal loop: on_event may block
         finally:
             if hook is not None:
                 hook.close()
 
     def pause(self) -> None:
-        """Let the calls of :meth:`consume` here claim nothing, until :meth:`resume`."""
+        """Stop claiming messages in the calls of :meth:`consume` of this object, until :meth:`resume`."""
         self._behind.pause()
 
     def resume(self) -> None:
-        """Let them claim again."""
+        """Let them claim messages again."""
         self._behind.resume()
 
     def drain(self, grace: float | None = None) -> None:
-        """End the calls of :meth:`consume` here, and wait for that. See :meth:`tenure.Queue.drain`.
+        """End the calls of :meth:`consume` of this object, and wait for their end. See :meth:`tenure.Queue.drain`.
 
         Called by a handler or a hook, it doesn't wait, as they would wait for themselves.
         """
-        if self._pumps().is_current:
+        if self._consumer_thread().is_current:
             self._behind._begin_drain(grace)
         else:
             # Its context variables show whether a handler calls.
@@ -105,7 +107,7 @@ class Queue:
 
 
 class DeadLetters:
-    """The messages that could not be handled. See :class:`tenure.DeadLetters`."""
+    """The dead letters of a queue. See :class:`tenure.DeadLetters`."""
 
     def __init__(self, letters: tenure.DeadLetters, renewal_thread: RenewalThread) -> None:
         self.name: str = letters.name
@@ -120,12 +122,12 @@ class DeadLetters:
     purge = blocking(tenure.DeadLetters.purge)
 
     def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
-        """Lock up to *max* dead letters and return them; to ``complete()`` one removes it for good."""
+        """Lock up to *max* dead letters, and return them; ``complete()`` removes one for good."""
         return _for_threads(self._renewal_thread, lambda: self._behind.receive(max, wait=wait))
 
 
 class Session:
-    """A session that is locked to us, as a block. See :class:`tenure.Session`.
+    """A session that is locked for this process, as a block. See :class:`tenure.Session`.
 
     A thread can't be cancelled: when the lock is lost, ``lost`` is set, every verb raises ``LockLost``, and so does the
     end of the block.
@@ -186,7 +188,7 @@ class Session:
             raise
 
     def _leave(self, error: BaseException | None) -> None:
-        # In a forked child it stayed with the parent; at the end of the process it is left to run out.
+        # In a forked child, the lock stayed with the parent; at the end of the process, it is left to run out.
         if not self._renewal_thread.is_forked and not sys.is_finalizing():
             self._renewal_thread.call_blocking(lambda: self._behind.withdraw(error))
 

@@ -1,4 +1,4 @@
-"""A thread's event, carried over to a loop."""
+"""Requests to stop, passed from threads and signal handlers to a loop."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-LOOK = 0.2
+CHECK_EVERY = 0.2
 """Seconds between checks by the waiting thread that it is still needed."""
 
 
-class Stopping:
-    """A request to stop, from any thread or signal handler; it also counts before the loop's event exists."""
+class StopRequest:
+    """A request to stop, made on any thread or in a signal handler; also before the loop's event exists."""
 
     def __init__(self) -> None:
-        self._told = False
-        self._heard: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._is_made = False
+        self._target: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
-    def tell(self) -> None:
-        """Set the event, now or as soon as there is one."""
-        self._told = True
-        if self._heard is not None:
-            loop, event = self._heard
+    def make(self) -> None:
+        """Make the request: set the event, now or as soon as there is one."""
+        self._is_made = True
+        if self._target is not None:
+            loop, event = self._target
             with suppress(RuntimeError):  # the loop is closed: its work has ended
                 loop.call_soon_threadsafe(event.set)
 
-    def here(self) -> asyncio.Event:
-        """Return the event, which belongs to the running loop."""
+    def event(self) -> asyncio.Event:
+        """Return the event that the request sets; it belongs to the running loop."""
         event = asyncio.Event()
-        self._heard = asyncio.get_running_loop(), event
-        if self._told:  # before the event existed; from here on, tell() sets it
+        self._target = asyncio.get_running_loop(), event
+        if self._is_made:  # before the event existed; from here on, make() sets it
             event.set()
         return event
 
 
 @contextmanager
 def forwarded(stop: threading.Event | None, into: asyncio.Event | None = None) -> Iterator[asyncio.Event | None]:
-    """Give an ``asyncio.Event``, *into* if that is given, which is set when *stop* is.
+    """Yield an ``asyncio.Event``, *into* if that is given, which is set when *stop* is.
 
     Only a thread can wait for a thread's event.
     """
@@ -50,7 +50,7 @@ def forwarded(stop: threading.Event | None, into: asyncio.Event | None = None) -
 
     def wait() -> None:
         while not ended.is_set():
-            if stop.wait(LOOK):
+            if stop.wait(CHECK_EVERY):
                 loop.call_soon_threadsafe(stopping.set)
                 return
 

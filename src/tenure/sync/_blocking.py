@@ -1,4 +1,4 @@
-"""Methods that block: each is the asynchronous one, run on the renewal loop and waited for."""
+"""Methods that block: each runs the asynchronous one on the renewal loop, and waits for its result."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return *method* for threads: same arguments, same answer, same errors; it blocks until it is answered.
+    """Return *method* for threads: with the same arguments, result and errors; it blocks until it has its result.
 
-    The object it is put on has the asynchronous one as ``_behind``, and the renewal thread as ``_renewal_thread``. Its
-    examples lose their ``await``; its module and class are set where the class is published.
+    Its object has the asynchronous one as ``_behind``, and the renewal thread as ``_renewal_thread``. ``await`` is
+    removed from the examples in its docstring; :mod:`tenure._public` sets its module and its class.
     """
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -32,7 +32,7 @@ def blocking(
     return call
 
 
-def drawn(renewal_thread: RenewalThread, stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+def iterated(renewal_thread: RenewalThread, stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
     """Yield the items of *stream* on this thread."""
     try:
         while True:
@@ -41,7 +41,9 @@ def drawn(renewal_thread: RenewalThread, stream: AsyncGenerator[T, None]) -> Gen
             except StopAsyncIteration:
                 return
     finally:
-        with suppress(TenureError):  # the backend was closed, or stayed with our parent: there is nothing to close
+        with suppress(
+            TenureError
+        ):  # the backend was closed, or stayed with the parent process: there is nothing to close
             renewal_thread.call_blocking(lambda: _close(stream))
 
 
