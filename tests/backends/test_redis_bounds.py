@@ -199,7 +199,8 @@ async def test_of_many_that_die_at_once_each_is_told_also_if_a_part_has_no_answe
 ) -> None:
     async with hurt(server) as (way, broker):
         await expired(server, broker, name, DEEP)
-        ask, parts = broker._receive_part, count()
+        receiving, parts = broker._receiving, count()
+        ask = receiving._receive_part
 
         async def cut_before_the_second(queue: str, limit: int, lock: float) -> Claim:
             if next(parts) == 1:
@@ -207,7 +208,7 @@ async def test_of_many_that_die_at_once_each_is_told_also_if_a_part_has_no_answe
                 way.reset()
             return await ask(queue, limit, lock)
 
-        monkeypatch.setattr(broker, "_receive_part", cut_before_the_second)
+        monkeypatch.setattr(receiving, "_receive_part", cut_before_the_second)
         with pytest.raises(Unavailable):
             await broker.receive(name, 10, LOCK)
         way.heal()

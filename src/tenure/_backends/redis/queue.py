@@ -5,42 +5,39 @@ consumer, ``XCLAIM`` only moves an entry, and two claims of one entry by one con
 token, and everything that must agree with it (the delivery count, delays, deferral, the order of priorities and of
 sessions, exact sizes), would have to be kept beside the stream anyway; ``XAUTOCLAIM`` scans, and a delayed or
 abandoned entry loses its place in the order. So a message is a few fields under its sequence, and is in exactly one
-sorted set: claimable messages are popped from one by rank, the next due time is read off another, and the size of a
-place is its cardinality. Hashes and sorted sets take many members in one command, so a claim of a hundred costs about
-ten commands inside one script, and is as fast (``benchmarks/redis_queue.py``).
+sorted set: claimable messages are popped from one by rank, the earliest due time is the lowest score of another, and
+the size of a place is its cardinality. Hashes and sorted sets take many members in one command, so a claim of a hundred
+costs about ten commands inside one script, and is as fast (``benchmarks/redis_queue.py``).
 
 House rules:
 
 - Each verb is one script (``lua/queue``), so it is one step, however many messages it is about.
 - Only the server's clock counts, read once in a script. Due times (locks, delays and messages that have expired) are
   applied by the next script that runs, before anything else, a part in each script: there is no sweeper.
-- A body is stored as it is, in the hash ``tenure:queue:{NAME}:body``; its id, headers and reply address, if it has any,
-  as JSON in ``…:head``. A message without head and delay costs no more than it must.
+- A body is stored as it is, in the hash ``tenure:queue:{NAME}:body``; the message's id, headers and reply address, if
+  it has any, as JSON in ``…:head``. A message without them has no entry there.
+
+Each part has a module: ``receiving`` (claims), ``settling`` (locks and verdicts), ``live`` and ``dead_letters``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from tenure._backends.redis.claims import Claims
-from tenure._backends.redis.client import Client, other_layout, patience
+from tenure._backends.redis.client import Client, other_layout
 from tenure._backends.redis.dead_letters import DeadLetters
 from tenure._backends.redis.live import LiveMessages
 from tenure._backends.redis.message_format import (
-    bounded,
     claim_of,
-    deaths_of,
     encoded,
-    encoded_failure,
     milliseconds,
-    seconds_of,
 )
-from tenure._backends.redis.queue_scripts import QueueScripts
+from tenure._backends.redis.queue_scripts import QueueScripts, is_dead
+from tenure._backends.redis.receiving import Receiving
 from tenure._backends.redis.scripts import LAYOUT, NOTE, NOTE_GROWING, Answer, Argument
+from tenure._backends.redis.settling import Settling
 from tenure._backends.redis.wake import Wake
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
@@ -53,13 +50,10 @@ from tenure._queue.broker import (
     Selection,
     undeclared,
 )
-from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
-    NO_DEFERRED_DEAD_LETTERS,
     DeadMessage,
     Delivery,
-    Died,
     LiveMessage,
     SessionLock,
     Stats,
@@ -69,39 +63,20 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
     LAPSED,
     SETTLED,
-    SETTLED_DEAD,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
     Deleted,
-    GiveBack,
     Lapsed,
     NotEmpty,
     Renewed,
     Settled,
     Settlement,
-    Verdict,
 )
-from tenure.errors import ConfigError, Unavailable
-
-T = TypeVar("T")
-A = TypeVar("A")
 
 QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True)
 
-_ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
-PARTS_MAX = 80
-"""The most scripts that one claim runs to get past expired messages: each script applies a part of what is due."""
-DIED_MAX = 1_000
-"""A claim that has found so many deaths returns them; the rest is left to the next claim."""
 STATS_PARTS_MAX = 300
 """The most scripts that ``stats`` runs to apply what is due; the rest is counted by its due times."""
-SESSION_LOST = 300.0
-"""Seconds for which a lost claim of a session is looked for: the claim doesn't state how long the session's lock is."""
 MORE = 2
 """The answer of a script that did a part, and is to be run again."""
-_GROUPED = {Complete: "C", GiveBack: "G", Defer: "F"}
 
 
 class RedisBroker:
@@ -114,8 +89,8 @@ class RedisBroker:
         self._live = LiveMessages(client, self._scripts, self.stats)
         self._dead = DeadLetters(self._scripts, is_cluster=client.is_cluster)
         self._idle = f"{client.options.prefix}idle"
-        self._claimed: dict[str, Claims] = {}
-        self._unreported: dict[str, list[Died]] = {}  # deaths that one part of a claim returned whose next part failed
+        self._receiving = Receiving(self._scripts)
+        self._settling = Settling(client, self._scripts, self.send)
 
     @property
     def traits(self) -> QueueTraits:
@@ -128,7 +103,7 @@ class RedisBroker:
 
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
-        if only_undeclared and changes:  # most often there is nothing to write
+        if only_undeclared and changes:  # usually there is nothing to write
             declared = await self._declared(queue)
             if not undeclared(changes, declared):
                 return QueueSettings(**declared)
@@ -163,7 +138,7 @@ class RedisBroker:
 
     def hints(self, queue: str) -> AsyncIterator[None]:
         """Yield when messages of *queue* may have become claimable."""
-        return self._wake.listen(f"{self._scripts.base(queue)}{'dead' if _is_dead(queue) else 'live'}")
+        return self._wake.listen(f"{self._scripts.base(queue)}{'dead' if is_dead(queue) else 'live'}")
 
     # --- sending ---
 
@@ -186,177 +161,31 @@ class RedisBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        died = self._unreported.pop(queue, [])
-        try:
-            for _ in range(PARTS_MAX):
-                claim = await self._receive_part(queue, limit, lock)
-                died += claim.died
-                if claim.deliveries or claim.due_in != 0.0 or len(died) >= DIED_MAX:
-                    return claim._replace(died=died) if died else claim
-                # The script has applied a part of what is due, and found nothing to claim.
-        except BaseException:
-            if died:
-                self._unreported.setdefault(queue, []).extend(died)
-            raise
-        return Claim((), 0.0, died)
-
-    async def _receive_part(self, queue: str, limit: int, lock: float) -> Claim:
-        token = secrets.token_hex(16)
-        base = self._scripts.base(queue)
-        with self._claims(base).asking(lock, token) as asking:
-            answer = await self._scripts.run(
-                "receive",
-                queue,
-                *(limit, milliseconds(lock), token, int(_is_dead(queue)), asking.lane),
-                *asking.arguments,
-            )
-            asking.found = answer[3]
-        return claim_of(queue, token, answer)
-
-    def _claims(self, base: str) -> Claims:
-        claims = self._claimed.get(base)
-        if claims is None:
-            claims = self._claimed.setdefault(base, Claims(secrets.token_hex(6)))
-        return claims
+        return await self._receiving.receive(queue, limit, lock)
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
-        token = secrets.token_hex(16)
-        base = self._scripts.base(queue)
-        with self._claims(base).asking(lock, token) as asking:
-            answer = await self._scripts.run(
-                "receive_deferred",
-                queue,
-                *(milliseconds(lock), token, asking.lane, len(sequences)),
-                *sequences,
-                *asking.arguments,
-            )
-            asking.found = answer[3]
-        return claim_of(queue, token, answer)
+        return await self._receiving.receive_deferred(queue, sequences, lock)
 
     # --- under a lock ---
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
         """Extend many locks to *lock* seconds from now."""
-        if not held:
-            return []
-        if self._client.is_cluster:
-            return await self._slot_by_slot(held, [one.queue for one in held], lambda part: self._renew(part, lock))
-        return await self._renew(held, lock)
-
-    async def _renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> list[Renewed | Lapsed]:
-        keys = _Keys(self._scripts)
-        arguments: list[Argument] = [milliseconds(lock)]
-        for one in held:
-            number = keys.number(one.queue)
-            if isinstance(one, SessionLock):
-                arguments += (number, "s", one.token, one.session)
-            else:
-                arguments += (number, "d" if _is_dead(one.queue) else "q", one.token, one.sequence)
-        answers = await self._scripts.run_on("renew", keys.bases, *arguments, within=patience(lock))
-        return [Renewed(until / 1_000) if until else LAPSED for until in answers]
+        return await self._settling.renew(held, lock)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Settle many deliveries."""
-        if not settlements:
-            return []
-        if self._client.is_cluster:
-            queues = [delivery.queue for delivery, _ in settlements]
-            return await self._slot_by_slot(settlements, queues, self._settle_in_slot)
-        return await self._settle(settlements)
-
-    async def _settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
-        keys = _Keys(self._scripts)
-        arguments: list[Argument] = []
-        for group in runs(settlements, _go_together):
-            arguments += self._encoded(group, keys)
-        sent_to = {queue for _, verdict in settlements if type(verdict) is Complete for queue, _ in verdict.sends}
-        answers = await self._scripts.run_listed(sent_to, NOTE, self._scripts.call("settle", keys.bases, arguments))
-        return [_ANSWERS[answer] for answer in answers]
-
-    # --- in a cluster ---
-
-    async def _slot_by_slot(
-        self, items: Sequence[T], queues: Sequence[str], ask: Callable[[Sequence[T]], Awaitable[Sequence[A]]]
-    ) -> list[A | NoAnswer]:
-        """Ask about *items* in parts whose *queues* share their keys' slot; return the answers in order.
-
-        A part whose node can't be asked gives ``NoAnswer``; ``Unavailable`` is raised if that is so of all.
-        """
-        parts: dict[str, list[int]] = {}
-        for number, queue in enumerate(queues):
-            parts.setdefault(self._scripts.base(queue), []).append(number)
-        results = await asyncio.gather(
-            *(ask([items[number] for number in part]) for part in parts.values()), return_exceptions=True
-        )
-        failures = [answer for answer in results if isinstance(answer, BaseException)]
-        # A permanent error is raised first; then Unavailable, if no part was answered.
-        failures.sort(key=lambda error: isinstance(error, Unavailable))
-        if failures and (len(failures) == len(results) or not isinstance(failures[0], Unavailable)):
-            raise failures[0]
-        answers: dict[int, A | NoAnswer] = {}
-        for part, result in zip(parts.values(), results, strict=True):
-            if isinstance(result, BaseException):
-                answers.update(dict.fromkeys(part, NoAnswer(str(result))))
-            else:
-                answers.update(zip(part, result, strict=True))
-        return [answers[number] for number in range(len(items))]
-
-    async def _settle_in_slot(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
-        """Settle messages of one queue. What a held one sends to other queues is sent first."""
-        base = self._scripts.base(settlements[0].delivery.queue)
-        plain, asked = list(settlements), []
-        for number, (delivery, verdict) in enumerate(settlements):
-            if type(verdict) is Complete and any(self._scripts.base(queue) != base for queue, _ in verdict.sends):
-                plain[number] = Settlement(delivery, replace(verdict, sends=()))
-                asked.append(number)
-        if asked:
-            deliveries = [settlements[number].delivery for number in asked]
-            answer = await self._scripts.run_on("holds", [base], *_held(deliveries))
-            for number, holds in zip(asked, answer, strict=True):
-                verdict = settlements[number].verdict
-                assert isinstance(verdict, Complete)
-                if holds:
-                    for queue, message in verdict.sends:
-                        await self.send(queue, [message])
-        return await self._settle(plain)
-
-    def _encoded(self, group: Sequence[Settlement], keys: _Keys) -> Iterator[Argument]:
-        """Encode a group of equal verdicts for the script."""
-        (first, verdict), size = group[0], len(group)
-        is_dead = _is_dead(first.queue)
-        letter, more = _verdict_arguments(verdict, first.id, keys)
-        if is_dead and letter == "F":
-            raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
-        yield from (keys.number(first.queue), "d" if is_dead else "q", first.token, letter, size)
-        yield from (delivery.sequence for delivery, _ in group)
-        yield from more
+        return await self._settling.settle(settlements)
 
     # --- sessions ---
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        token = secrets.token_hex(16)
-        base = self._scripts.base(queue)
-        with self._claims(base).asking(lock, token) as asking:
-            answer = await self._scripts.run(
-                "accept",
-                queue,
-                *(milliseconds(lock), token, int(session is not None), session or "", asking.lane),
-                *asking.arguments,
-            )
-            asking.found = answer[0]
-        if len(answer) == 3:
-            return NoSession(seconds_of(answer[1]), deaths_of(queue, answer[2]))
-        _, until, name, state = answer
-        return SessionLock(queue, name.decode(), token, until / 1_000, state)
+        return await self._receiving.accept(queue, session, lock)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        with self._claims(self._scripts.base(held.queue)).asking(SESSION_LOST) as asking:
-            answer = await self._ask("receive_session", held, limit, asking.lane, asking.mark, *asking.arguments)
-            asking.found = answer[3] if answer[0] else answer[1]
-        return claim_of(held.queue, held.token, answer) if answer[0] else LAPSED
+        return await self._receiving.receive_session(held, limit)
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
@@ -390,7 +219,7 @@ class RedisBroker:
             if counts:
                 break
         ready, locked, delayed, deferred, dead, age = counts
-        if _is_dead(queue):
+        if is_dead(queue):
             return Stats(dead=dead)
         return Stats(ready, locked, delayed, deferred, dead, age / 1_000)
 
@@ -440,7 +269,7 @@ class RedisBroker:
         while gone == MORE:
             gone = await self._scripts.run("delete", queue, int(force))
         self._scripts.forget(queue)
-        self._claimed.pop(self._scripts.base(queue), None)
+        self._receiving.forget(queue)
         if not gone:
             await self._scripts.list(queue)
             return NotEmpty(await self.stats(queue))
@@ -454,64 +283,3 @@ class RedisBroker:
     async def idle(self) -> Sequence[str]:
         """List the queues whose idle time has run out."""
         return [name.decode() for name in await self._scripts.run_on("idle", [self._idle])]
-
-
-class _Keys:
-    """The queues that a script is run on, numbered in the order in which they are first named."""
-
-    def __init__(self, scripts: QueueScripts) -> None:
-        self._scripts = scripts
-        self._numbers: dict[str, int] = {}
-        self.bases: list[str] = []
-
-    def number(self, queue: str) -> int:
-        """Return the number of the key of *queue*."""
-        number = self._numbers.get(queue)
-        if number is None:
-            self.bases.append(self._scripts.base(queue))
-            number = self._numbers[queue] = len(self.bases)
-        return number
-
-
-def _held(deliveries: Sequence[Delivery]) -> Iterator[Argument]:
-    for delivery in deliveries:
-        yield from ("d" if _is_dead(delivery.queue) else "q", delivery.token, delivery.sequence)
-
-
-def runs(items: Sequence[T], same: Callable[[T, T], bool]) -> Iterator[Sequence[T]]:
-    """Cut *items* into runs of equal neighbours."""
-    start = 0
-    for end in range(1, len(items) + 1):
-        if end == len(items) or not same(items[start], items[end]):
-            yield items[start:end]
-            start = end
-
-
-def _go_together(first: Settlement, other: Settlement) -> bool:
-    """Tell whether two settlements can be encoded as one group."""
-    (held, verdict), (other_held, other_verdict) = first, other
-    return (
-        (verdict is other_verdict or verdict == other_verdict)
-        and held.token == other_held.token
-        and held.queue == other_held.queue
-        and not (type(verdict) is Complete and (verdict.sends or verdict.remember))
-    )
-
-
-def _verdict_arguments(verdict: Verdict, known_as: str, keys: _Keys) -> tuple[str, list[Argument]]:
-    match verdict:
-        case Complete(sends, remember) if sends or remember:
-            more: list[Argument] = [bounded(remember), known_as, len(sends)]
-            for queue, message in sends:
-                more += (keys.number(queue), *encoded(message))
-            return "X", more
-        case Abandon(delay, error):
-            return "A", [bounded(delay), encoded_failure(error)]
-        case DeadLetter(reason, description, error):
-            return "D", [reason, description, encoded_failure(error)]
-        case _:
-            return _GROUPED[type(verdict)], []
-
-
-def _is_dead(queue: str) -> bool:
-    return queue.endswith(DEAD_SUFFIX)

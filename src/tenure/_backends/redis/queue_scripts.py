@@ -73,3 +73,8 @@ class QueueScripts:
     def forget(self, queue: str) -> None:
         """Forget that *queue* was listed: it was deleted."""
         self._listed.pop(queue, None)
+
+
+def is_dead(queue: str) -> bool:
+    """Return whether *queue* names dead letters."""
+    return queue.endswith(DEAD_SUFFIX)
