@@ -1,4 +1,4 @@
-"""What this machine lacks: the tests that need it are skipped, or fail where nothing may be missing."""
+"""Skip tests that need what this machine lacks; or fail them, under ``TENURE_REQUIRE``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 
 def nothing_may_be_missing() -> bool:
-    """Tell whether ``TENURE_REQUIRE`` is set, as in CI."""
+    """Return whether ``TENURE_REQUIRE`` is set, as in CI."""
     return os.environ.get("TENURE_REQUIRE", "0") not in ("", "0")
 
 
 def skip_or_fail(reason: str) -> NoReturn:
-    """Skip the test for want of what *reason* names, or fail it under ``TENURE_REQUIRE``."""
+    """Skip the test for *reason*, or fail it under ``TENURE_REQUIRE``."""
     if nothing_may_be_missing():
         pytest.fail(f"{reason} (TENURE_REQUIRE is set, so nothing may be missing)", pytrace=False)
     pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Clocks for tests of what runs in real time."""
+"""Clocks for tests in real time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tenure._runtime.clock import SystemClock
 
 
 class TurnedClock:
-    """The machine's clock, and what it was turned forward."""
+    """The machine's clock, plus the seconds by which it was moved forward."""
 
     def __init__(self) -> None:
         self.turned = 0.0

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, settings
 from tests.absent import nothing_may_be_missing
 from tests.servers import NO_SERVERS, Azurite, Postgres, Redis, url_of
 
-# Where Python is told to keep no bytecode, each of the many processes that the tests start would compile the library.
+# Where Python is set to keep no bytecode, each of the many processes that the tests start would compile the library.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# How long an example takes says nothing on a machine that is busy with other things.
+# On a busy machine, the duration of an example says nothing.
 settings.register_profile("tenure", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tenure")
 
@@ -92,7 +92,7 @@ LONGEST = [
     "backends/test_wrong_inputs.py",
     "process/test_servers.py",
 ]
-"""The files that take half a minute and more, the longest first, and those that wait beside those that compute."""
+"""The files that take half a minute and more, the longest first, those that mostly wait between those that compute."""
 
 HERE = Path(__file__).parent
 
@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under ``--quick``, don't import what isn't quick."""
+    """Under ``--quick``, don't import other files."""
     if not config.getoption("quick") or not collection_path.is_relative_to(HERE):
         return None
     path = collection_path.relative_to(HERE)
@@ -118,30 +118,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``--quick``, drop the tests that aren't; and begin with the files that take longest.
+    """Under ``--quick``, drop the other tests; begin with the files that take longest.
 
     A worker that begins a long file last keeps the others waiting.
     """
     unknown = [name for name in (*QUICK, *NOT_QUICK, *LONGEST) if not is_there(name)]
     if unknown:
-        raise pytest.UsageError(f"tests/conftest.py names what isn't there: {', '.join(unknown)}")
+        raise pytest.UsageError(f"tests/conftest.py names missing files or tests: {', '.join(unknown)}")
     if config.getoption("quick"):
         dropped = [item for item in items if is_dropped(item)]
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in set(dropped)]
     places = {HERE / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))  # others stay as they are
+    items.sort(key=lambda item: places.get(item.path, len(places)))  # the others keep their order
 
 
 def is_there(name: str) -> bool:
-    """Tell whether a folder, a file, or a test in a file is there."""
+    """Return whether a folder, a file, or a test in a file exists."""
     file, _, test = name.partition("::")
     path = HERE / file
     return f"def {test}(" in path.read_text() if test and path.is_file() else path.exists() and not test
 
 
 def is_dropped(item: pytest.Item) -> bool:
-    """Tell whether a test is left out of ``make quick``."""
+    """Return whether a test is left out of ``make quick``."""
     function = getattr(item, "originalname", item.name)
     return (
         f"{item.path.relative_to(HERE)}::{function}" in NOT_QUICK
@@ -169,27 +169,27 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def missing_package(call: pytest.CallInfo[Any]) -> str:
-    """Return what is missing, if that is why a test was skipped, and nothing may be."""
-    said = str(call.excinfo.value) if call.excinfo else ""
-    if not nothing_may_be_missing() or not said.removeprefix("Skipped: ").startswith("could not import"):
+    """Return the missing package if a test was skipped for it although nothing may be missing; otherwise ""."""
+    text = str(call.excinfo.value) if call.excinfo else ""
+    if not nothing_may_be_missing() or not text.removeprefix("Skipped: ").startswith("could not import"):
         return ""
-    return f"{said} (TENURE_REQUIRE is set, so nothing may be missing)"
+    return f"{text} (TENURE_REQUIRE is set, so nothing may be missing)"
 
 
 def pytest_collection_finish() -> None:
-    """Take what collecting has made, and what stays to the end, from the garbage collector's rounds.
+    """Exclude the objects that collecting has made from garbage collection.
 
-    They would go through some 200,000 objects each time, which is a sixth of a second, to free none of them.
+    Each full collection would traverse some 200,000 of them, for a sixth of a second, and free none.
     """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
-def interrupts_are_heard() -> None:
-    """Let what tests start and interrupt hear it, although this run may be one that a script has put to the background.
+def interrupts_are_not_ignored() -> None:
+    """Let processes that tests start react to SIGINT and SIGQUIT, also if this run is in the background of a script.
 
-    Such a run ignores the signals of a keyboard, and what it starts would inherit that.
+    Such a run ignores these signals, and the processes that it starts would inherit that.
     """
     for name, usual in (("SIGINT", signal.default_int_handler), ("SIGQUIT", signal.SIG_DFL)):
         number = getattr(signal, name, None)  # Windows has no SIGQUIT
@@ -199,7 +199,7 @@ def interrupts_are_heard() -> None:
 
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
-    """Undo what a command, run in this process, says of how loud the log is to be."""
+    """Undo the log settings of a command that was run in this process."""
     log = logging.getLogger("tenure")
     level, propagate, handlers = log.level, log.propagate, log.handlers[:]
     yield

@@ -12,13 +12,13 @@ from tenure._queue.options import ConsumeOptions
 from tenure.testing import until
 
 PATIENCE = 60.0
-"""Seconds after which something hangs."""
+"""Seconds after which a test fails as hanging."""
 
 
 async def consume_down_to(
     left: Stats, queue: tenure.Queue, handler: Handler, **options: Unpack[ConsumeOptions]
 ) -> None:
-    """Consume until that is what is left: of what is delayed for long, ``until_empty`` would wait for the end."""
+    """Consume until the queue's stats equal *left*; ``until_empty`` would also wait for delayed retries."""
 
     async def is_left() -> bool:
         return await queue.stats() == left

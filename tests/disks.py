@@ -24,13 +24,13 @@ def small_disk(place: Path, size: str = "2m") -> Iterator[Path]:
     try:
         yield place
     finally:
-        # Lazily: a server may still have open what was deleted there.
+        # Lazily: a server may still have deleted files open there.
         subprocess.run(["umount", "--lazy", str(place)], check=True)
         place.rmdir()
 
 
 def fill(disk: Path) -> Path:
-    """Let another file take all that is left of *disk*; return that file, to be deleted."""
+    """Fill *disk* with another file; return that file, to be deleted."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4_096)):

@@ -1,4 +1,4 @@
-"""Ports of this machine that a test may give to what it starts: nobody else is given them meanwhile."""
+"""Ports of this machine that a test reserves for the servers that it starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def ports_held(count: int) -> Iterator[list[int]]:
-    """Yield so many loopback ports on which nobody listens; they can be listened on, once at a time, until the end.
+    """Yield so many unused loopback ports; until the end, one server at a time can listen on each.
 
-    A port that was found and let go of may be given to anybody before it is listened on: to another test, or to one
-    end of a connection. So it stays bound here.
+    A port that was found and released could be given to another test, or to one end of a connection, before a server
+    listens on it. So it stays bound here.
     """
     held = [bound() for _ in range(count)]
     try:
@@ -23,12 +23,12 @@ def ports_held(count: int) -> Iterator[list[int]]:
 
 
 def bound() -> socket.socket:
-    """Return a socket that keeps a loopback port from others, until it is closed.
+    """Return a socket that reserves a loopback port until it is closed.
 
-    Bound and not listening, it lets nobody in, and the system gives the port to nobody who asks for any. Who names the
-    port and reuses addresses, as servers do, can listen on it all the same.
+    It is bound and does not listen, so it accepts no connection, and the system does not assign its port. A server that
+    names the port and reuses addresses can still listen on it.
     """
-    renewal_thread = socket.socket()
-    renewal_thread.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    renewal_thread.bind(("127.0.0.1", 0))
-    return renewal_thread
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

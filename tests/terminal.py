@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, of a chosen size: what it draws, and what is typed there."""
+"""A command on a terminal of its own, of a chosen size: its output, and typed input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from tests.process.looking import states_of, until
+from tests.process.process_states import states_of, until
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -37,17 +37,17 @@ class Terminal:
         environment: Mapping[str, str] | None = None,
         in_background: bool = False,
     ) -> None:
-        self._ours, self._theirs = pty.openpty()
-        self.resize(width, height, tell=False)
-        self.modes: list[Any] = termios.tcgetattr(self._theirs)
+        self._own, self._command = pty.openpty()
+        self.resize(width, height, notify=False)
+        self.modes: list[Any] = termios.tcgetattr(self._command)
         self._shown = bytearray()
         env = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
         shell = ["sh", "-c", 'set -m; "$@" & wait', "sh"] if in_background else []
         self.process = subprocess.Popen(
             [*shell, sys.executable, "-m", "tenure.cli", *arguments],
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
+            stdin=self._command,
+            stdout=self._command,
+            stderr=self._command,
             env={**env, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **(environment or {})},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
@@ -65,25 +65,25 @@ class Terminal:
             self.process.kill()
             self.process.send_signal(signal.SIGCONT)
         self.process.wait()
-        os.close(self._theirs)
+        os.close(self._command)
         self._reader.join()
-        os.close(self._ours)
+        os.close(self._own)
 
-    # --- what a person does ---
+    # --- input ---
 
     def type(self, keys: bytes) -> None:
         """Type *keys*; ``b"\\x03"`` is Ctrl-C, ``b"\\x1a"`` Ctrl-Z."""
-        os.write(self._ours, keys)
+        os.write(self._own, keys)
 
-    def resize(self, width: int, height: int, *, tell: bool = True) -> None:
+    def resize(self, width: int, height: int, *, notify: bool = True) -> None:
         """Give the terminal another size."""
         self._width, self._height = width, height
-        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        if tell:
+        fcntl.ioctl(self._command, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        if notify:
             self.process.send_signal(signal.SIGWINCH)
 
     def wait(self) -> int:
-        """Wait for the command's end; return its exit code once everything that it wrote is there."""
+        """Wait for the command's end; return its exit code once all of its output has been read."""
         until(lambda: self.process.poll() is not None, lambda: f"it goes on:\n{self.raw}")
         size = -1
         while size != len(self._shown):
@@ -93,7 +93,7 @@ class Terminal:
         return self.process.returncode
 
     def until_shown(self, *texts: str) -> str:
-        """Wait until a whole picture holds all *texts*, colours aside; return it, with its colours."""
+        """Wait until a whole picture has all *texts*, apart from colours; return it, with its colours."""
         found: list[str] = []
 
         def is_shown() -> bool:
@@ -111,7 +111,7 @@ class Terminal:
         """Wait until the command was stopped."""
         until(lambda: states_of(self.process.pid) <= set("T"), lambda: "it runs")
 
-    # --- what a person sees ---
+    # --- output ---
 
     @property
     def raw(self) -> str:
@@ -120,32 +120,32 @@ class Terminal:
 
     @property
     def after(self) -> str:
-        """What was written to the usual screen after the other one was left."""
+        """The output on the usual screen after the alternate one was left."""
         return plain(self.raw.rpartition(LEAVE)[2])
 
     def is_as_before(self) -> bool:
-        """Whether the usual screen is shown, with a cursor, and what is typed has its usual meaning."""
+        """Whether the usual screen is shown, with a cursor, and the terminal modes are as before."""
         shown = [(self.raw.count(on), self.raw.count(off)) for on, off in ((ENTER, LEAVE), (HIDE, SHOW))]
-        return termios.tcgetattr(self._theirs) == self.modes and all(one == other for one, other in shown)
+        return termios.tcgetattr(self._command) == self.modes and all(one == other for one, other in shown)
 
     def _pictures(self) -> list[str]:
-        """Return what was drawn of the present size, each from the upper left corner to the lower right one."""
+        """Return the pictures of the present size that are complete."""
         drawn = [each.partition(SHOW)[0] for each in self.raw.split(HOME)[1:]]
         lines = [plain(each).split("\n") for each in drawn]
         return [
             each
-            for each, told in zip(drawn, lines, strict=True)
-            if len(told) == self._height and len(told[-1]) >= self._width
+            for each, shown in zip(drawn, lines, strict=True)
+            if len(shown) == self._height and len(shown[-1]) >= self._width
         ]
 
     def _read(self) -> None:
-        with suppress(OSError):  # that is how a terminal ends
-            while more := os.read(self._ours, 65_536):
+        with suppress(OSError):  # the end of a terminal is an error
+            while more := os.read(self._own, 65_536):
                 self._shown += more
 
 
 def plain(text: str) -> str:
-    """Return *text* without what a terminal obeys."""
+    """Return *text* without escape sequences."""
     return _ESCAPE.sub("", text)
 
 

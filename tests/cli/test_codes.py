@@ -1,4 +1,4 @@
-"""Which exit codes reject a message, and how they are written on the command line."""
+"""The exit codes that reject a message, and their options on the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_invalid_code_is_refused(text: str) -> None:
         (None, {75, 255}, set(range(1, 255)) - {75}),
     ],
 )
-def test_which_codes_reject(reject_on: set[int] | None, retry_on: set[int] | None, rejected: set[int]) -> None:
+def test_codes_that_reject(reject_on: set[int] | None, retry_on: set[int] | None, rejected: set[int]) -> None:
     assert rejecting(reject_on, retry_on) == rejected
 
 

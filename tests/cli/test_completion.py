@@ -1,4 +1,4 @@
-"""Completion in the shell: by bash's own function, with the names of the store, and never with an error."""
+"""Completion in the shell: by bash's own function, with the names of the store, and without errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def store(place: None) -> None:
 
 
 def completed(*lines: str) -> list[list[str]]:
-    """Return what bash would offer at the end of each line."""
+    """Return bash's completions at the end of each line."""
     if BASH is None:
         skip_or_fail("there is no bash")
     script = LOAD + "".join(f"\nset -- {shlex.quote(line)}\n{COMPLETE}\necho END" for line in lines)
@@ -59,9 +59,7 @@ def completed(*lines: str) -> list[list[str]]:
 
 
 def test_words_options_and_names(store: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "TENURE_COMPLETE_TIMEOUT", "30"
-    )  # on a machine that is busy with other things, a second is short
+    monkeypatch.setenv("TENURE_COMPLETE_TIMEOUT", "30")  # on a busy machine, a second is short
     lines = {
         "tenure sen": ["send"],
         "tenure dead list --reas": ["--reason"],
@@ -96,20 +94,20 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """A server that takes connections and never says anything."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
-def test_a_store_that_is_silent_is_not_waited_for(silent: int) -> None:
+def test_a_store_that_does_not_answer_is_not_waited_for(silent: int) -> None:
     pytest.importorskip("redis")
     began = time.monotonic()
     assert completed(f"tenure send --on redis://127.0.0.1:{silent} o") == [[]]
-    assert time.monotonic() - began < 10.0  # a second, and what two starts of Python take on a machine that is busy
+    assert time.monotonic() - began < 10.0  # a second, and two starts of Python on a busy machine
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_scripts_of_other_shells_are_click_s_own(shell: str) -> None:
+def test_the_scripts_of_other_shells_are_those_of_click(shell: str) -> None:
     environment = {**os.environ, "_TENURE_COMPLETE": f"{shell}_source"}
     done = subprocess.run(["tenure"], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

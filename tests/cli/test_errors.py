@@ -1,4 +1,4 @@
-"""Errors on the command line: one line that says what to do, a documented code, no traceback, no password."""
+"""Errors on the command line: one line with advice, a documented code, no traceback, no password."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_one_line_and_a_documented_code(line: list[str], code: int, says: str, c
     "line",
     ["lead job -- true", "status", "watch job", "resign job", "send q x", "work q -- true", "queue", "dead list q"],
 )
-def test_a_store_of_one_process_is_refused_where_others_are_meant(
+def test_a_store_of_one_process_is_refused_by_commands_for_several(
     line: str, how: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, dashes, after = line.partition(" -- ")
@@ -145,10 +145,10 @@ def test_no_summary_of_a_command_is_cut(capsys: Captured) -> None:
 
 def test_help_lists_queues_and_the_exit_codes_of_work(capsys: Captured) -> None:
     assert main(["--help"]) == 0
-    told = " ".join(capsys.readouterr()[0].split())
-    assert "Queues: send, work, queue, dead." in told
-    assert "work: ended by INT or TERM, or the queue was empty" in told
-    assert "work: CMD's code decides about its message" in told
+    output = " ".join(capsys.readouterr()[0].split())
+    assert "Queues: send, work, queue, dead." in output
+    assert "work: ended by INT or TERM, or the queue was empty" in output
+    assert "work: CMD's code decides about its message" in output
 
 
 @pytest.mark.parametrize("line", [[], ["dead"]])
@@ -183,8 +183,8 @@ def test_a_command_line_that_is_no_list_of_words_is_refused(arguments: Any) -> N
         main(arguments)
 
 
-def test_the_entry_point_is_quick() -> None:
-    """Help and mistakes need neither an event loop nor a drawn table."""
+def test_help_and_usage_errors_are_quick() -> None:
+    """Neither imports asyncio, tables of rich, or sqlite3."""
     code = (
         "import sys; from tenure.cli import main; "
         "main(['--help']); main(['lead', 'x', '--on', 'sqlite:///x.db', '--', '/no']); "
@@ -194,33 +194,33 @@ def test_the_entry_point_is_quick() -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_an_interrupt_that_another_thread_takes_is_heard_at_once() -> None:
-    """The same as one that comes just before the loop waits: nothing but a wake-up can tell the loop of it."""
+def test_an_interrupt_taken_by_another_thread_wakes_the_loop() -> None:
+    """As with one that comes just before the loop waits: only a wake-up interrupts the wait."""
     code = """if True:
         import asyncio, signal, threading
         from tenure._cli.group import complete
         async def wait():
             loop = asyncio.get_running_loop()
             threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)).start()
-            loop.call_later(60, print, "not heard")
+            loop.call_later(60, print, "no interrupt")
             await loop.create_future()
         try:
             complete(wait())
         except KeyboardInterrupt:
-            print("heard")
+            print("interrupted")
     """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (run.stdout, run.stderr) == ("heard\n", "")
+    assert (run.stdout, run.stderr) == ("interrupted\n", "")
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_pipe_closed_early_by_its_reader_is_no_error() -> None:
     line = f"{sys.executable} -m tenure.cli --help | head -1; echo ${{PIPESTATUS[0]}}"
     run = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert run.stderr == ""
-    assert run.stdout.splitlines()[-1] in ("0", "141")  # everything may fit into the pipe
+    assert run.stdout.splitlines()[-1] in ("0", "141")  # all output may fit into the pipe
 
 
-def test_a_reader_that_has_left_ends_it_as_the_signal_would(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_it_with_the_code_of_sigpipe(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'work.db'}"
     with tenure.sync.connect(url) as backend:
         backend.queue("orders").send(b"x")
@@ -268,10 +268,10 @@ def test_standard_streams_that_are_closed_or_full(line: str, code: int, says: st
     assert (run.returncode, run.stderr.count("\n")) == (code, 1 if says else 0), run.stderr
     assert re.search(says, run.stderr)
     with tenure.sync.connect(url) as backend:
-        backend.queue("other").stats()  # nothing was written into it that is not the store's
+        backend.queue("other").stats()  # no output was written into the file
 
 
-def test_names_that_the_output_has_no_letters_for(tmp_path: Path) -> None:
+def test_names_that_the_encoding_of_the_output_lacks(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'work.db'}"
     with tenure.sync.connect(url) as backend:
         backend.queue("Körbe").send(b"x")

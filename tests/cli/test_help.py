@@ -1,4 +1,4 @@
-"""The help of every command: it ends with two examples, which are understood, and run."""
+"""The help of every command: it ends with two examples, which are valid, and run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tenure.cli import main
 Captured = pytest.CaptureFixture[str]
 
 LED = ("status", "watch", "resign")
-"""Commands that look for a leader, so there is one."""
+"""Commands that need a leader."""
 
 WITHOUT_END = {
     "tenure lead nightly-report --on sqlite:///work.db -- sleep 60": "a minute is long",
@@ -35,7 +35,7 @@ WITHOUT_END = {
     "tenure demo": "kills processes for half a minute",
     "tenure demo --instances 6 --on redis://localhost": "needs a server there",
 }
-"""Examples that are not run, and why; their options are looked at all the same."""
+"""Examples that are not run, and the reason; their options are checked all the same."""
 
 SHELL = set("|&;<>$")
 
@@ -81,14 +81,14 @@ LINES = [(path, line) for path, examples in EXAMPLES.items() for _, line in exam
 def test_the_help_ends_with_two_examples(path: str, capsys: Captured) -> None:
     examples: Examples | None = EXAMPLES.get(path)
     assert examples is not None, f"give `tenure {path}` two examples in src/tenure/_cli/examples.py"
-    shown = "".join(f"  # {told}\n  {line}\n" for told, line in examples)
+    shown = "".join(f"  # {comment}\n  {line}\n" for comment, line in examples)
     assert main([*path.split(), "--help"]) == 0
     out = capsys.readouterr().out
     assert out.endswith(f"\n\nExamples:\n{shown}"), f"make `tenure {path}` with cls=Command"
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_no_example_is_left_of_a_command_that_is_gone() -> None:
+def test_each_example_is_of_an_existing_command() -> None:
     assert set(EXAMPLES) <= set(COMMANDS)
 
 
@@ -113,13 +113,16 @@ def test_an_example_runs(path: str, line: str, capfd: Captured) -> None:
         return
     with leading() if path in LED else nullcontext():
         code = run(line)
-    told = capfd.readouterr().err.splitlines()
-    assert (code, [line for line in told if not line.startswith("tenure: orders: ")]) == (0, [])  # notices are none
+    output = capfd.readouterr().err.splitlines()
+    assert (code, [line for line in output if not line.startswith("tenure: orders: ")]) == (
+        0,
+        [],
+    )  # notices are no errors
 
 
 @contextmanager
 def leading() -> Iterator[None]:
-    """Lead in a thread until somebody asks for the end of it."""
+    """Lead in a thread until it is asked to resign."""
     began = threading.Event()
 
     def work(term: tenure.sync.Term) -> None:

@@ -1,4 +1,4 @@
-"""The parts of ``tenure lead`` that need no process: what the command is told, how long to pause, what is said once."""
+"""The parts of ``tenure lead`` that need no process: the command's environment, pauses, repeated lines."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def environment_of(url: str) -> dict[str, str]:
 @pytest.mark.parametrize("url", ["redis://u:hunter2@host", "azure://account?sas_token=hunter2"], ids=["user", "option"])
 def test_the_command_gets_no_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", url)
-    told = environment_of(url)
-    assert "TENURE_URL" not in told
-    assert "hunter2" not in str(told)
+    environment = environment_of(url)
+    assert "TENURE_URL" not in environment
+    assert "hunter2" not in str(environment)
 
 
 def test_the_command_gets_the_url_of_a_store_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", "sqlite:///another.db")
     monkeypatch.setenv("TENURE_SESSION", "of a worker that has started us")
-    told = environment_of("sqlite:///work.db?busy=1")
-    assert told["TENURE_URL"] == "sqlite:///work.db?busy=1"
-    assert told["TENURE_NAME"] == "job"
-    assert "TENURE_SESSION" not in told
+    environment = environment_of("sqlite:///work.db?busy=1")
+    assert environment["TENURE_URL"] == "sqlite:///work.db?busy=1"
+    assert environment["TENURE_NAME"] == "job"
+    assert "TENURE_SESSION" not in environment
 
 
-def test_a_command_that_ends_at_once_is_started_less_and_less_often() -> None:
+def test_a_command_that_ends_at_once_is_started_with_growing_pauses() -> None:
     pauses = [0.0]
     for _ in range(12):
         pauses.append(_next_pause(pauses[-1], ran_for=0.1))
@@ -67,20 +67,20 @@ def test_the_same_line_is_not_printed_twice_in_a_row(capsys: pytest.CaptureFixtu
 
 
 def on_terminal(code: str, **environment: str) -> bytes:
-    """Run Python *code* with stdout and stderr on a terminal; return what that was sent."""
+    """Run Python *code* with stdout and stderr on a terminal; return its output."""
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as screen:
         line = [sys.executable, "-c", code]
         subprocess.run(line, stdout=theirs, stderr=theirs, check=True, env={**os.environ, **environment})
         os.close(theirs)
         shown = b""
-        with suppress(OSError):  # that is how the screen of a terminal ends, and it need not come in one piece
+        with suppress(OSError):  # the end of a terminal is an error; the output may come in pieces
             while more := screen.read(4096):
                 shown += more
     return shown
 
 
-def test_the_word_error_has_a_colour_on_a_terminal() -> None:
+def test_error_is_coloured_on_a_terminal() -> None:
     code = "from tenure._cli.output import print_error, notice, warn; print_error('a'); warn('b'); notice('c')"
     plain = b"tenure: error: a\r\ntenure: warning: b\r\ntenure: c\r\n"
     coloured = b"tenure: \x1b[1;31merror:\x1b[0m a\r\ntenure: \x1b[33mwarning:\x1b[0m b\r\ntenure: c\r\n"

@@ -1,4 +1,4 @@
-"""``queue --watch`` and ``watch`` on a terminal: what is drawn, at which size, and how the terminal is left."""
+"""``queue --watch`` and ``watch`` on a terminal: the output, its size, and the terminal's state at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
-from tests.process.looking import until
+from tests.process.process_states import until
 from tests.terminal import ENTER, Terminal, lines_of
 
 RED, GREEN = "\x1b[31m", "\x1b[32m"
@@ -55,8 +55,8 @@ def test_queues_as_a_live_table(url: str, store: None) -> None:
         terminal.until_shown("n" * 70)
         terminal.resize(60, 6)
         lines = lines_of(terminal.until_shown("… 2 more: tenure queue"))
-        assert lines[3].split() == TITLES  # always there
-        assert lines[4].startswith("orders ")  # with dead letters, so it is the last one to be left out
+        assert lines[3].split() == TITLES  # always shown
+        assert lines[4].startswith("orders ")  # with dead letters, so it is omitted last
         assert max(map(len, lines)) <= 60
         terminal.type(b"\x03")
         assert terminal.wait() == 0
@@ -112,7 +112,7 @@ def test_a_terminal_that_can_not_draw(store: None) -> None:
         assert "\x1b" not in terminal.raw
 
 
-def test_in_the_background_it_leaves_the_terminal_to_others(store: None) -> None:
+def test_in_the_background_it_does_not_draw(store: None) -> None:
     with Terminal("queue", "--watch", "--every", "50ms", "--count", "2", in_background=True) as terminal:
         assert terminal.wait() == 0
         assert terminal.raw.count(" orders ") == 2

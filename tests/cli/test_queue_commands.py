@@ -1,4 +1,4 @@
-"""The commands of queues, run on an SQLite file: what they print, how they end, what they leave in the queue."""
+"""The commands of queues, run on an SQLite file: their output, exit codes and effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def tell(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+def run_cli(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
     code = main(arguments)
     return (code, *capsys.readouterr())
 
@@ -44,8 +44,8 @@ def received(url: str) -> list[tenure.sync.Message]:
 # --- send --------------------------------------------------------------------------------------------------------
 
 
-def test_send_with_everything_said(url: str, capsys: Captured) -> None:
-    sent = tell(
+def test_send_with_all_options(url: str, capsys: Captured) -> None:
+    sent = run_cli(
         capsys, "send", "orders", "hello", "--id", "a", "-H", "kind=test", "--priority", "3", "--expires-in", "1h",
         "--reply-to", "answers", "--correlation-id", "c",
     )  # fmt: skip
@@ -56,7 +56,7 @@ def test_send_with_everything_said(url: str, capsys: Captured) -> None:
 
 
 def test_send_an_empty_body(url: str, capsys: Captured) -> None:
-    assert tell(capsys, "send", "orders", "")[0] == 0
+    assert run_cli(capsys, "send", "orders", "")[0] == 0
     assert [message.body for message in received(url)] == [b""]
 
 
@@ -65,49 +65,49 @@ def test_send_from_the_standard_input(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, dash: tuple[str, ...]
 ) -> None:
     stdin(monkeypatch, b"\x00\xff\n")
-    assert tell(capsys, "send", "orders", *dash)[0] == 0
+    assert run_cli(capsys, "send", "orders", *dash)[0] == 0
     assert [message.body for message in received(url)] == [b"\x00\xff\n"]
 
 
 def test_send_a_file_and_lines(url: str, capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"one\r\ntwo\n")
-    code, out, _ = tell(capsys, "send", "orders", "--file", "lines", "--lines", "--json")
+    code, out, _ = run_cli(capsys, "send", "orders", "--file", "lines", "--lines", "--json")
     assert code == 0
     assert len(json.loads(out)["ids"]) == 2
     assert [message.body for message in received(url)] == [b"one", b"two"]
 
 
-def test_declare_changes_the_settings_for_everybody(url: str, capsys: Captured) -> None:
-    code, out, _ = tell(capsys, "queue", "declare", "orders", "--lock", "5", "--dead-retention", "1h", "--json")
+def test_declare_changes_the_settings_for_all_processes(url: str, capsys: Captured) -> None:
+    code, out, _ = run_cli(capsys, "queue", "declare", "orders", "--lock", "5", "--dead-retention", "1h", "--json")
     settings = {"lock": 5.0, "max_deliveries": 10, "dedupe_window": 600.0, "body_max": 1_048_576}
     assert (code, json.loads(out)) == (0, {"queue": "orders", "settings": {**settings, "dead_retention": 3_600.0}})
-    code, out, _ = tell(capsys, "queue", "declare", "orders", "--dead-retention", "forever")
+    code, out, _ = run_cli(capsys, "queue", "declare", "orders", "--dead-retention", "forever")
     assert out.splitlines()[0].split("  ") != out.splitlines()[1].split("  ")
     assert "forever" in out
-    assert json.loads(tell(capsys, "queue", "orders", "--json")[1])["settings"]["dead_retention"] is None
-    assert "1,048,576 bytes" in tell(capsys, "queue", "orders")[1]
+    assert json.loads(run_cli(capsys, "queue", "orders", "--json")[1])["settings"]["dead_retention"] is None
+    assert "1,048,576 bytes" in run_cli(capsys, "queue", "orders")[1]
     with tenure.sync.connect(url) as backend, pytest.raises(tenure.ConfigError, match="lock is 5, not 30"):
         backend.queue("orders", lock=30).receive()
 
 
 def test_work_that_expects_other_settings_is_refused(capsys: Captured) -> None:
-    tell(capsys, "queue", "declare", "orders", "--lock", "5")
-    code, _, err = tell(capsys, "work", "orders", "--lock", "30", "--until-empty", "--", "true")
+    run_cli(capsys, "queue", "declare", "orders", "--lock", "5")
+    code, _, err = run_cli(capsys, "work", "orders", "--lock", "30", "--until-empty", "--", "true")
     assert code == 78
     assert "lock is 5, not 30" in err
     assert "tenure queue declare orders --lock 30" in err
 
 
-def test_declare_wants_something_to_change(capsys: Captured) -> None:
-    code, _, err = tell(capsys, "queue", "declare", "orders")
+def test_declare_needs_a_setting(capsys: Captured) -> None:
+    code, _, err = run_cli(capsys, "queue", "declare", "orders")
     assert code == 2
     assert "give a setting to change, for example --lock 30" in err
 
 
 def test_send_later(capsys: Captured) -> None:
-    tell(capsys, "send", "orders", "x", "--delay", "1h")
-    tell(capsys, "send", "orders", "x", "--at", "2100-01-01T00:00:00+00:00")
-    assert json.loads(tell(capsys, "queue", "orders", "--json")[1])["delayed"] == 2
+    run_cli(capsys, "send", "orders", "x", "--delay", "1h")
+    run_cli(capsys, "send", "orders", "x", "--at", "2100-01-01T00:00:00+00:00")
+    assert json.loads(run_cli(capsys, "queue", "orders", "--json")[1])["delayed"] == 2
 
 
 @pytest.mark.parametrize(
@@ -155,24 +155,24 @@ def test_send_later(capsys: Captured) -> None:
     ],
 )
 def test_wrong_input(capsys: Captured, line: tuple[str, ...], code: int, message: str) -> None:
-    told = tell(capsys, *line)
-    assert told[0] == code
-    assert message in told[2]
-    assert told[2].startswith("tenure: error: ")
-    assert len(told[2].splitlines()) == 1
+    output = run_cli(capsys, *line)
+    assert output[0] == code
+    assert message in output[2]
+    assert output[2].startswith("tenure: error: ")
+    assert len(output[2].splitlines()) == 1
 
 
 def test_a_handler_whose_module_raises(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no till')")
-    (tmp_path / "misspelt_shop.py").write_text("def sell(:\n")
-    said = tell(capsys, "work", "orders", "--handler", "broken_shop:sell")
+    (tmp_path / "broken.py").write_text("raise RuntimeError('broken')")
+    (tmp_path / "misspelt.py").write_text("def sell(:\n")
+    said = run_cli(capsys, "work", "orders", "--handler", "broken:sell")
     assert said == (
-        78, "", "tenure: error: --handler 'broken_shop:sell': the module 'broken_shop' raised RuntimeError: no till\n"
+        78, "", "tenure: error: --handler 'broken:sell': the module 'broken' raised RuntimeError: broken\n"
     )  # fmt: skip
-    code, _, err = tell(capsys, "work", "orders", "--handler", "misspelt_shop:sell")
+    code, _, err = run_cli(capsys, "work", "orders", "--handler", "misspelt:sell")
     assert (code, err.count("\n")) == (78, 1)
-    assert "misspelt_shop.py" in err
+    assert "misspelt.py" in err
     assert "SyntaxError" in err
 
 
@@ -183,17 +183,17 @@ def test_queue_counts_one_or_all(url: str, capsys: Captured) -> None:
     with tenure.sync.connect(url) as backend:
         backend.queue("orders").send(b"x")
         backend.queue("bills").send(b"x", delay=60)
-    code, out, _ = tell(capsys, "queue")
+    code, out, _ = run_cli(capsys, "queue")
     assert code == 0
     title, bills, orders = out.splitlines()
     assert title.split() == ["QUEUE", "READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST"]
     assert bills.split() == ["bills", "0", "0", "1", "0", "0"]
     assert orders.split()[:6] == ["orders", "1", "0", "0", "0", "0"]
-    plain = tell(capsys, "queue", "--watch", "--every", "10ms", "--count", "2")[1].splitlines()
+    plain = run_cli(capsys, "queue", "--watch", "--every", "10ms", "--count", "2")[1].splitlines()
     assert [line.split()[1] for line in plain] == ["QUEUE", "bills", "orders", "bills", "orders"]
     assert all(re.fullmatch(MOMENT, line.split()[0]) for line in plain[1:])
     assert len({line.index(" 0 ") for line in plain[1::2]} | {line.index(" 1 ") for line in plain[2::2]}) == 1
-    lines = tell(capsys, "queue", "--watch", "--every", "10ms", "--count", "2", "--json")[1].splitlines()
+    lines = run_cli(capsys, "queue", "--watch", "--every", "10ms", "--count", "2", "--json")[1].splitlines()
     assert [len(json.loads(line)["queues"]) for line in lines] == [2, 2]
 
 
@@ -206,59 +206,59 @@ LISTED = "list the queues with: tenure queue"
     "line", ["queue ordres", "queue ordres --json", "dead list ordres", "dead list ordres --json", "dead show ordres 1",
              "dead redrive ordres", "dead redrive ordres --dry-run", "dead purge ordres --all"],
 )  # fmt: skip
-def test_a_command_about_a_missing_queue_says_so(capsys: Captured, line: str) -> None:
-    tell(capsys, "send", "orders", "x")
-    assert tell(capsys, *line.split()) == (3, "", NEVER)
-    told = tell(capsys, *line.replace("ordres", "zebra").split())
-    assert told == (3, "", NEVER.replace("ordres", "zebra").replace("did you mean 'orders'?", LISTED))
+def test_a_command_for_a_missing_queue_reports_it(capsys: Captured, line: str) -> None:
+    run_cli(capsys, "send", "orders", "x")
+    assert run_cli(capsys, *line.split()) == (3, "", NEVER)
+    output = run_cli(capsys, *line.replace("ordres", "zebra").split())
+    assert output == (3, "", NEVER.replace("ordres", "zebra").replace("did you mean 'orders'?", LISTED))
 
 
 @pytest.mark.parametrize("line", ["queue orders", "dead list orders", "dead redrive orders", "dead purge orders --all"])
 def test_an_empty_queue_that_was_used_is_no_error(url: str, capsys: Captured, line: str) -> None:
-    tell(capsys, "send", "orders", "x")
+    run_cli(capsys, "send", "orders", "x")
     with tenure.sync.connect(url) as backend:
         for message in backend.queue("orders").receive():
             message.complete()
-    assert tell(capsys, *line.split())[::2] == (0, "")
+    assert run_cli(capsys, *line.split())[::2] == (0, "")
 
 
-def test_a_worker_of_a_missing_queue_says_so_and_works(
+def test_a_worker_of_a_missing_queue_warns_and_works(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    tell(capsys, "send", "orders", "x")
+    run_cli(capsys, "send", "orders", "x")
     worker = ["--until-empty", "--handler", "builtins:repr"]  # for a command, this process would adopt orphans
-    code, out, err = tell(capsys, "work", "ordres", *worker)
+    code, out, err = run_cli(capsys, "work", "ordres", *worker)
     assert (code, out, err.splitlines(keepends=True)[0]) == (0, "", WARNED)
-    assert tell(capsys, "work", "ordres", *worker, "--quiet") == (0, "", "")
-    code, out, err = tell(capsys, "work", "orders", *worker, "-c", "3")
+    assert run_cli(capsys, "work", "ordres", *worker, "--quiet") == (0, "", "")
+    code, out, err = run_cli(capsys, "work", "orders", *worker, "-c", "3")
     consuming, summary = err.splitlines()
     assert (code, out, consuming) == (0, "", f"tenure: orders: consuming from {url}, 3 messages at once")
     assert re.fullmatch(r"tenure: orders: 1 done, 0 failed, 0 given back, in .*s", summary)
     assert received(url) == []
 
 
-def test_watching_a_missing_queue_says_so_and_goes_on(capsys: Captured) -> None:
-    tell(capsys, "send", "orders", "x")
-    code, out, err = tell(capsys, "queue", "ordres", "--watch", "--every", "10ms", "--count", "2")
+def test_watching_a_missing_queue_warns_and_goes_on(capsys: Captured) -> None:
+    run_cli(capsys, "send", "orders", "x")
+    code, out, err = run_cli(capsys, "queue", "ordres", "--watch", "--every", "10ms", "--count", "2")
     assert (code, len(out.splitlines()), err) == (0, 3, WARNED)
 
 
 def test_delete_a_queue(url: str, capsys: Captured) -> None:
-    tell(capsys, "send", "orders", "x")
-    assert tell(capsys, "queue", "delete", "ordres")[0] == 3
-    code, out, err = tell(capsys, "queue", "delete", "orders")
+    run_cli(capsys, "send", "orders", "x")
+    assert run_cli(capsys, "queue", "delete", "ordres")[0] == 3
+    code, out, err = run_cli(capsys, "queue", "delete", "orders")
     assert (code, out) == (1, "")
     assert err == (
         "tenure: error: could not delete 'orders': it holds 1 ready; consume, redrive or purge them, or delete it "
         "by force (--force)\n"
     )
-    assert tell(capsys, "queue", "delete", "orders", "--force") == (0, "deleted orders; it held 1 ready\n", "")
-    assert tell(capsys, "queue", "--json")[1] == "[]\n"
+    assert run_cli(capsys, "queue", "delete", "orders", "--force") == (0, "deleted orders; it held 1 ready\n", "")
+    assert run_cli(capsys, "queue", "--json")[1] == "[]\n"
     with tenure.sync.connect(url) as backend:
         backend.queue("orders").send(b"x")
         backend.queue("orders").receive()[0].complete()
-    assert json.loads(tell(capsys, "queue", "delete", "orders", "--json")[1])["deleted"]["ready"] == 0
+    assert json.loads(run_cli(capsys, "queue", "delete", "orders", "--json")[1])["deleted"]["ready"] == 0
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def filled(url: str) -> dict[str, int]:
 
 
 def test_peek_shows_the_messages(filled: dict[str, int], capsys: Captured) -> None:
-    code, out, err = tell(capsys, "queue", "peek", "orders")
+    code, out, err = run_cli(capsys, "queue", "peek", "orders")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     titles, *rows = [line.split() for line in out.splitlines()]
@@ -286,7 +286,7 @@ def test_peek_shows_the_messages(filled: dict[str, int], capsys: Captured) -> No
     ]
     assert rows[0][-4:] == ["/wA=", "(base64,", "2", "bytes)"]
     assert rows[1][-1].endswith("…")
-    locked, ready, delayed = json.loads(tell(capsys, "queue", "peek", "orders", "--json")[1])
+    locked, ready, delayed = json.loads(run_cli(capsys, "queue", "peek", "orders", "--json")[1])
     assert (locked["body"], locked["body_encoding"], ready["body_encoding"]) == ("/wA=", "base64", "utf-8")
     assert (locked["headers"], locked["priority"], locked["state"]) == ({"kind": "x"}, 2, "locked")
     assert locked["locked_until"] > locked["enqueued_at"]
@@ -304,35 +304,35 @@ def test_peek_shows_the_messages(filled: dict[str, int], capsys: Captured) -> No
         ("--older-than 1h", []),
         ("--session s", []),
     ):
-        found = json.loads(tell(capsys, "queue", "peek", "orders", "--json", *chosen.split())[1])
+        found = json.loads(run_cli(capsys, "queue", "peek", "orders", "--json", *chosen.split())[1])
         assert [one["id"] for one in found] == ids
-    assert tell(capsys, "queue", "peek", "orders", "--older-than", "1h") == (0, "", "")
+    assert run_cli(capsys, "queue", "peek", "orders", "--older-than", "1h") == (0, "", "")
 
 
 def test_purge_removes_the_chosen_messages(filled: dict[str, int], capsys: Captured) -> None:
     purge = ("queue", "purge", "orders")
-    assert tell(capsys, *purge, "--all", "--dry-run") == (0, "2 would be removed\n", "")
-    assert tell(capsys, *purge, "--older-than", "1h") == (0, "0 removed\n", "")
-    assert json.loads(tell(capsys, *purge, "--id", "text", "--dry-run", "--json")[1]) == {
+    assert run_cli(capsys, *purge, "--all", "--dry-run") == (0, "2 would be removed\n", "")
+    assert run_cli(capsys, *purge, "--older-than", "1h") == (0, "0 removed\n", "")
+    assert json.loads(run_cli(capsys, *purge, "--id", "text", "--dry-run", "--json")[1]) == {
         "queue": "orders", "purged": 0, "would_be": 1,
     }  # fmt: skip
-    assert tell(capsys, *purge, "--state", "delayed") == (0, "1 removed\n", "")
-    assert json.loads(tell(capsys, *purge, "--all", "--json")[1]) == {"queue": "orders", "purged": 1, "would_be": 1}
-    assert json.loads(tell(capsys, "queue", "orders", "--json")[1])["locked"] == 1
+    assert run_cli(capsys, *purge, "--state", "delayed") == (0, "1 removed\n", "")
+    assert json.loads(run_cli(capsys, *purge, "--all", "--json")[1]) == {"queue": "orders", "purged": 1, "would_be": 1}
+    assert json.loads(run_cli(capsys, "queue", "orders", "--json")[1])["locked"] == 1
 
 
-def test_queues_that_are_called_like_commands(url: str, capsys: Captured) -> None:
+def test_queues_with_the_names_of_commands(url: str, capsys: Captured) -> None:
     for word in ("peek", "purge", "delete"):
-        tell(capsys, "send", word, "x")
-        assert tell(capsys, "queue", "--", word)[1].splitlines()[1].split()[:2] == [word, "1"]
-        assert tell(capsys, "queue", "--json", "--", word)[0] == 0
-        assert tell(capsys, "queue", "peek", word)[1].splitlines()[1].split()[2] == "ready"
-        code, _, err = tell(capsys, "queue", word)
+        run_cli(capsys, "send", word, "x")
+        assert run_cli(capsys, "queue", "--", word)[1].splitlines()[1].split()[:2] == [word, "1"]
+        assert run_cli(capsys, "queue", "--json", "--", word)[0] == 0
+        assert run_cli(capsys, "queue", "peek", word)[1].splitlines()[1].split()[2] == "ready"
+        code, _, err = run_cli(capsys, "queue", word)
         assert code == 2
         assert f"name the queue: tenure queue {word} NAME (to count a queue called '{word}'" in err
         assert f"tenure queue -- {word}); see: tenure queue {word} --help" in err
-    assert tell(capsys, "queue", "delete", "peek", "--force")[0] == 0
-    assert tell(capsys, "queue", "purge", "purge", "--all")[1] == "1 removed\n"
+    assert run_cli(capsys, "queue", "delete", "peek", "--force")[0] == 0
+    assert run_cli(capsys, "queue", "purge", "purge", "--all")[1] == "1 removed\n"
 
 
 @pytest.mark.parametrize(
@@ -353,36 +353,36 @@ def test_queues_that_are_called_like_commands(url: str, capsys: Captured) -> Non
     ],
 )
 def test_wrong_input_to_the_commands_of_a_queue(capsys: Captured, line: str, code: int, message: str) -> None:
-    tell(capsys, "send", "orders", "x")
-    answer, out, err = tell(capsys, "queue", *line.split())
+    run_cli(capsys, "send", "orders", "x")
+    answer, out, err = run_cli(capsys, "queue", *line.split())
     assert (answer, out) == (code, "")
     assert message in err
 
 
-def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> None:
+def test_list_show_redrive_and_purge_dead_letters(url: str, capsys: Captured) -> None:
     with tenure.sync.connect(url) as backend:
         queue = backend.queue("orders")
         queue.send_batch([tenure.Outgoing(b"%d" % n, id=f"m{n}") for n in range(3)])
         for message in queue.receive(max=3):
             message.dead_letter("unreadable", "says \x1b[31mnothing")
-    code, out, _ = tell(capsys, "dead", "list", "orders")
+    code, out, _ = run_cli(capsys, "dead", "list", "orders")
     assert code == 0
     assert [row.split()[1] for row in out.splitlines()] == ["ID", "m0", "m1", "m2"]
     assert "\x1b" not in out
-    [letter] = json.loads(tell(capsys, "dead", "list", "orders", "--id", "m1", "--json")[1])
+    [letter] = json.loads(run_cli(capsys, "dead", "list", "orders", "--id", "m1", "--json")[1])
     assert (letter["reason"], letter["body"]) == ("unreadable", "1")
     sequence = str(letter["sequence"])
-    assert "m1" in tell(capsys, "dead", "show", "orders", sequence)[1]
-    assert json.loads(tell(capsys, "dead", "show", "orders", "m1", "--json")[1]) == letter
+    assert "m1" in run_cli(capsys, "dead", "show", "orders", sequence)[1]
+    assert json.loads(run_cli(capsys, "dead", "show", "orders", "m1", "--json")[1]) == letter
     none = "tenure: error: 'orders' has no dead letter '700'; see: tenure dead list orders\n"
-    assert tell(capsys, "dead", "show", "orders", "700") == (3, "", none)
-    assert tell(capsys, "dead", "redrive", "orders", "--dry-run")[1] == "3 would be put back\n"
-    assert tell(capsys, "dead", "redrive", "orders", "--sequence", sequence)[1] == "1 put back\n"
-    assert tell(capsys, "dead", "purge", "orders", "--reason", "other")[1] == "0 removed\n"
-    assert tell(capsys, "dead", "purge", "orders", "--older-than", "7d")[1] == "0 removed\n"
-    assert json.loads(tell(capsys, "dead", "list", "orders", "--older-than", "1h", "--json")[1]) == []
-    assert tell(capsys, "dead", "purge", "orders", "--older-than", "1ms", "--id", "m0")[1] == "1 removed\n"
-    assert json.loads(tell(capsys, "dead", "purge", "orders", "--all", "--json")[1])["purged"] == 1
+    assert run_cli(capsys, "dead", "show", "orders", "700") == (3, "", none)
+    assert run_cli(capsys, "dead", "redrive", "orders", "--dry-run")[1] == "3 would be put back\n"
+    assert run_cli(capsys, "dead", "redrive", "orders", "--sequence", sequence)[1] == "1 put back\n"
+    assert run_cli(capsys, "dead", "purge", "orders", "--reason", "other")[1] == "0 removed\n"
+    assert run_cli(capsys, "dead", "purge", "orders", "--older-than", "7d")[1] == "0 removed\n"
+    assert json.loads(run_cli(capsys, "dead", "list", "orders", "--older-than", "1h", "--json")[1]) == []
+    assert run_cli(capsys, "dead", "purge", "orders", "--older-than", "1ms", "--id", "m0")[1] == "1 removed\n"
+    assert json.loads(run_cli(capsys, "dead", "purge", "orders", "--all", "--json")[1])["purged"] == 1
     assert [message.id for message in received(url)] == ["m1"]
 
 
@@ -398,7 +398,7 @@ def test_the_list_of_dead_letters_shows_their_reasons(url: str, capsys: Captured
         queue = backend.queue("orders", max_deliveries=2)
         queue.send_batch([tenure.Outgoing(b"17", id="failed"), tenure.Outgoing(b"18", id="rejected")])
         queue.consume(handle, until_empty=True, retry=tenure.RetryPolicy(initial=0.01))
-    _, out, _ = tell(capsys, "dead", "list", "orders")
+    _, out, _ = run_cli(capsys, "dead", "list", "orders")
     why = {row.split()[1]: row for row in out.splitlines()}
     assert why["failed"].endswith("  ValueError: no customer 17")
     assert why["rejected"].endswith("  2019")
@@ -411,16 +411,20 @@ def test_dead_letters_go_to_another_queue(url: str, capsys: Captured) -> None:
         for message in queue.receive(max=3):
             message.dead_letter("unreadable")
     redrive = ("dead", "redrive", "orders", "--to", "mended")
-    assert tell(capsys, *redrive, "--dry-run") == (0, "3 would be put into mended\n", "")
-    assert tell(capsys, *redrive, "--id", "m1") == (0, "1 put into mended\n", "")
-    told = json.loads(tell(capsys, *redrive, "--json")[1])
-    assert told == {"queue": "orders", "to": "mended", "redriven": 2, "would_be": 2}
-    assert [one["id"] for one in json.loads(tell(capsys, "queue", "peek", "mended", "--json")[1])] == ["m1", "m0", "m2"]
-    code, out, err = tell(capsys, "dead", "redrive", "orders", "--to", "a$b")
+    assert run_cli(capsys, *redrive, "--dry-run") == (0, "3 would be put into mended\n", "")
+    assert run_cli(capsys, *redrive, "--id", "m1") == (0, "1 put into mended\n", "")
+    output = json.loads(run_cli(capsys, *redrive, "--json")[1])
+    assert output == {"queue": "orders", "to": "mended", "redriven": 2, "would_be": 2}
+    assert [one["id"] for one in json.loads(run_cli(capsys, "queue", "peek", "mended", "--json")[1])] == [
+        "m1",
+        "m0",
+        "m2",
+    ]
+    code, out, err = run_cli(capsys, "dead", "redrive", "orders", "--to", "a$b")
     assert (code, out) == (78, "")
     assert err.startswith("tenure: error: to ('a$b') must not contain '$'")
-    assert tell(capsys, "dead", "redrive", "orders", "--to", "")[0] == 78
-    assert tell(capsys, "dead", "redrive", "ordres", "--to", "mended")[0] == 3
+    assert run_cli(capsys, "dead", "redrive", "orders", "--to", "")[0] == 78
+    assert run_cli(capsys, "dead", "redrive", "ordres", "--to", "mended")[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -438,13 +442,13 @@ def test_bodies_and_times_for_programs(
         queue = backend.queue("orders", max_deliveries=1)
         queue.send(body, id="a")
         queue.receive()[0].abandon()
-    [letter] = json.loads(tell(capsys, "dead", "list", "orders", "--json")[1])
-    assert json.loads(tell(capsys, "dead", "show", "orders", "a", "--json")[1]) == letter
+    [letter] = json.loads(run_cli(capsys, "dead", "list", "orders", "--json")[1])
+    assert json.loads(run_cli(capsys, "dead", "show", "orders", "a", "--json")[1]) == letter
     assert (letter["body"], letter["body_encoding"]) == (written, encoding)
     for moment in (letter["enqueued_at"], letter["dead_at"], letter["history"][0]["at"]):
         assert re.fullmatch(MOMENT, moment)
-    out = tell(capsys, "dead", "show", "orders", "a")[1]
-    told = {line[:15].rstrip(): line[16:] for line in out.splitlines()}
-    assert told.get("body") == shown
-    assert told["died"] == letter["dead_at"]
-    assert f"{letter['dead_at'][:19]}+00:00" in tell(capsys, "dead", "list", "orders")[1]
+    out = run_cli(capsys, "dead", "show", "orders", "a")[1]
+    output = {line[:15].rstrip(): line[16:] for line in out.splitlines()}
+    assert output.get("body") == shown
+    assert output["died"] == letter["dead_at"]
+    assert f"{letter['dead_at'][:19]}+00:00" in run_cli(capsys, "dead", "list", "orders")[1]

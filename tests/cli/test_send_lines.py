@@ -1,4 +1,4 @@
-"""``tenure send --lines``: what is sent of an input that ends early, and what is said of it; and from a terminal."""
+"""``tenure send --lines``: inputs that end early, and their messages; and input from a terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def tell(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+def run_cli(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
     code = main(arguments)
     return (code, *capsys.readouterr())
 
@@ -58,7 +58,7 @@ def bodies(url: str) -> list[bytes]:
         return [message.body for message in backend.queue("orders").receive(max=2_000)]
 
 
-# --- what stands -------------------------------------------------------------------------------------------------
+# --- complete input ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -69,7 +69,7 @@ def test_a_line_that_is_refused_and_the_rest_of_the_input(
         backend.queue("orders", body_max=5).send(b"first")
     lines = b"\r\n".join([*numbered(1, 600), b"much too long", *numbered(602, 700), b""])
     stdin(monkeypatch, lines)
-    code, out, err = tell(capsys, "send", "orders", "--lines", *(["--json"] if as_json else []))
+    code, out, err = run_cli(capsys, "send", "orders", "--lines", *(["--json"] if as_json else []))
     assert code == 78
     assert err.startswith(
         "tenure: error: 600 sent; line 601 refused: body (13 bytes) must not be larger than body_max (5"
@@ -79,7 +79,7 @@ def test_a_line_that_is_refused_and_the_rest_of_the_input(
     assert len(set(ids)) == 600
 
     stdin(monkeypatch, lines)
-    code, out, err = tell(capsys, "send", "orders", "--lines", "--skip", "601", "--json")
+    code, out, err = run_cli(capsys, "send", "orders", "--lines", "--skip", "601", "--json")
     assert (code, err) == (0, "")
     assert [json.loads(each)["line"] for each in out.splitlines()] == [602]
     assert bodies(url) == [b"first", *numbered(1, 600), *numbered(602, 700)]
@@ -90,22 +90,22 @@ def test_an_input_that_is_shorter_than_the_skipped_lines(
 ) -> None:
     stdin(monkeypatch, b"1\n2\n")
     said = "tenure: warning: nothing was sent: --skip 3 skips all of the input's 2 lines\n"
-    assert tell(capsys, "send", "orders", "--lines", "--skip", "3") == (0, "", said)
+    assert run_cli(capsys, "send", "orders", "--lines", "--skip", "3") == (0, "", said)
 
 
 def test_ids_by_line_make_a_second_run_harmless(url: str, capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"a\n\nc")
     line = ("send", "orders", "--lines", "--id-prefix", "today", "--file", "lines")
-    assert tell(capsys, *line) == (0, "today-1\ntoday-2\ntoday-3\n", "")
-    assert tell(capsys, *line, "--skip", "1") == (0, "today-2\ntoday-3\n", "")
+    assert run_cli(capsys, *line) == (0, "today-1\ntoday-2\ntoday-3\n", "")
+    assert run_cli(capsys, *line, "--skip", "1") == (0, "today-2\ntoday-3\n", "")
     assert bodies(url) == [b"a", b"", b"c"]
 
 
 def test_ids_by_line_where_ids_are_not_remembered(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     stdin(monkeypatch, b"1\n")
-    monkeypatch.setenv("TENURE_URL", "azurite://127.0.0.1:9")  # it is not asked
+    monkeypatch.setenv("TENURE_URL", "azurite://127.0.0.1:9")  # no request is sent
     said = "tenure: error: --id-prefix needs a store that remembers ids, and this one does not; omit it\n"
-    assert tell(capsys, "send", "orders", "--lines", "--id-prefix", "a") == (78, "", said)
+    assert run_cli(capsys, "send", "orders", "--lines", "--id-prefix", "a") == (78, "", said)
 
 
 @pytest.mark.parametrize("prefix", [(), ("--id-prefix", "a")])
@@ -118,7 +118,7 @@ def test_a_store_that_does_not_answer(
         with tenure.sync.connect(url) as backend:
             backend.queue("orders").send(b"first")
         other.execute("BEGIN IMMEDIATE")
-        code, out, err = tell(capsys, "send", "orders", "--lines", "--skip", "1", *prefix)
+        code, out, err = run_cli(capsys, "send", "orders", "--lines", "--skip", "1", *prefix)
         other.rollback()
     assert (code, out) == (69, "")
     assert "; 0 sent; lines 2 to 3 may have been sent or not: " in err
@@ -155,7 +155,7 @@ def test_ids_that_can_not_be_written(url: str, where: str) -> None:
     assert bodies(url) == numbered(1, 500)
 
 
-# --- as they come ------------------------------------------------------------------------------------------------
+# --- while it is read ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -169,8 +169,8 @@ def test_lines_of_an_endless_input_are_sent_as_they_come(url: str, number: int) 
             send.stdin.flush()
             assert all(send.stdout.readline().strip() for _ in range(some.count(b"\n")))
         send.send_signal(number)
-        _, told = send.communicate(timeout=10)
-    assert (send.returncode, told) == (128 + number, b"tenure: interrupted; 3 sent; continue with --skip 3\n")
+        _, output = send.communicate(timeout=10)
+    assert (send.returncode, output) == (128 + number, b"tenure: interrupted; 3 sent; continue with --skip 3\n")
     assert bodies(url) == [b"one", b"two", b"half"]
 
 
@@ -184,13 +184,13 @@ async def test_an_interrupt_waits_for_the_answer_to_an_open_request(
     other.execute("BEGIN IMMEDIATE")
     if not answers:
         monkeypatch.setattr(cli_lines, "ANSWER_WITHIN", 0.05)
-    told: list[str] = []
+    output: list[str] = []
     sending = asyncio.create_task(
         send_lines(
             f"{url}?busy=1",
             LineOptions("orders", {}),
             body_source(b"1\n2\n"),
-            lambda first, ids: told.extend(ids),
+            lambda first, ids: output.extend(ids),
             NoProgress(),
         )
     )
@@ -203,7 +203,7 @@ async def test_an_interrupt_waits_for_the_answer_to_an_open_request(
     said = "2 sent; continue with --skip 2\n"
     unsaid = "0 sent; lines 1 to 2 may have been sent or not: --skip 0 may send some twice, --skip 2 may omit some\n"
     assert capsys.readouterr().err == f"tenure: interrupted; {said if answers else unsaid}"
-    assert len(told) == (2 if answers else 0)
+    assert len(output) == (2 if answers else 0)
 
 
 async def test_lines_refused_after_an_interrupt_are_known_not_to_be_sent(url: str, capsys: Captured) -> None:
@@ -211,8 +211,8 @@ async def test_lines_refused_after_an_interrupt_are_known_not_to_be_sent(url: st
         await backend.queue("orders").stats()
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
         other.execute("PRAGMA journal_mode = DELETE")
-        other.execute("UPDATE tenure_schema SET version = 999")  # as of a newer tenure
-        other.execute("BEGIN EXCLUSIVE")  # which keeps readers out, too
+        other.execute("UPDATE tenure_schema SET version = 999")  # as by a newer release
+        other.execute("BEGIN EXCLUSIVE")  # which also blocks readers
         wanted = LineOptions("orders", {})
         sending = asyncio.create_task(send_lines(url, wanted, body_source(b"1\n2\n"), lambda *_: None, NoProgress()))
         await until(lambda: any("send_batch" in repr(task.get_coro()) for task in asyncio.all_tasks()))
@@ -226,7 +226,7 @@ async def test_lines_refused_after_an_interrupt_are_known_not_to_be_sent(url: st
 
 
 class Terminal:
-    """A command with a terminal for the streams that are meant."""
+    """A command with a terminal for some of its streams."""
 
     def __init__(self, line: list[str], streams: str) -> None:
         self.end, inside = pty.openpty()
@@ -245,14 +245,14 @@ class Terminal:
         self.shown = ""
 
     def until(self, pattern: str, within: float = 20.0) -> None:
-        """Read until what was shown matches, or the end comes if there is no pattern."""
+        """Read until the output matches, or to the end if there is no pattern."""
         ends_at = time.monotonic() + within
         while not (pattern and re.search(pattern, self.shown)):
             assert time.monotonic() < ends_at, self.shown
             if select.select([self.end], [], [], 0.1)[0]:
                 try:
                     self.shown += os.read(self.end, 65_536).decode()
-                except OSError:  # the last one to hold the other end has gone
+                except OSError:  # the other end was closed
                     break
         if not pattern:
             self.process.wait(within)
@@ -286,7 +286,7 @@ def terminal(*line: str, streams: str = "stdin stdout stderr") -> Iterator[Termi
         os.close(shown.end)
 
 
-def test_on_a_terminal_it_says_that_it_reads(url: str) -> None:
+def test_on_a_terminal_it_prints_that_it_reads(url: str) -> None:
     with terminal("send", "orders") as shown:
         shown.until(r"tenure: reading the message from the terminal; end it with Ctrl-D on a line of its own")
         shown.type(b"tea\n\x04")
@@ -315,7 +315,7 @@ def test_one_interrupt_ends_it(lines: tuple[str, ...]) -> None:
         assert shown.process.returncode == 130
 
 
-def test_a_bar_shows_how_far_it_is(url: str, tmp_path: Path) -> None:
+def test_a_bar_shows_the_progress(url: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"\n".join(numbered(1, 1_000)))
     with terminal("send", "orders", "--lines", "--file", "lines", streams="stderr") as shown:
         shown.until("")

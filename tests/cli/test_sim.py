@@ -1,4 +1,4 @@
-"""``tenure sim``: one seed told, many searched, a broken promise shown with the line that replays it."""
+"""``tenure sim``: one seed, a search over many, and a broken promise with the line that replays it."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from tenure.cli import main
 Captured = pytest.CaptureFixture[str]
 
 
-def tell(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+def run_cli(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
     code = main(["sim", *arguments])
     return (code, *capsys.readouterr())
 
 
 def test_one_seed(capsys: Captured) -> None:
-    code, out, _ = tell(capsys, "--seed", "7")
+    code, out, _ = run_cli(capsys, "--seed", "7")
     assert code == 0
     assert out.startswith("seed 7: ")
     assert out.count("\n") == 1
-    code, traced, _ = tell(capsys, "--seed", "7", "--trace")
+    code, traced, _ = run_cli(capsys, "--seed", "7", "--trace")
     assert code == 0
     assert traced.endswith(out)
     assert traced.count("\n") > 10
 
 
 def test_many_seeds(capsys: Captured) -> None:
-    code, out, err = tell(capsys, "--seeds", "3-5", "--jobs", "1")
+    code, out, err = run_cli(capsys, "--seeds", "3-5", "--jobs", "1")
     assert (code, err) == (0, "")
     assert " in 3 seeds, " in out
-    code, out, _ = tell(capsys, "--elections", "30", "--jobs", "1", "--json")
-    told = json.loads(out)
+    code, out, _ = run_cli(capsys, "--elections", "30", "--jobs", "1", "--json")
+    output = json.loads(out)
     assert code == 0
-    assert told["elections"] >= 30
-    assert told["broken"] is None
+    assert output["elections"] >= 30
+    assert output["broken"] is None
 
 
 def test_queues(capsys: Captured) -> None:
-    code, out, _ = tell(capsys, "--queues", "--seed", "7", "--trace")
+    code, out, _ = run_cli(capsys, "--queues", "--seed", "7", "--trace")
     assert code == 0
     assert " messages, delivered " in out.splitlines()[-1]
     assert "broker  " in out
-    code, out, _ = tell(capsys, "--queues", "--messages", "300", "--jobs", "1", "--json")
-    told = json.loads(out)
+    code, out, _ = run_cli(capsys, "--queues", "--messages", "300", "--jobs", "1", "--json")
+    output = json.loads(out)
     assert code == 0
-    assert told["messages"] >= 300
-    code, out, _ = tell(capsys, "--queues", "--seeds", "0-9", "--jobs", "1", "--mutant", "counts-give-back")
+    assert output["messages"] >= 300
+    code, out, _ = run_cli(capsys, "--queues", "--seeds", "0-9", "--jobs", "1", "--mutant", "counts-give-back")
     assert code == Exit.BROKEN
     assert out.splitlines()[-1].startswith("replay: tenure sim --queues --seed ")
 
 
 def test_a_broken_promise_is_shown_with_the_line_that_replays_it(capsys: Captured) -> None:
-    code, out, _ = tell(capsys, "--seeds", "0-50", "--jobs", "1", "--mutant", "counts-from-answer")
+    code, out, _ = run_cli(capsys, "--seeds", "0-50", "--jobs", "1", "--mutant", "counts-from-answer")
     assert code == Exit.BROKEN
     replay = out.splitlines()[-1].removeprefix("replay: tenure sim ")
-    code, again, _ = tell(capsys, *shlex.split(replay))
+    code, again, _ = run_cli(capsys, *shlex.split(replay))
     assert code == Exit.BROKEN
     assert again in out
-    code, out, _ = tell(capsys, *shlex.split(replay), "--json")
+    code, out, _ = run_cli(capsys, *shlex.split(replay), "--json")
     assert code == Exit.BROKEN
     assert json.loads(out)["violations"]
 
@@ -78,8 +78,8 @@ def test_a_broken_promise_is_shown_with_the_line_that_replays_it(capsys: Capture
         (["--seed", "1", "--mutant", "no-margn"], 78, "did you mean 'no-margin'?"),
     ],
 )
-def test_what_makes_no_sense_is_refused(line: list[str], code: int, says: str, capsys: Captured) -> None:
-    got, out, err = tell(capsys, *line)
+def test_invalid_options_are_refused(line: list[str], code: int, says: str, capsys: Captured) -> None:
+    got, out, err = run_cli(capsys, *line)
     assert (got, out) == (code, "")
     assert says in err
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Parts of ``tenure work`` that need no process of their own: what a failure leaves behind, and what is counted."""
+"""Parts of ``tenure work`` that need no process: open files after a failure, and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much each kind of store does for a question: counted by the store itself, or where it is asked."""
+"""The work of each kind of store for a request: counted by the store, or by its client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMORY = str(Path(tenure._backends.memory.__file__).parent)
 
 
 async def lines_run(ask: Callable[[], Awaitable[T]], *files: str) -> tuple[T, int]:
-    """Count the lines of the memory store that are run, or of *files*, each round of a loop anew."""
+    """Count the lines of the memory store that are run, or of *files*, each iteration of a loop."""
     lines = 0
 
     def note(frame: FrameType, event: str, argument: object) -> Any:
@@ -42,10 +42,10 @@ async def lines_run(ask: Callable[[], Awaitable[T]], *files: str) -> tuple[T, in
 
 
 class VmSteps:
-    """Counts what SQLite does on every connection that is opened from now on: its steps, and bytes written."""
+    """Counts the steps and written bytes of SQLite on every connection that is opened from now on."""
 
     STEPS = 10  # between two calls of the counter
-    WRITTEN = 100  # bytes that count as much as one step: a page as much as 40
+    WRITTEN = 100  # bytes that count as much as one step: a page counts as 40
 
     def __init__(self) -> None:
         self._rounds = 0
@@ -75,7 +75,7 @@ class VmSteps:
 
 
 def _written() -> int:
-    """Return how many bytes this process has written so far; 0 where that can't be read."""
+    """Return how many bytes this process has written so far; 0 if unknown."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
@@ -91,7 +91,7 @@ async def rows_visited(client: Client, ask: Callable[[], Awaitable[T]]) -> tuple
 
 
 async def _visited(client: Client) -> int:
-    for urgent in (False, True):  # each connection keeps its figures to itself for a while
+    for urgent in (False, True):  # each connection publishes its figures late
         await client.fetch("SELECT pg_stat_force_next_flush()", urgent=urgent)
     schema = client.options.schema
     [[rows]] = await client.fetch(
@@ -106,7 +106,7 @@ async def commands_called(redis: aioredis.Redis, ask: Callable[[], Awaitable[T]]
     """Count the commands that a Redis carries out, those of scripts among them."""
     before = await _called(redis)
     answer = await ask()
-    return answer, await _called(redis) - before - 1  # ours
+    return answer, await _called(redis) - before - 1  # this request
 
 
 async def _called(redis: aioredis.Redis) -> int:
@@ -114,7 +114,7 @@ async def _called(redis: aioredis.Redis) -> int:
 
 
 async def requests_sent(ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-    """Count the requests that go out to Azure Storage."""
+    """Count the requests that are sent to Azure Storage."""
     from azure.core.pipeline.transport import AioHttpTransport
 
     send, sent = AioHttpTransport.send, 0

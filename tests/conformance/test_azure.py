@@ -1,4 +1,4 @@
-"""Leases and queues in Azure Storage, before the suites, on an Azurite whose clock is turned."""
+"""Leases and queues in Azure Storage, under the suites, on an Azurite with a moved clock."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.servers import Azurite, shared
 from tests.servers.gate import HttpGate, Refusal
 
 
-class Turned:
-    """Our clock, put forward together with the server's."""
+class MovedClock:
+    """This process's clock, moved together with the server's."""
 
     def __init__(self) -> None:
         self.by = 0.0
@@ -47,8 +47,8 @@ class Turned:
         return time.monotonic() + self.by
 
 
-class Through:
-    """A way to Azurite through a proxy, which can be cut; and the backend that uses it."""
+class Proxied:
+    """A proxy to Azurite, which can be cut; and the backend that uses it."""
 
     def __init__(self, blob_port: int, queue_port: int) -> None:
         self.proxies = FaultProxy("127.0.0.1", blob_port), FaultProxy("127.0.0.1", queue_port)
@@ -72,7 +72,7 @@ class Through:
 
     @asynccontextmanager
     async def stall(self) -> AsyncIterator[None]:
-        """Let nothing through; only inside do clients lose patience soon."""
+        """Pass nothing on; inside the block, clients have a short timeout."""
         account = self.backend._account
         patient, account.options = account.options, replace(account.options, timeout=0.5)
         for proxy in self.proxies:
@@ -92,20 +92,20 @@ class Through:
 
 class AzureHarness(LeaseHarness):
     traits = azure_storage.TRAITS
-    ttl = 60.0  # the longest there is
+    ttl = 60.0  # the maximum
     faults = frozenset({"lose_answer", "cut", "late"})
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
         self._ports = self._server.blob.port, self._server.queue.port
-        self._ways: list[Through] = []
-        # On a busy machine a winner among twenty may take longer to write its term than it takes to be held for a
-        # stranger, and there are none here.
+        self._ways: list[Proxied] = []
+        # On a busy machine, the winner among twenty may write its term so late that it counts as a foreign holder;
+        # there are none here.
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(leases, "TERM_CHECKS", (*leases.TERM_CHECKS, 1.0, 2.0, 2.0))
 
     async def open(self) -> LeaseStore:
-        way = Through(*self._ports)
+        way = Proxied(*self._ports)
         self._ways.append(way)
         return cast(LeaseStore, FaultyLeaseStore((await way.open()).leases))
 
@@ -139,7 +139,7 @@ class TestAzureLeaseFaults(LeaseFaultSuite):
 
 
 class BlackHoleHarness(AzureHarness):
-    """Cut off without a word: no reset, no answer, and what was asked arrives when all is well again."""
+    """Cut off silently: no reset and no answer; requests arrive when the cut ends."""
 
     faults = frozenset({"lose_answer", "cut"})
 
@@ -181,7 +181,7 @@ class Gates:
 
 
 class GatedHarness(AzureHarness):
-    """Where rights are withdrawn for a while, and one blob can't be asked."""
+    """With revoked rights for a while, and a blob that can't be accessed."""
 
     faults = frozenset({"away", "cut_one"})
 
@@ -207,22 +207,22 @@ class TestAzureLeasesGated(LeaseFaultSuite):
 
 class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
-    lock = 200.0  # seconds of the server's clock, which also goes by itself: what the test spends must not count
-    backlog = 50  # each is a question of its own
+    lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
+    backlog = 50  # each is a request of its own
     faults = frozenset({"lose_answer", "cut", "late"})
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
         self._ports = self._server.blob.port, self._server.queue.port
-        self._clock = Turned()
-        self._ways: dict[Broker, Through] = {}
-        # On a busy machine one verdict of three may have its answer a second after the others. What hangs for longer is
-        # tried in tests/backends/test_azure.py.
+        self._clock = MovedClock()
+        self._ways: dict[Broker, Proxied] = {}
+        # On a busy machine one verdict of three may have its answer a second after the others. Longer delays are
+        # tested in tests/backends/test_azure.py.
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(settling, "STRAGGLER_WAIT", 20.0)
 
     async def open(self) -> Broker:
-        way = Through(*self._ports)
+        way = Proxied(*self._ports)
         broker = FaultyBroker.around((await way.open(self._clock)).broker)
         self._ways[broker] = way
         return broker
@@ -268,7 +268,7 @@ class TestAzureQueueFaults(BrokerFaultSuite):
 
 
 class GatedQueueHarness(AzureQueueHarness):
-    """Where rights are withdrawn for a while."""
+    """With revoked rights for a while."""
 
     faults = frozenset({"away"})
 

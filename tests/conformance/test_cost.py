@@ -1,4 +1,4 @@
-"""What a question costs each store: no more than what it returns."""
+"""The cost of a request on each store: no more than for what it returns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Scale
 from tests.conformance.counting import VmSteps, commands_called, lines_run, requests_sent, rows_visited
 from tests.conformance.test_azure import AzureHarness, AzureQueueHarness
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
-from tests.conformance.test_postgres import Cabinet, PostgresHarness, PostgresQueueHarness
-from tests.conformance.test_redis import House, RedisHarness, RedisQueueHarness
+from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness, PostgresSetup
+from tests.conformance.test_redis import RedisHarness, RedisQueueHarness, RedisSetup
 from tests.conformance.test_sqlite import SqliteHarness
 from tests.conformance.test_sqlite_queue import SqliteQueueHarness
 from tests.servers import Postgres, shared
@@ -55,7 +55,7 @@ class TestMemoryQueueCost(BrokerCostSuite):
 
 
 class Steps:
-    """Counts for the harness behind it, while that is open."""
+    """Counts for its harness, while that is open."""
 
     async def start(self) -> None:
         await super().start()  # type: ignore[misc]
@@ -89,10 +89,10 @@ class TestSqliteQueueCost(BrokerCostSuite):
 # --- PostgreSQL ---
 
 
-class OneConnection(Cabinet):
-    """Every question of a kind goes through one connection, whose figures are complete then.
+class OneConnection(PostgresSetup):
+    """Every request of a kind goes through one connection, so that its figures are complete.
 
-    Nothing tidies up beside it: autovacuum holds snapshots, under which more rows are visited.
+    Background work is off: autovacuum holds snapshots, under which more rows are visited.
     """
 
     async def start(self) -> None:
@@ -105,13 +105,13 @@ class OneConnection(Cabinet):
 
 
 class Rows:
-    """Counts on the one connection of a cabinet."""
+    """Counts on the one connection."""
 
-    _cabinet: Cabinet
+    _setup: PostgresSetup
 
     async def start(self) -> None:
-        self._cabinet = self._counted = OneConnection(hurt=False)
-        await self._cabinet.start()
+        self._setup = self._counted = OneConnection(behind_proxy=False)
+        await self._setup.start()
 
     async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
         return await rows_visited(self._counted.backend._client, ask)
@@ -136,7 +136,7 @@ class TestPostgresQueueCost(BrokerCostSuite):
 # --- Redis ---
 
 
-class Counter(House):
+class Counter(RedisSetup):
     async def start(self) -> None:
         await super().start()
         self._looking = aioredis.Redis.from_url(self._server.url)
@@ -163,18 +163,18 @@ class TestRedisLeaseCost(LeaseCostSuite):
 
 class TestRedisQueueCost(BrokerCostSuite):
     harness = CountedRedisQueues
-    # A question goes on with scripts that are bounded each, see tests/backends/test_redis_bounds.py.
+    # A request continues with further scripts, each bounded; see tests/backends/test_redis_bounds.py.
     test_everything_has_expired = None  # type: ignore[assignment]
 
 
 # --- Azure Storage ---
 
 FEW = Scale("requests", shallow=4, deep=24, few=3, several=16, flood=120, noise=6, step=200)
-ROUND = 410  # requests: two hundred letters are taken and put back
+ROUND = 410  # requests: two hundred letters are received and put back
 
 
 class Requests:
-    """Counts what is sent from this process."""
+    """Counts the requests of this process."""
 
     async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
         return await requests_sent(ask)

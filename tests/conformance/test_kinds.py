@@ -1,4 +1,4 @@
-"""Which kinds of fault are tried on which store, and why some are not: each kind stands, or its reason does."""
+"""The kinds of fault that are tried on each store, and the reasons why others are not."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
 CALLED = {"Redis": ("Redis", "Cluster")}
 
 LEASE_KINDS = frozenset(get_args(Fault)) - {"slow"}
-"""What a link that is slow does is tried with messages, of which there are many."""
+"""A slow link is tried with messages, of which there are many."""
 QUEUE_KINDS = frozenset(get_args(Fault)) - {"cut_one"}
-"""One of several queues that can't be asked about is tried in tests/backends, on Redis Cluster and Azure."""
+"""The failure of one of several queues is tried in tests/backends, on Redis Cluster and Azure."""
 
 NOT_ON = {
     "Memory": {
-        "away": "nothing of it lies outside of the process",
+        "away": "it is inside the process",
         "restart": "it ends with the process",
-        "full": "it is as large as the process may be",
+        "full": "its limit is the process's memory",
         "slow": "there is no link",
     },
     "Sqlite": {
@@ -50,8 +50,8 @@ NOT_ON = {
         "slow": "there is no link",
     },
     "Azure": {
-        "restart": "nobody restarts the service; that Azurite was killed is tried in tests/process",
-        "full": "nobody can fill it",
+        "restart": "a client can't restart the service; a killed Azurite is tried in tests/process",
+        "full": "a client can't fill it",
     },
 }
 
@@ -63,7 +63,7 @@ NO_SUITE = {
 
 
 def classes_before(store: str) -> list[type[LeaseSuite | QueueSuite]]:
-    """Return the classes that put a harness of *store* before a suite."""
+    """Return the classes that run a suite on a harness of *store*."""
     names = CALLED.get(store, (store,))
     return [
         one
@@ -85,18 +85,18 @@ def test_each_kind_of_fault_is_tried_or_can_not_be(store: str) -> None:
 
 
 @pytest.mark.parametrize("store", WHERE)
-def test_each_suite_stands_before_each_store(store: str) -> None:
+def test_each_suite_runs_on_each_store(store: str) -> None:
     passed = {base.__name__ for one in classes_before(store) for base in one.__mro__} & SUITES
     assert passed == SUITES - NO_SUITE.get(store, {}).keys()
 
 
 @pytest.mark.parametrize("store", WHERE)
-def test_each_store_counts_what_its_questions_cost(store: str) -> None:
+def test_each_store_counts_the_cost_of_its_requests(store: str) -> None:
     counting = {one for one in classes_before(store) if one.harness.scale is not None}
     assert {base.__name__ for one in counting for base in one.__mro__} >= {"LeaseCostSuite", "BrokerCostSuite"}
 
 
-def test_peers_meet_what_a_fleet_can_meet() -> None:
-    # A fleet has no store that could be full, away or restarted: tests/sim/peers does worse to its members, and
+def test_peers_have_the_faults_of_a_fleet() -> None:
+    # A fleet has no store that could be full, away or restarted: tests/sim/peers has faults of its members, and
     # tests/process/test_peers_cut.py cuts real ones off.
     assert test_peers.PeersHarness.faults == {"lose_answer", "late"}

@@ -1,4 +1,4 @@
-"""Leases and queues in memory, before the suites."""
+"""Leases and queues in memory, under the suites."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tenure.testing.conformance import (
 
 
 class OldClock(ManualClock):
-    """A clock that what was given up is carried out with as it was when it was asked."""
+    """A clock that requests which were given up see as it was when they were sent."""
 
     def back_to_now(self) -> AbstractContextManager[None]:
         """Return a block inside which it shows the time of this call."""

@@ -1,4 +1,4 @@
-"""The suites for leases, on five members over TCP: to a candidate, a fleet is a store of leases."""
+"""The suites for leases, on five members over TCP: for a candidate, a fleet is a store of leases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.clocks import TurnedClock
 
 SIZE = 5
 HEARTBEAT = 10.0
-"""A question lasts two of these: longer than a busy machine takes to answer three hundred."""
+"""A request lasts two of these: long enough for a busy machine to answer three hundred."""
 TRAITS = LeaseTraits(
     ttl_min=6.0, ttl_max=60.0, fencing="emulated", expiry="store clock", hints=True, survives_restart=False
 )
@@ -29,10 +29,10 @@ TRAITS = LeaseTraits(
 
 class PeersHarness(LeaseHarness):
     traits = TRAITS
-    ttl = 60.0  # longer than any test takes: the clock is turned, not waited for
+    ttl = 60.0  # longer than any test takes: the clock is moved
     faults = frozenset({"lose_answer", "late"})
     strategy: Strategy = "lowest"
-    first = 0  # the one that needs not ask whether others want the name more
+    first = 0  # the one that claims without asking others
 
     async def start(self) -> None:
         self._clock = TurnedClock()
@@ -68,11 +68,11 @@ class PeersHarness(LeaseHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.turned += seconds
-        for member in self._members:  # who was silent for so long is taken for dead: let all say that they live
+        for member in self._members:  # after so long a time, members count as dead until their next heartbeats
             member.feed(Tick())
-        await until(self._all_hear_each_other, within=60)
+        await until(self._all_are_connected, within=60)
 
-    def _all_hear_each_other(self) -> bool:
+    def _all_are_connected(self) -> bool:
         machines = [member.running()[1] for member in self._members]
         return all(len(machine.liveness.alive(self._clock.now())) == SIZE for machine in machines)
 
@@ -96,7 +96,7 @@ class RingHarness(PeersHarness):
 
 class PeersSuite(LeaseStoreSuite):
     async def test_acquiring_again_gives_the_same_grant(self, harness: LeaseHarness, name: str) -> None:
-        # Asked again through the same member only: who leads is a member, so another one is another claimant.
+        # Repeated through the same member only: the holder is a member, so another member is another candidate.
         store, other = await harness.open(), await harness.open()
         grant = await claim(store, name, "ann#1", harness.ttl)
         assert await store.acquire(name, "ann#1", harness.ttl) == Granted(grant)

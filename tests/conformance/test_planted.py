@@ -57,12 +57,12 @@ class RenewalRevives(MemoryLeases):
         return await super().renew(grants, ttl)
 
 
-class RenewalLooksAtNameOnly(MemoryLeases):
+class RenewalComparesNameOnly(MemoryLeases):
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
         return [Granted(grant) if grant.name in self._memory.claims else Lost(grant) for grant in grants]
 
 
-class ReleaseLooksAtHolderOnly(MemoryLeases):
+class ReleaseComparesHolderOnly(MemoryLeases):
     async def release(self, grant: Grant) -> Released | Lost:
         claim = self._memory.claims.get(grant.name)
         token = claim.token if claim and claim.holder == grant.holder else grant.token
@@ -70,7 +70,7 @@ class ReleaseLooksAtHolderOnly(MemoryLeases):
         return Released(grant) if isinstance(answer, Released) else Lost(grant)
 
 
-class ReleaseAlwaysSaysYes(MemoryLeases):
+class ReleaseAlwaysSucceeds(MemoryLeases):
     async def release(self, grant: Grant) -> Released | Lost:
         await super().release(grant)
         return Released(grant)
@@ -94,7 +94,7 @@ class ReleaseGivesNoHint(MemoryLeases):
 
 
 class RenewalTakesOver(MemoryLeases):
-    """Renews by name and holder, and looks at the token only while nobody else has the name."""
+    """Renews by name and holder, and compares the token only while no other holder has the name."""
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
         for grant in grants:
@@ -211,7 +211,7 @@ async def findings(plant: type[MemoryLeases] | type[FaultyLeaseStore]) -> set[st
 
 @pytest.fixture
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait less long for hints that never come."""
+    """Wait for a shorter time for hints that never come."""
     from tenure.testing._conformance.leases import hints
 
     monkeypatch.setattr(hints.hint, "__kwdefaults__", {"within": 0.2})

@@ -1,4 +1,4 @@
-"""The suites must find stores that are not found again after they were away, or end those who wait for them."""
+"""The suites must find stores that stay unavailable after an outage, or end their candidates and consumers."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ TESTS = {
     ),
 }
 
-state = {"away": False, "was away": False}  # of the one store that a test has
+state = {"away": False, "was away": False}  # of the test's only store
 
 
 class Leases(MemoryLeases):
     """Leases in memory that can be away, as they should be."""
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if state["away"]:
             raise Unavailable("the store is away, as the test wants it")
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        self._look()
+        self._check()
         return await super().acquire(name, holder, ttl, metadata)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
-        self._look()
+        self._check()
         return await super().renew(grants, ttl)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        self._look()
+        self._check()
         return await super().inspect(name)
 
 
 class LeasesGoAwayToo(Leases):
-    def _look(self) -> None:
+    def _check(self) -> None:
         if state["away"]:
             self._memory.claims.clear()
-        super()._look()
+        super()._check()
 
 
 class LeasesAreNotFoundAgain(Leases):
-    def _look(self) -> None:
+    def _check(self) -> None:
         if state["was away"]:
             raise Unavailable("the store is away, as the test wants it")
 
@@ -72,28 +72,28 @@ class Messages(MemoryBroker):
 
     error: type[TenureError] = Unavailable
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if state["away"]:
             raise self.error("the broker is away, as the test wants it")
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        self._look()
+        self._check()
         return await super().send(queue, messages)
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
-        self._look()
+        self._check()
         return await super().receive(queue, limit, lock)
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
-        self._look()
+        self._check()
         return await super().renew(held, lock)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
-        self._look()
+        self._check()
         return await super().settle(settlements)
 
     async def stats(self, queue: str) -> Stats:
-        self._look()
+        self._check()
         return await super().stats(queue)
 
 
@@ -102,7 +102,7 @@ class MessagesAreForbidden(Messages):
 
 
 class MessagesAreNotFoundAgain(Messages):
-    def _look(self) -> None:
+    def _check(self) -> None:
         if state["was away"]:
             raise Unavailable("the broker is away, as the test wants it")
 
@@ -125,7 +125,7 @@ async def away() -> AsyncIterator[None]:
 
 
 async def findings(plant: Plant) -> set[str]:
-    """Run what looks for it against *plant*; return the tests that fail."""
+    """Run the suites against *plant*; return the tests that fail."""
 
     class PlantedLeases(MemoryHarness):
         faults = frozenset({"away"})
@@ -172,12 +172,12 @@ async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
 
 
 @pytest.mark.parametrize("plant", [LeasesGoAwayToo, LeasesAreLost, LocksAreLost])
-async def test_what_says_no_for_do_not_know_is_found(plant: Plant) -> None:
+async def test_a_no_in_place_of_no_answer_is_found(plant: Plant) -> None:
     assert "test_the_store_is_used_again_when_it_is_back" in await findings(plant)
 
 
 @pytest.mark.parametrize(
     "plant", [LeasesAreLost, LeasesAreNotFoundAgain, MessagesAreForbidden, MessagesAreNotFoundAgain]
 )
-async def test_what_ends_those_who_wait_is_found(plant: Plant) -> None:
+async def test_a_store_that_ends_its_waiters_is_found(plant: Plant) -> None:
     assert len(await findings(plant)) == 2

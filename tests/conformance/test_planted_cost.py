@@ -1,4 +1,4 @@
-"""The suites of cost must find questions that go through what they leave alone."""
+"""The suites of cost must find requests that visit more than they return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suites of faults must find stores that do harm with a question that was given up and carried out late."""
+"""The suites of faults must find stores that do harm with a request that was given up and is carried out late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, R
 from tenure._queue.message import Delivery, SessionLock
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, QueueHarness
 from tests.conformance.planted import calls, failing_tests, leases_with, queues_with
-from tests.conformance.test_planted_queue import LooksAtSequenceOnly
+from tests.conformance.test_planted_queue import ComparesSequenceOnly
 
 # --- leases ---
 
@@ -78,7 +78,7 @@ LEASES: list[tuple[type[MemoryLeases], str]] = [
 
 
 @pytest.mark.parametrize(("plant", "test"), LEASES)
-async def test_what_a_late_question_does_to_a_lease_is_found(plant: type[MemoryLeases], test: str) -> None:
+async def test_harm_of_a_late_request_to_a_lease_is_found(plant: type[MemoryLeases], test: str) -> None:
     assert test in await late_findings(LeaseFaultSuite, leases_with(plant))
 
 
@@ -110,17 +110,17 @@ class LateClaimsDie(MemoryBroker):
 
 LOCKS: list[tuple[type[MemoryBroker], str]] = [
     (LateRenewalShortensLocks, "test_a_late_renewal_does_not_shorten_a_lock"),
-    (LooksAtSequenceOnly, "test_a_late_verdict_touches_no_newer_lock"),
+    (ComparesSequenceOnly, "test_a_late_verdict_touches_no_newer_lock"),
     (LateClaimsDie, "test_the_messages_of_a_late_claim_come_again"),
 ]
 
 
 @pytest.mark.parametrize(("plant", "test"), LOCKS)
-async def test_what_a_late_question_does_to_a_message_is_found(plant: type[MemoryBroker], test: str) -> None:
+async def test_harm_of_a_late_request_to_a_message_is_found(plant: type[MemoryBroker], test: str) -> None:
     assert test in await late_findings(BrokerFaultSuite, queues_with(plant))
 
 
-async def test_every_late_question_is_found_wrong_by_a_plant() -> None:
+async def test_every_test_of_late_requests_finds_a_plant() -> None:
     late = {name for suite in (LeaseFaultSuite, BrokerFaultSuite) for name, _ in calls(suite) if "_late" in name}
     assert late == {test for _, test in (*LEASES, *LOCKS)}
 

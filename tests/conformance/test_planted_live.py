@@ -145,11 +145,11 @@ class LeavesSessionsHeldUp(MemoryBroker):
 
 class PurgeGivesNoHint(MemoryBroker):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
-        self._notify, ring = lambda name: None, self._notify  # type: ignore[method-assign]
+        self._notify, notify = lambda name: None, self._notify  # type: ignore[method-assign]
         try:
             return await super().purge_live(queue, which, dry_run=dry_run)
         finally:
-            self._notify = ring  # type: ignore[method-assign]
+            self._notify = notify  # type: ignore[method-assign]
 
 
 PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]

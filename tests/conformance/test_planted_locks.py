@@ -21,7 +21,7 @@ from tests.conformance.test_memory import MemoryQueueHarness
 
 
 class Trusting(MemoryBroker):
-    """Takes whoever names a session that is locked for the one who locked it, in the verb that a plant picks."""
+    """Accepts any session lock for a locked session, in the verb that a plant chooses."""
 
     def _session(self, held: SessionLock, now: float) -> Session | None:
         subqueue = self._subqueue(held.queue, now)
@@ -29,32 +29,32 @@ class Trusting(MemoryBroker):
         return session if session is not None and session.token else None
 
 
-class ReceivesForAnybody(MemoryBroker):
+class ReceivesWithAnyLock(MemoryBroker):
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         return await Trusting.receive_session(_as_trusting(self), held, limit)
 
 
-class RenewsForAnybody(MemoryBroker):
+class RenewsWithAnyLock(MemoryBroker):
     def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
         return Trusting._renew(_as_trusting(self), one, until, now)
 
 
-class WritesForAnybody(MemoryBroker):
+class WritesWithAnyLock(MemoryBroker):
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         return await Trusting.write_state(_as_trusting(self), held, state)
 
 
-class ReadsForAnybody(MemoryBroker):
+class ReadsWithAnyLock(MemoryBroker):
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
         return await Trusting.read_state(_as_trusting(self), held)
 
 
-class ReleasesForAnybody(MemoryBroker):
+class ReleasesWithAnyLock(MemoryBroker):
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         return await Trusting.release(_as_trusting(self), held)
 
 
-class SettlesForAnybody(MemoryBroker):
+class SettlesWithAnyLock(MemoryBroker):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         mine = []
         for delivery, verdict in settlements:
@@ -111,7 +111,7 @@ class RedriveGivesNoHint(MemoryBroker):
 
 
 def _as_trusting(broker: MemoryBroker) -> Trusting:
-    """Return a broker on the same memory that takes anybody."""
+    """Return a broker on the same memory that accepts any lock."""
     return Trusting(broker._clock, broker._memory)
 
 

@@ -31,7 +31,7 @@ from tests.conformance.planted import failing_tests, queues_with
 from tests.conformance.test_memory import MemoryQueueHarness
 
 
-class LooksAtSequenceOnly(MemoryBroker):
+class ComparesSequenceOnly(MemoryBroker):
     def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
         subqueue = self._subqueue(delivery.queue, now)
         message = subqueue.messages.get(delivery.sequence) if subqueue else None
@@ -54,7 +54,7 @@ class LateVerdictsStand(MemoryBroker):
         )
 
 
-class AlwaysSaysYes(MemoryBroker):
+class AlwaysSettled(MemoryBroker):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         return [SETTLED if one == LAPSED else one for one in await super().settle(settlements)]
 

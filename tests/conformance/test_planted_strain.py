@@ -19,7 +19,7 @@ from tenure.testing.conformance import BrokerCapacitySuite, FaultyLeaseStore, Le
 from tests.conformance.planted import failing_tests
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 
-state = {"full": False, "cut": False}  # of the one store that a test has
+state = {"full": False, "cut": False}  # of the test's only store
 
 
 def refuse() -> None:
@@ -210,7 +210,7 @@ async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
 
 
 @pytest.mark.parametrize("plant", [SettlesAndRefuses, ClaimsAndRefuses])
-async def test_what_is_done_although_it_is_refused_is_found(plant: Plant) -> None:
+async def test_a_change_made_although_it_was_refused_is_found(plant: Plant) -> None:
     assert "test_a_refusal_of_a_full_broker_has_no_effect" in await findings(plant)
 
 

@@ -1,4 +1,4 @@
-"""Leases and queues in PostgreSQL, before the suites: on a real server, whose clock is turned, and which is hurt."""
+"""Leases and queues in PostgreSQL, under the suites: on a real server, with a moved clock, and with faults."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tenure.testing.faultproxy import FaultProxy, late
 from tests.servers import Postgres, shared
 
 
-class Cabinet:
-    """One test's backends, each behind a proxy of its own if it is to be hurt."""
+class PostgresSetup:
+    """The backends of one test, each with its own proxy if it needs faults."""
 
-    def __init__(self, *, hurt: bool, turnable: bool = True) -> None:
-        self._hurt = hurt
+    def __init__(self, *, behind_proxy: bool, turnable: bool = True) -> None:
+        self._behind_proxy = behind_proxy
         self._turnable = turnable
         self.stack = AsyncExitStack()
         self._proxies: dict[int, FaultProxy] = {}
@@ -52,10 +52,10 @@ class Cabinet:
         await postgres.migrate(self.server.url)
 
     async def open(self, options: str = "") -> postgres.PostgresBackend:
-        if not self._hurt:
+        if not self._behind_proxy:
             return self.kept(self.server.url + options)
         proxy = await self.stack.enter_async_context(FaultProxy("127.0.0.1", self.server.port))
-        # One connection, so that what is lost is the answer to the question, and not to a login.
+        # One connection, so that the lost answer is that of the request, and not of a login.
         url = self.server.url.replace(f":{self.server.port}/", f":{proxy.port}/")
         backend = self.kept(f"{url}?pool=1&timeout=8")
         self._proxies[id(backend.leases)] = self._proxies[id(backend.broker)] = proxy
@@ -76,9 +76,9 @@ class Cabinet:
         self.server.start()
 
     @asynccontextmanager
-    async def lose_answer(self, door: object) -> AsyncIterator[None]:
-        proxy = self._proxies[id(door)]
-        await until(_are_chores_done)  # or it is the answer to a chore that is lost, and the connection with it
+    async def lose_answer(self, port: object) -> AsyncIterator[None]:
+        proxy = self._proxies[id(port)]
+        await until(_is_idle)  # otherwise the lost answer could be that of a background task
         proxy.lose_answers()
         try:
             yield
@@ -86,15 +86,15 @@ class Cabinet:
             proxy.heal()
 
     @asynccontextmanager
-    async def late(self, door: object) -> AsyncIterator[GiveUp]:
-        await until(_are_chores_done)  # or it is a chore that is caught
-        async with late(self._proxies[id(door)]) as give_up:
+    async def late(self, port: object) -> AsyncIterator[GiveUp]:
+        await until(_is_idle)  # otherwise a background task could be delayed instead
+        async with late(self._proxies[id(port)]) as give_up:
             yield give_up
 
     @asynccontextmanager
-    async def sever(self, door: object) -> AsyncIterator[None]:
-        """Reset what stands, and let nothing new in."""
-        proxy = self._proxies[id(door)]
+    async def sever(self, port: object) -> AsyncIterator[None]:
+        """Reset the connections, and refuse new ones."""
+        proxy = self._proxies[id(port)]
         proxy.refuse()
         proxy.reset()
         try:
@@ -103,21 +103,21 @@ class Cabinet:
             proxy.heal()
 
     @asynccontextmanager
-    async def black_hole(self, door: object) -> AsyncIterator[None]:
-        """Let connections stand, and nothing through; only inside do clients lose patience soon."""
-        proxy = self._proxies[id(door)]
-        with self.impatient(door, timeout=0.5):
+    async def black_hole(self, port: object) -> AsyncIterator[None]:
+        """Keep connections, and pass nothing on; inside the block, clients have a short timeout."""
+        proxy = self._proxies[id(port)]
+        with self.impatient(port, timeout=0.5):
             proxy.stall()
             try:
                 yield
             finally:
-                proxy.reset()  # what was held back is not to arrive
+                proxy.reset()  # delayed data must not arrive
                 proxy.heal()
 
     @contextmanager
-    def impatient(self, door: object, *, timeout: float) -> Iterator[None]:
-        """Let this one wait for answers no longer than *timeout* seconds."""
-        client = self._clients[id(door)]
+    def impatient(self, port: object, *, timeout: float) -> Iterator[None]:
+        """Set this client's timeout to *timeout* seconds."""
+        client = self._clients[id(port)]
         patient, client.options = client.options, replace(client.options, timeout=timeout)
         try:
             yield
@@ -143,26 +143,26 @@ async def connected_to(url: str) -> AsyncIterator[asyncpg.Connection]:
         await user.close()
 
 
-def _are_chores_done() -> bool:
-    chores = {"tenure-postgres-notify", "tenure-postgres-tidy"}
-    return not any(task.get_name() in chores for task in asyncio.all_tasks())
+def _is_idle() -> bool:
+    background = {"tenure-postgres-notify", "tenure-postgres-tidy"}
+    return not any(task.get_name() in background for task in asyncio.all_tasks())
 
 
-LONG = 200.0  # seconds of the server's clock, which also goes by itself: what the test spends must not count
+LONG = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
 
 
 class PostgresHarness(LeaseHarness):
     traits = postgres.TRAITS
     ttl = LONG
-    hurt: ClassVar[bool] = False
+    behind_proxy: ClassVar[bool] = False
 
     async def start(self) -> None:
-        self._cabinet = Cabinet(hurt=self.hurt)
-        await self._cabinet.start()
+        self._setup = PostgresSetup(behind_proxy=self.behind_proxy)
+        await self._setup.start()
 
     async def open(self) -> LeaseStore:
-        store = (await self._cabinet.open()).leases
-        if self.hurt:  # so that every statement is prepared, and a lost answer is that of the statement itself
+        store = (await self._setup.open()).leases
+        if self.behind_proxy:  # prepares every statement, so that a lost answer is that of the statement itself
             warm = await store.acquire("warm", "harness", 1.0)
             if isinstance(warm, Granted):
                 await store.renew([warm.grant], 1.0)
@@ -171,61 +171,61 @@ class PostgresHarness(LeaseHarness):
         return store
 
     async def close(self) -> None:
-        await self._cabinet.close()
+        await self._setup.close()
 
     async def pass_time(self, seconds: float) -> None:
-        self._cabinet.server.turn(seconds)
+        self._setup.server.turn(seconds)
 
 
 class SeveredHarness(PostgresHarness):
-    hurt = True
+    behind_proxy = True
     faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "away", "restart"})
 
     async def restart(self) -> None:
-        await self._cabinet.restart()
+        await self._setup.restart()
 
     def away(self) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.away()
+        return self._setup.away()
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.lose_answer(store)
+        return self._setup.lose_answer(store)
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        return self._cabinet.late(store)
+        return self._setup.late(store)
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.sever(store)
+        return self._setup.sever(store)
 
 
 class BlackHoledHarness(SeveredHarness):
     faults = frozenset({"cut"})
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.black_hole(store)
+        return self._setup.black_hole(store)
 
 
 class LockedRowHarness(PostgresHarness):
-    """On a server whose clock is its own: one whose clock was turned doesn't fire its time-outs.
+    """On a server with its own clock: with a moved clock, time-outs don't fire.
 
-    Time passes by what the leases say instead, when no transaction holds any.
+    Time passes by changing the leases' rows, while no transaction has them locked.
     """
 
     faults = frozenset({"cut_one"})
 
     async def start(self) -> None:
-        self._cabinet = Cabinet(hurt=False, turnable=False)
-        await self._cabinet.start()
+        self._setup = PostgresSetup(behind_proxy=False, turnable=False)
+        await self._setup.start()
 
     async def pass_time(self, seconds: float) -> None:
-        async with connected_to(self._cabinet.server.url) as user:
+        async with connected_to(self._setup.server.url) as user:
             await user.execute("UPDATE tenure.lease SET expires_at = expires_at - $1", seconds)
 
     @asynccontextmanager
     async def cut_one(self, store: LeaseStore, name: str) -> AsyncIterator[None]:
-        """Hold the row, as anybody's open transaction may."""
-        async with connected_to(self._cabinet.server.url) as user, user.transaction():
+        """Lock the row, as an open transaction may."""
+        async with connected_to(self._setup.server.url) as user, user.transaction():
             await user.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
-            with self._cabinet.impatient(store, timeout=1.0):
+            with self._setup.impatient(store, timeout=1.0):
                 yield
 
 
@@ -249,16 +249,16 @@ class PostgresQueueHarness(QueueHarness):
     traits = postgres.QUEUE_TRAITS
     lock = LONG
     counts_bytes = True
-    backlog = 21_000  # it deals with ten times a thousand, and a session takes two steps
-    hurt: ClassVar[bool] = False
+    backlog = 21_000  # it handles ten times a thousand, and a session takes two steps
+    behind_proxy: ClassVar[bool] = False
 
     async def start(self) -> None:
-        self._cabinet = Cabinet(hurt=self.hurt)
-        await self._cabinet.start()
+        self._setup = PostgresSetup(behind_proxy=self.behind_proxy)
+        await self._setup.start()
 
     async def open(self) -> Broker:
-        broker = (await self._cabinet.open()).broker
-        if self.hurt:  # see above
+        broker = (await self._setup.open()).broker
+        if self.behind_proxy:  # see above
             queue = f"warm-{secrets.token_hex(6)}"
             for verdict in (COMPLETE, Abandon()):
                 await broker.send(queue, [Outgoing(b"", id=repr(verdict))])
@@ -268,37 +268,37 @@ class PostgresQueueHarness(QueueHarness):
         return broker
 
     async def close(self) -> None:
-        await self._cabinet.close()
+        await self._setup.close()
 
     async def pass_time(self, seconds: float) -> None:
-        self._cabinet.server.turn(seconds)
+        self._setup.server.turn(seconds)
 
 
 class SeveredQueueHarness(PostgresQueueHarness):
-    hurt = True
+    behind_proxy = True
     faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "away", "restart"})
 
     async def restart(self) -> None:
-        await self._cabinet.restart()
+        await self._setup.restart()
 
     def away(self) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.away()
+        return self._setup.away()
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.lose_answer(broker)
+        return self._setup.lose_answer(broker)
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
-        return self._cabinet.late(broker)
+        return self._setup.late(broker)
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.sever(broker)
+        return self._setup.sever(broker)
 
 
 class BlackHoledQueueHarness(SeveredQueueHarness):
     faults = frozenset({"cut"})
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        return self._cabinet.black_hole(broker)
+        return self._setup.black_hole(broker)
 
 
 class TestPostgresQueues(BrokerSuite):

@@ -1,4 +1,4 @@
-"""Leases and queues in Redis, before the suites: once on a server whose clock is turned, once on one that is hurt."""
+"""Leases and queues in Redis, under the suites: on a server with a moved clock, and with faults."""
 
 from __future__ import annotations
 
@@ -29,68 +29,68 @@ from tenure.testing.conformance import (
 from tenure.testing.faultproxy import FaultProxy, late
 from tests.servers import Redis, shared
 
-PATIENCE = 8.0  # seconds; what the clients are told to wait at most: nothing here is met with silence
+PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 
 
-class House:
-    """A Redis for one test, each client on a way of its own, where it can be hurt without hurting the others."""
+class RedisSetup:
+    """A Redis for one test; each client has its own proxy, so that faults concern it alone."""
 
     options: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Of the server: with others it is another one."""
+    """The server's options; other options start another server."""
 
     async def start(self) -> None:
         self._server = shared(Redis, turnable=True, options=self.options)
-        self._ways: dict[int, FaultProxy] = {}
+        self._proxies: dict[int, FaultProxy] = {}
         self._backends: list[redis.RedisBackend] = []
         async with aioredis.Redis.from_url(self._server.url) as client:
             for files in (LEASES, QUEUES):
-                for script in scripts(files).values():  # known, so that an answer is that of the script itself
+                for script in scripts(files).values():  # loaded, so that an answer is that of the script itself
                     await client.script_load(script.text)
 
     async def backend(self) -> redis.RedisBackend:
-        way = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
-        backend = redis.open(Url.parse(f"redis://{way.host}:{way.port}/0?timeout={PATIENCE}"))
+        proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
+        backend = redis.open(Url.parse(f"redis://{proxy.host}:{proxy.port}/0?timeout={PATIENCE}"))
         self._backends.append(backend)
-        await backend.leases.inspect("warm")  # connected, so that what is hurt is the question of the test
-        for door in (backend.leases, backend.broker):
-            self._ways[id(door)] = way
+        await backend.leases.inspect("warm")  # connected, so that a fault concerns the test's request
+        for port in (backend.leases, backend.broker):
+            self._proxies[id(port)] = proxy
         return backend
 
     async def close(self) -> None:
         while self._backends:
             await self._backends.pop().close()
-        for way in set(self._ways.values()):
-            await way.__aexit__(None, None, None)
-        self._ways.clear()
+        for proxy in set(self._proxies.values()):
+            await proxy.__aexit__(None, None, None)
+        self._proxies.clear()
 
     async def pass_time(self, seconds: float) -> None:
         self._server.turn(seconds)
 
     @asynccontextmanager
-    async def cut(self, door: LeaseStore | Broker) -> AsyncIterator[None]:
-        way = self._ways[id(door)]
-        way.reset()
-        way.refuse()
+    async def cut(self, port: LeaseStore | Broker) -> AsyncIterator[None]:
+        proxy = self._proxies[id(port)]
+        proxy.reset()
+        proxy.refuse()
         try:
             yield
         finally:
-            way.heal()
+            proxy.heal()
 
     @asynccontextmanager
-    async def lose_answer(self, door: LeaseStore | Broker) -> AsyncIterator[None]:
-        way = self._ways[id(door)]
-        way.lose_answers()
+    async def lose_answer(self, port: LeaseStore | Broker) -> AsyncIterator[None]:
+        proxy = self._proxies[id(port)]
+        proxy.lose_answers()
         try:
             yield
         finally:
-            way.heal()
+            proxy.heal()
 
-    def late(self, door: LeaseStore | Broker) -> AbstractAsyncContextManager[GiveUp]:
-        return late(self._ways[id(door)])
+    def late(self, port: LeaseStore | Broker) -> AbstractAsyncContextManager[GiveUp]:
+        return late(self._proxies[id(port)])
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
-        """Take the right to run scripts away, and forget the scripts, as a restore does."""
+        """Revoke the right to run scripts, and forget the scripts, as a restore does."""
         async with aioredis.Redis.from_url(self._server.url) as client:
             await client.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")  # type: ignore[no-untyped-call]
             try:
@@ -100,16 +100,16 @@ class House:
                 await client.script_flush()
 
     async def restart(self) -> None:
-        """Kill the server as a crash would, and start it again on what it has written."""
+        """Kill the server, and restart it from its files."""
         await self.close()
         self._server.kill()
         self._server.start()
 
 
-LONG = 200.0  # seconds of the server's clock, which also goes by itself: what the test spends must not count
+LONG = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
 
 
-class RedisHarness(House, LeaseHarness):
+class RedisHarness(RedisSetup, LeaseHarness):
     traits = redis.TRAITS
     ttl = LONG
     faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
@@ -118,7 +118,7 @@ class RedisHarness(House, LeaseHarness):
         return (await self.backend()).leases
 
 
-class RedisQueueHarness(House, QueueHarness):
+class RedisQueueHarness(RedisSetup, QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
     lock = LONG
@@ -129,7 +129,7 @@ class RedisQueueHarness(House, QueueHarness):
 
 
 KILLED = (("databases", "16"),)
-"""What is usual, but no other test writes to such a server: when it is started again, it has little to read."""
+"""The default; but no other test uses such a server, so that it restarts quickly."""
 
 
 class KilledRedisHarness(RedisHarness):

@@ -1,4 +1,4 @@
-"""Leases and queues in a Redis Cluster, before the suites, on three servers whose clocks are turned together."""
+"""Leases and queues in a Redis Cluster, under the suites, on three servers whose clocks are moved together."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tenure.testing.conformance import (
 from tests.servers import Redis, shared
 from tests.servers.redis_cluster import RedisCluster
 
-LONG = 200.0  # seconds of the servers' clocks, which also go by themselves
+LONG = 200.0  # seconds of the servers' clocks, which also run by themselves
 
 
-class House:
+class ClusterSetup:
     """A cluster for one test."""
 
     async def start(self) -> None:
@@ -46,7 +46,7 @@ class House:
 
     @asynccontextmanager
     async def without(self, node: Redis) -> AsyncIterator[None]:
-        """Let this node be away inside the block."""
+        """Make this node unavailable inside the block."""
         node.kill()
         try:
             yield
@@ -55,7 +55,7 @@ class House:
             self._cluster.until_well()
 
 
-class ClusterHarness(House, LeaseHarness):
+class ClusterHarness(ClusterSetup, LeaseHarness):
     traits = redis.TRAITS
     ttl = LONG
     faults = frozenset({"cut_one"})
@@ -73,7 +73,7 @@ class ClusterHarness(House, LeaseHarness):
         return self._cluster.node_of(f"tenure:lease:{name}")
 
 
-class ClusterQueueHarness(House, QueueHarness):
+class ClusterQueueHarness(ClusterSetup, QueueHarness):
     traits = replace(QUEUE_TRAITS, transactions=False)
     counts_bytes = True
     lock = LONG

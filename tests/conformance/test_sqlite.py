@@ -62,7 +62,7 @@ async def moved_away(folder: Path) -> AsyncIterator[None]:
         there.rename(folder)
 
 
-class HurtSqliteHarness(SqliteHarness):
+class FaultySqliteHarness(SqliteHarness):
     faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
     busy = 0.5  # a cut is a lock of another connection
 
@@ -88,4 +88,4 @@ class HurtSqliteHarness(SqliteHarness):
 
 
 class TestSqliteLeaseFaults(LeaseFaultSuite):
-    harness = HurtSqliteHarness
+    harness = FaultySqliteHarness

@@ -74,7 +74,7 @@ class TestSqliteConsumers(ConsumerSuite):
     harness = SqliteQueueHarness
 
 
-class HurtSqliteQueueHarness(SqliteQueueHarness):
+class FaultySqliteQueueHarness(SqliteQueueHarness):
     faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
     busy = 0.5  # a cut is a lock of another connection
 
@@ -100,4 +100,4 @@ class HurtSqliteQueueHarness(SqliteQueueHarness):
 
 
 class TestSqliteQueueFaults(BrokerFaultSuite):
-    harness = HurtSqliteQueueHarness
+    harness = FaultySqliteQueueHarness

@@ -18,7 +18,7 @@ from tenure.testing.conformance import BrokerCapacitySuite, LeaseCapacitySuite
 from tenure.testing.faultproxy import FaultProxy
 from tests.conformance.test_azure import AzureQueueHarness
 from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness
-from tests.conformance.test_redis import House, RedisHarness, RedisQueueHarness
+from tests.conformance.test_redis import RedisHarness, RedisQueueHarness, RedisSetup
 from tests.conformance.test_sqlite import SqliteHarness
 from tests.conformance.test_sqlite_queue import SqliteQueueHarness
 from tests.disks import fill, small_disk
@@ -41,13 +41,13 @@ async def slowed(proxies: list[FaultProxy], round_trip: float) -> AsyncIterator[
 
 
 class OnASmallDisk:
-    """A file on a disk of 2 MB, which somebody else fills."""
+    """A file on a disk of 2 MB, which the test fills."""
 
     _folder: TemporaryDirectory[str]
     _file: Path
 
     async def start(self) -> None:
-        await super().start()  # type: ignore[misc]  # of the harness that this comes before
+        await super().start()  # type: ignore[misc]  # of the harness that follows
         self._stack = ExitStack()
         try:
             disk = self._stack.enter_context(small_disk(Path(self._folder.name, "disk")))
@@ -106,7 +106,7 @@ END $$
 
 
 class InASmallTablespace:
-    """A schema whose tables are on a disk of 1 MB, apart from the server's log; somebody else fills it."""
+    """A schema whose tables are on a disk of 1 MB, apart from the server's log; the test fills it."""
 
     async def start(self) -> None:
         self._stack = AsyncExitStack()
@@ -157,8 +157,8 @@ class StrainedPostgres(InASmallTablespace, PostgresHarness):
 
 class StrainedPostgresQueues(InASmallTablespace, PostgresQueueHarness):
     faults = frozenset({"full"})
-    slack = 100_000  # what is free in the pages that it has
-    drains_when_full = False  # a verdict writes a row anew
+    slack = 100_000  # free space in its pages
+    drains_when_full = False  # a verdict writes a new row version
 
     async def open(self) -> Broker:
         return (await self.backend()).broker
@@ -176,10 +176,10 @@ class SlowPostgresQueues(PostgresQueueHarness):
     faults = frozenset({"slow"})
 
     async def open(self) -> Broker:
-        server = self._cabinet.server
-        self._way = await self._cabinet.stack.enter_async_context(FaultProxy("127.0.0.1", server.port))
+        server = self._setup.server
+        self._way = await self._setup.stack.enter_async_context(FaultProxy("127.0.0.1", server.port))
         url = server.url.replace(f":{server.port}/", f":{self._way.port}/")
-        return self._cabinet.kept(f"{url}?pool=10").broker
+        return self._setup.kept(f"{url}?pool=10").broker
 
     @asynccontextmanager
     async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:
@@ -197,7 +197,7 @@ class TestPostgresQueuesOnASlowLink(BrokerCapacitySuite):
 # --- Redis ---
 
 
-class Crowded(House):
+class LimitedMemory(RedisSetup):
     @asynccontextmanager
     async def full(self) -> AsyncIterator[None]:
         async with aioredis.Redis.from_url(self._server.url) as client:
@@ -209,18 +209,18 @@ class Crowded(House):
 
     @asynccontextmanager
     async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:
-        async with slowed([self._ways[id(broker)]], round_trip):
+        async with slowed([self._proxies[id(broker)]], round_trip):
             yield
 
     async def reset(self, broker: Broker) -> None:
-        self._ways[id(broker)].reset()
+        self._proxies[id(broker)].reset()
 
 
-class StrainedRedis(Crowded, RedisHarness):
+class StrainedRedis(LimitedMemory, RedisHarness):
     faults = frozenset({"full"})
 
 
-class StrainedRedisQueues(Crowded, RedisQueueHarness):
+class StrainedRedisQueues(LimitedMemory, RedisQueueHarness):
     faults = frozenset({"full", "slow"})
 
 
@@ -232,7 +232,7 @@ class TestRedisQueueStrain(BrokerCapacitySuite):
     harness = StrainedRedisQueues
 
 
-# --- Azure Storage: nobody fills it ---
+# --- Azure Storage: it can't be filled ---
 
 
 class StrainedAzureQueues(AzureQueueHarness):

@@ -1,4 +1,4 @@
-"""The page of traits says what the backends declare."""
+"""The page of traits equals the traits that the backends declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of events say what ``tenure.events`` says: each event once, with its fields and its first sentence."""
+"""The tables of events equal ``tenure.events``: each event once, with its fields and its first sentence."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def names(kind: type[events.Event]) -> list[str]:
 
 
 def row(kind: type[events.Event]) -> str:
-    """Return how *kind* is to stand in a table; what all events, or all of messages, have in common is left out."""
+    """Return the row of *kind* in a table, without the fields that all events, or all of messages, have."""
     of_message = issubclass(kind, events.MessageEvent)
     own = names(kind)[len(names(events.MessageEvent if of_message else events.Event)) :]
-    told = " ".join([*(["…"] if of_message else []), *(f"`{name}`" for name in own)])
-    return f"| `{kind.__name__}` | {told} | {(inspect.getdoc(kind) or '').splitlines()[0]} |"
+    shown = " ".join([*(["…"] if of_message else []), *(f"`{name}`" for name in own)])
+    return f"| `{kind.__name__}` | {shown} | {(inspect.getdoc(kind) or '').splitlines()[0]} |"
 
 
 def test_the_tables_equal_the_docstrings_of_the_events() -> None:
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)]
-    told = [row(kind) for kind in kinds if kind not in (events.Event, events.MessageEvent)]
+    rows = [row(kind) for kind in kinds if kind not in (events.Event, events.MessageEvent)]
     pages = "".join((DOCS / page).read_text() for page in ("elections.md", "queues.md"))
-    assert re.findall(r"^\| `[A-Z].*$", pages, re.MULTILINE) == told
+    assert re.findall(r"^\| `[A-Z].*$", pages, re.MULTILINE) == rows
 
 
 def test_the_page_names_every_reason_and_the_common_fields() -> None:

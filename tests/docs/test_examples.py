@@ -1,4 +1,4 @@
-"""Every example runs, ends by itself, and says what it should; every Python block in the documents is one of them."""
+"""Every example runs, ends by itself, and prints what it should; every Python block in the documents is one of them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 from tests.servers import Postgres, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVED = {"azure_worker"}  # these need a server, and are run beside the other tests of it
-WEB = {"web_fastapi", "web_flask"}  # and these a framework: see test_frameworks.py
+SERVED = {"azure_worker"}  # run by the tests of its server
+WEB = {"web_fastapi", "web_flask"}  # these need a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)
 WHOLE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md", "docs/sqlite.md")
-TOURS = (
+GUIDES = (
     "docs/elections.md",
     "docs/frameworks.md",
     "docs/queues.md",
     "docs/testing.md",
 )  # they show pieces of the examples
-DOCUMENTS = WHOLE + TOURS
+DOCUMENTS = WHOLE + GUIDES
 
-SAYS = {
+PRINTS = {
     "leader": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
     "leader_block": r"elected: term 1, trusted for 1\d s .*\ndone; now the leader is None\n",
     "leader_threads": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
@@ -54,7 +54,7 @@ SAYS = {
 PASS = {"test_takeover": 20, "test_handlers": 5}
 """How many tests of an example of a test pass, with 20 seeds."""
 
-WARNS = {
+LOGS = {
     "consume_settings": r"((calls: message |Traceback |  |ValueError: ).*\n)+",
     "consume_threads": r"orders: message 'order-2', delivery 1: moved to the dead letters .*\n",
     "typed_bodies": r"orders: message .*: its handler failed .*\norders: message .*: moved to the dead letters .*\n",
@@ -65,7 +65,7 @@ WARNS = {
 
 
 def test_each_example_has_an_expectation() -> None:
-    assert {example.stem for example in EXAMPLES} == set(SAYS)
+    assert {example.stem for example in EXAMPLES} == set(PRINTS)
 
 
 @pytest.mark.parametrize("example", TESTS, ids=lambda example: example.stem)
@@ -101,10 +101,10 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         )
         for _ in range(2)
     )
-    assert re.fullmatch(WARNS.get(example.stem, ""), done.stderr), done.stderr
+    assert re.fullmatch(LOGS.get(example.stem, ""), done.stderr), done.stderr
     assert done.returncode == 0
-    assert re.fullmatch(SAYS[example.stem], done.stdout), done.stdout
-    assert again.returncode == 0, again.stderr  # on what the first run has left
+    assert re.fullmatch(PRINTS[example.stem], done.stdout), done.stdout
+    assert again.returncode == 0, again.stderr  # with the data of the first run
 
 
 def python_in(document: str) -> list[str]:
@@ -119,8 +119,8 @@ def test_python_in_the_documents_is_an_example(document: str) -> None:
         assert block in sources, f"{document} shows Python that is no file of examples/:\n{block}"
 
 
-@pytest.mark.parametrize("document", TOURS)
-def test_python_in_the_tours_is_a_piece_of_an_example(document: str) -> None:
+@pytest.mark.parametrize("document", GUIDES)
+def test_python_in_the_guides_is_a_piece_of_an_example(document: str) -> None:
     sources = ["\n" + one.read_text() for one in (ROOT / "examples").glob("*.py")]
     blocks = python_in(document)
     assert blocks
@@ -132,6 +132,6 @@ def test_python_in_the_tours_is_a_piece_of_an_example(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_in_the_documents_lead_somewhere(document: str) -> None:
+def test_links_in_the_documents_exist(document: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", (ROOT / document).read_text()):
-        assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}, which is not there"
+        assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}, which does not exist"

@@ -16,11 +16,11 @@ PLAIN = """
     remaining resume run send set settings settled settling soon sql state support timing url vacancies value
     withdraw work
 """
-"""Words that mean in the API what they mean in any program, or are explained by their neighbours."""
+"""Words with their usual meaning, or explained by others."""
 
 
 def terms() -> list[str]:
-    """Return the terms of the glossary, in small letters."""
+    """Return the terms of the glossary, in lower case."""
     rows = re.findall(r"^\| (.+?) \|", PAGE, re.MULTILINE)
     return [word for row in rows if row != "Word" for word in re.findall(r"[a-z]+", row.lower())]
 

@@ -1,4 +1,4 @@
-"""The README, as a newcomer pastes it: its commands run in the order of the page, and one after the other."""
+"""The commands of the README run in the order of the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.absent import skip_or_fail
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text()
 
-SAYS = r"""[\w-]+--1
+PRINTS = r"""[\w-]+--1
 [\w-]+--2
 QUEUE .*
 orders +2 .*
@@ -46,7 +46,7 @@ def test_the_first_steps_run_in_the_order_of_the_page(tmp_path: Path) -> None:
     if (bash := shutil.which("bash")) is None:
         skip_or_fail("there is no bash")
     _, *rest = blocks()
-    steps = [block for block in rest if not block.startswith("make ")]  # which has tests of its own
+    steps = [block for block in rest if not block.startswith("make ")]  # make has tests of its own
     script = "".join(steps).replace("sleep 10", "true")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(
@@ -60,5 +60,5 @@ def test_the_first_steps_run_in_the_order_of_the_page(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(SAYS, done.stdout), done.stdout
+    assert re.fullmatch(PRINTS, done.stdout), done.stdout
     assert "error" not in done.stderr

@@ -1,4 +1,4 @@
-"""Every backend that a page or a message names exists."""
+"""Every URL scheme in documents and source files has a backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ OTHERS = {"http", "https", "postgresql+psycopg"}
 
 
 def test_every_scheme_that_is_named_has_a_backend() -> None:
-    pages = [*ROOT.glob("*.md"), *(page for room in ("docs", "examples", "src") for page in (ROOT / room).rglob("*"))]
+    pages = [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("docs", "examples", "src") for page in (ROOT / folder).rglob("*")),
+    ]
     named = {
         (scheme, str(page.relative_to(ROOT)))
         for page in pages

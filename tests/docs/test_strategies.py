@@ -1,4 +1,4 @@
-"""The three terminals of docs/strategies.md, as they are written there; only the ports are our own."""
+"""The three terminals of docs/strategies.md, as written there, on other ports."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c_is_heard() -> Iterator[None]:
-    """Let commands hear SIGINT also if the tests run in the background of a script, where it is ignored."""
+def ctrl_c_is_not_ignored() -> Iterator[None]:
+    """Let commands react to SIGINT also if the tests run in the background of a script, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -34,7 +34,7 @@ def ctrl_c_is_heard() -> Iterator[None]:
 
 @contextmanager
 def commands() -> Iterator[list[str]]:
-    """Yield the commands of the page, with ports that nobody has."""
+    """Yield the commands of the page, with unused ports."""
     found = re.findall(r"^\$ (tenure .*)$", PAGE.read_text(), re.MULTILINE)
     written = sorted(set(re.findall(r"127\.0\.0\.1:(\d+)", " ".join(found))))
     with ports_held(len(written)) as held:
@@ -67,27 +67,27 @@ def until(condition: Callable[[], bool], explain: Callable[[], str]) -> None:
 
 @dataclass
 class Terminals:
-    """So many of the page's terminals, and what they say."""
+    """The page's terminals, and their output."""
 
     status: str
     logs: list[Path]
     processes: list[subprocess.Popen[bytes]]
 
     def terms(self) -> list[tuple[int, int]]:
-        """Return each term that was said to have begun, and in which terminal, oldest first."""
-        said = [(number, log.read_text()) for number, log in enumerate(self.logs) if log.exists()]
-        return sorted((int(term), n) for n, text in said for term in re.findall(r"(?m)^\d+ leads, term (\d+)", text))
+        """Return each printed term and its terminal, oldest first."""
+        texts = [(number, log.read_text()) for number, log in enumerate(self.logs) if log.exists()]
+        return sorted((int(term), n) for n, text in texts for term in re.findall(r"(?m)^\d+ leads, term (\d+)", text))
 
     def wait_for_newer(self, token: int, *, not_in: int | None = None) -> tuple[int, int]:
-        """Wait for a term above *token*, in another terminal than *not_in*; return the newest, and where it is."""
+        """Wait for a term above *token*, in another terminal than *not_in*; return the newest, and its terminal."""
 
         def newer() -> list[tuple[int, int]]:
             return [(term, number) for term, number in self.terms() if term > token and number != not_in]
 
-        until(lambda: bool(newer()), self.told)
+        until(lambda: bool(newer()), self.output)
         return newer()[-1]
 
-    def told(self) -> str:
+    def output(self) -> str:
         return "\n".join(f"{log.name}: {log.read_text()}" for log in self.logs)
 
     def show(self) -> subprocess.CompletedProcess[str]:
@@ -116,16 +116,16 @@ def test_three_terminals(how: signal.Signals, tmp_path: Path) -> None:
             shown = page.show()
             return shown.returncode == 0 and str(page.terms()[-1][0]) in shown.stdout
 
-        until(leader_is_shown, lambda: f"{page.show()}\n{page.told()}")
+        until(leader_is_shown, lambda: f"{page.show()}\n{page.output()}")
         page.processes[first].send_signal(how)
         next_token, second = page.wait_for_newer(token, not_in=first)
         page.processes[second].send_signal(signal.SIGKILL)
 
-        def nobody_leads() -> bool:
+        def no_leader() -> bool:
             shown = page.show()
             return shown.returncode not in (0, 3) and "are needed" in shown.stderr
 
-        until(nobody_leads, page.told)
+        until(no_leader, page.output)
         assert not [term for term, number in page.terms() if term > next_token and number not in (first, second)]
 
 
@@ -133,4 +133,4 @@ def test_two_terminals_are_enough(tmp_path: Path) -> None:
     begun = time.monotonic()
     with terminals(2, tmp_path) as page:
         page.wait_for_newer(0)
-        assert time.monotonic() - begun > 4  # the silence, which nobody could shorten
+        assert time.monotonic() - begun > 4  # restarted members don't vote for so long

@@ -28,13 +28,13 @@ def tools() -> None:
 def errors(folder: Path, *defines: str, deep: bool = False) -> tuple[int, int]:
     """Check the model; return the number of errors and of states.
 
-    It is optimised only if it is *deep*: the compiler takes longer than the search of some ten thousand states.
+    It is optimised only if it is *deep*: for some ten thousand states, compiling takes longer than the search.
     """
     flags = [f"-D{each}" for each in defines]
     subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, capture_output=True)
     compile_it = ["gcc", "-O1" if deep else "-O0", "-w", "-DSAFETY", "-DMEMLIM=4000", "-o", "pan", "pan.c"]
     subprocess.run(compile_it, cwd=folder, check=True, capture_output=True)
-    # -E: at the end nothing can happen any more, and that is no error.
+    # -E: an end state without further steps is no error.
     done = subprocess.run(["./pan", "-E", "-m1000000"], cwd=folder, check=True, capture_output=True, text=True)
     found = re.search(r"errors: (\d+)", done.stdout)
     states = re.search(r"(\d+) states, stored", done.stdout)
@@ -62,14 +62,14 @@ def test_no_two_lead_and_tokens_rise_for_any_claimant_at_any_time(bounds: str, t
 
 
 @pytest.mark.parametrize("strategy", ["BULLY", "RING"])
-def test_without_faults_only_the_highest_that_wants_it_claims(strategy: str, tmp_path: Path) -> None:
+def test_without_faults_only_the_highest_candidate_claims(strategy: str, tmp_path: Path) -> None:
     assert errors(tmp_path, strategy, "CALM")[0] == 0
 
 
 @pytest.mark.parametrize("strategy", ["BULLY", "RING"])
-@pytest.mark.parametrize("weather", [["CALM"], ["RESTARTS=0"]])
-def test_somebody_can_lead(strategy: str, weather: list[str], tmp_path: Path) -> None:
-    assert errors(tmp_path, strategy, "REACHED", "TOKENS=1", *weather)[0] == 1
+@pytest.mark.parametrize("faults", [["CALM"], ["RESTARTS=0"]])
+def test_a_member_can_lead(strategy: str, faults: list[str], tmp_path: Path) -> None:
+    assert errors(tmp_path, strategy, "REACHED", "TOKENS=1", *faults)[0] == 1
 
 
 @pytest.mark.parametrize("bug", ["FORGETFUL", "TWICE"])

@@ -1,7 +1,7 @@
 """A process with fifty candidates on an Azurite whose clock runs ten times faster, and on a loop that does, too.
 
-Started as ``python azure_candidate.py URL FOLDER NAMES``. What its leaders do after a successful ``term.check()``
-stands in the file ``acts`` of FOLDER, in true order over all processes; what they write goes through a fence, in
+Started as ``python azure_candidate.py URL FOLDER NAMES``. The acts of its leaders after a successful ``term.check()``
+are in the file ``acts`` of FOLDER, in true order over all processes; what they write goes through a fence, in
 ``resource.db``.
 """
 
@@ -29,7 +29,7 @@ PAUSE_MAX = 0.1  # real seconds between a check and its act; on a busy machine i
 
 
 class FastSelector(selectors.DefaultSelector):
-    """Waits for a tenth of what it is asked to."""
+    """Waits for a tenth of the requested time."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(timeout / SPEED if timeout else timeout)
@@ -41,7 +41,7 @@ class FastClock:
 
 
 class FastLoop(asyncio.SelectorEventLoop):
-    """A loop on which everything, timeouts of the driver too, happens ten times faster."""
+    """A loop on which time, also for the driver's timeouts, runs ten times faster."""
 
     def __init__(self) -> None:
         super().__init__(FastSelector())
@@ -50,8 +50,8 @@ class FastLoop(asyncio.SelectorEventLoop):
         return super().time() * SPEED
 
 
-class Stage:
-    """Where all processes leave their traces."""
+class ActLog:
+    """The files in which all processes record their acts."""
 
     def __init__(self, folder: Path) -> None:
         self._acts = os.open(folder / "acts", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -83,24 +83,24 @@ class Stage:
         self._connection.execute("COMMIT")
 
 
-async def lead(stage: Stage, term: tenure.Term) -> None:
+async def lead(log: ActLog, term: tenure.Term) -> None:
     while True:
-        stage.act(term)
+        log.act(term)
         await asyncio.sleep(PAUSE)
 
 
 async def main(url: str, folder: Path, names: list[str]) -> None:
-    stage = Stage(folder)
+    log = ActLog(folder)
 
     def work(term: tenure.Term) -> object:
-        return lead(stage, term)
+        return lead(log, term)
 
     async with Backend(url, renewal_thread=RenewalThread.here(), clock=FastClock()) as backend:
         await asyncio.gather(*(stand(backend, name, work) for name in names))
 
 
 async def stand(backend: Backend, name: str, work: Callable[[tenure.Term], object]) -> None:
-    # Fewer looks than usual: fifty names and three processes share two cores with the server.
+    # Fewer requests than usual: fifty names and three processes share two cores with the server.
     election = backend.election(name, ttl=TTL, renew_every=20.0, retry_every=16.0)
     await election.run(work)  # type: ignore[arg-type]
 

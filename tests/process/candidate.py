@@ -1,9 +1,9 @@
-"""A candidate as a process of its own: it acts and writes while it leads, and misbehaves when told to.
+"""A candidate as a process of its own: it acts and writes while it leads, and misbehaves as MODE says.
 
-Started as ``python candidate.py FOLDER MODE``. Everything it does stands in files of FOLDER:
+Started as ``python candidate.py FOLDER MODE``. Everything it does is recorded in files of FOLDER:
 
-- ``acts``: a line per thing that happened, in true order (each is one write to a file opened for appending), and per
-  act that a ``term.check()`` has allowed, with the moment before that on the clock of all processes;
+- ``acts``: a line per event, in true order (each is one write to a file opened for appending); also for each act that a
+  ``term.check()`` has allowed, with the time before the check, on the clock that all processes share;
 - ``resource.db``: what it wrote under the fence.
 
 MODE says what the first term's work does after its first act; later terms, and other processes, behave well.
@@ -27,8 +27,8 @@ TTL = float(os.environ.get("CANDIDATE_TTL", "1"))
 PAUSE = 0.01
 
 
-class Diary:
-    """Who did what, in the order in which it happened, over all processes."""
+class Log:
+    """The acts of all processes, in the order in which they happened."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / "acts", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -62,7 +62,7 @@ class Candidate:
     def __init__(self, folder: Path, mode: str) -> None:
         self.mode = mode
         self.folder = folder
-        self.diary = Diary(folder)
+        self.log = Log(folder)
         self.resource = Resource(folder)
         self.url = f"sqlite:///{folder / 'leases.db'}"
 
@@ -77,66 +77,66 @@ class Candidate:
             self.stop(term)
         elif self.mode == "block":
             self.mode = "good"
-            self.diary.note("blocking", term.token)
-            self.wait_until_told()
-            self.diary.note("unblocked", term.token)
+            self.log.note("blocking", term.token)
+            self.wait_for_go_on()
+            self.log.note("unblocked", term.token)
         elif self.mode in ("stubborn", "overrun-exit"):
             self.mode = "good"
-            await self.be_stubborn(term)
+            await self.ignore_cancellation(term)
         while True:
             self.act(term)
             await asyncio.sleep(PAUSE)
 
     def act(self, term: tenure.Term) -> None:
-        at = time.monotonic()  # who is held up after the check may write later than the next leader
+        at = time.monotonic()  # a process that is delayed after the check may write later than the next leader
         try:
             term.check()
         except tenure.TermLost:
-            self.diary.note("lost", term.token)
+            self.log.note("lost", term.token)
             raise
-        self.diary.note("act", term.token, at)
+        self.log.note("act", term.token, at)
         self.resource.write(term.token)
 
-    def wait_until_told(self) -> None:
-        """Block, loop and all, until the test has seen what it wanted to see."""
+    def wait_for_go_on(self) -> None:
+        """Block the event loop until the test lets it go on."""
         while not (self.folder / "go-on").exists():
             time.sleep(PAUSE)
 
     def stop(self, term: tenure.Term) -> None:
-        """Be stopped at the worst moment: right before a check, or between the check and the write it allowed."""
+        """Stop this process at the worst moment: right before a check, or between the check and its write."""
         where = self.mode
         if where == "stop-before-write":
             term.check()  # on a slow machine the term may be over by now: then the next one is stopped
         self.mode = "good"
-        # Stopped in the middle of a renewal, we would hold the file's write lock, and nobody could get on: a limit of
-        # SQLite, and not what is looked at here. To get the lock is to know that no renewal is under way.
+        # A process that is stopped in the middle of a renewal holds the file's write lock, and blocks all others:
+        # a limit of SQLite. While the lock is held here, no renewal is under way.
         with closing(sqlite3.connect(self.folder / "leases.db", isolation_level=None, timeout=10)) as leases:
             leases.execute("BEGIN IMMEDIATE")
             leases.execute("ROLLBACK")
-        self.diary.note("stopping", term.token)
+        self.log.note("stopping", term.token)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self.diary.note("continued", term.token)
+        self.log.note("continued", term.token)
         if where == "stop-before-write":
             try:
                 self.resource.write(term.token)
             except tenure.TermLost:
-                self.diary.note("refused", term.token)
+                self.log.note("refused", term.token)
 
-    async def be_stubborn(self, term: tenure.Term) -> None:
+    async def ignore_cancellation(self, term: tenure.Term) -> None:
         """Ignore every cancellation, and go on acting for as long as check() allows it, and a while longer."""
         while term.remaining() > 0.0:
             try:
-                with suppress(tenure.TermLost):  # it may end between the two questions
+                with suppress(tenure.TermLost):  # it may end between the two checks
                     self.act(term)
                 await asyncio.sleep(PAUSE)
             except asyncio.CancelledError:
-                self.diary.note("ignored", term.token)
+                self.log.note("ignored", term.token)
         while not (self.folder / "go-on").exists():
             try:
                 await asyncio.sleep(PAUSE)
             except asyncio.CancelledError:
                 continue
-        self.diary.note("gave-up", term.token)
+        self.log.note("gave-up", term.token)
 
 
 if __name__ == "__main__":

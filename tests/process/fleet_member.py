@@ -12,10 +12,10 @@ from tenure._runtime.clock import SystemClock
 
 async def main(url: str, ttl: float, log: str) -> None:
     clock = SystemClock()
-    place = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(at: float, what: str, term: tenure.Term) -> None:
-        os.write(place, f"{at:.6f} {what} {term.token} {term.holder}\n".encode())
+        os.write(file, f"{at:.6f} {what} {term.token} {term.holder}\n".encode())
 
     async def work(term: tenure.Term) -> None:
         what = "in"
@@ -24,9 +24,9 @@ async def main(url: str, ttl: float, log: str) -> None:
                 at = clock.now()
                 try:
                     term.check()
-                except tenure.TermLost:  # also before anything was done: this process may have been kept from running
+                except tenure.TermLost:  # also before the first act: this process may not have run for long
                     return
-                write(at, what, term)  # at this moment, it was trusted; when the line is written doesn't count
+                write(at, what, term)  # the term was trusted at this time; the line may be written later
                 what = "act"
                 await asyncio.sleep(0.02)
         finally:

@@ -1,4 +1,4 @@
-"""A program whose main thread ends while others lead: what it prints is how that went on."""
+"""A program whose main thread ends while other threads lead; it prints what these do then."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ begun = threading.Barrier(4)  # all three, and the main thread
 
 
 def outlive_main() -> None:
-    """Return when the main thread has ended, which it does when all have begun."""
+    """Return when the main thread has ended; it ends when all threads have begun."""
     begun.wait()
     threading.main_thread().join()
 
@@ -59,7 +59,7 @@ def lead_in_a_loop(url: str) -> None:
 
 
 def resolve() -> None:
-    """Look a host up as a driver does that has to connect anew."""
+    """Look up a host, as a driver does to reconnect."""
 
     async def look_up() -> object:
         return await asyncio.get_running_loop().getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)
@@ -71,7 +71,7 @@ def resolve() -> None:
     sys.stdout.write("a host was found\n")
 
 
-for ours in (lead_in_a_thread, lead_in_a_loop):
-    threading.Thread(target=ours, args=(sys.argv[1],)).start()
+for target in (lead_in_a_thread, lead_in_a_loop):
+    threading.Thread(target=target, args=(sys.argv[1],)).start()
 threading.Thread(target=resolve).start()
 begun.wait()

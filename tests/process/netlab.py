@@ -1,6 +1,6 @@
-"""Hosts in network namespaces: each its own network, joined by a bridge that hangs in a namespace too. Needs root.
+"""Hosts in network namespaces: each its own network, joined by a bridge in another namespace. Needs root.
 
-Everything has a name that no other run uses, and is removed at the end whatever happens.
+All names are unique to this run, and everything is removed at the end, also after an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def why_not() -> str | None:
 
 
 class NetLab:
-    """So many hosts, at 10.77.0.1 and following, that nobody outside can reach."""
+    """Hosts at 10.77.0.1 and following, which are not reachable from outside."""
 
     def __init__(self, hosts: int) -> None:
         self.hosts = hosts
@@ -83,11 +83,11 @@ class NetLab:
         return process
 
     def cut(self, source: int, to: int) -> None:
-        """Let every packet that *source* sends to *to* vanish; the other way stays open."""
+        """Drop every packet from *source* to *to*; the other direction stays open."""
         self._filter(to, f"add rule inet t in ip saddr {self.address(source)} drop")
 
     def cut_off(self, host: int, *, ways: str) -> None:
-        """Cut *host* off from all others: what it sends (``out``), what it is sent (``in``), or ``both``."""
+        """Cut *host* off from all others: what it sends (``out``), what it receives (``in``), or ``both``."""
         rules = [f"add rule inet t in ip saddr {self.address(other)} drop" for other in self._others(host)]
         if ways in ("in", "both"):
             self._filter(host, "; ".join(rules))
@@ -96,7 +96,7 @@ class NetLab:
                 self.cut(host, other)
 
     def heal(self) -> None:
-        """Let everything through again."""
+        """Remove all cuts."""
         for host in range(self.hosts):
             self._filter(host, "flush chain inet t in")
 
@@ -114,7 +114,7 @@ class NetLab:
 
 
 def _prefix() -> str:
-    # Not after the process alone: a run that was killed may have left some behind, and its number is given again.
+    # Not from the process id alone: a killed run may have left namespaces, and its id may be used again.
     return f"tn{os.getpid()}-{secrets.token_hex(3)}"
 
 

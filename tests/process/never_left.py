@@ -1,4 +1,4 @@
-"""A program that ends inside of blocks it never leaves; its second argument says which."""
+"""A program that ends inside blocks that it never leaves; its second argument selects them."""
 
 import sys
 import threading
@@ -49,7 +49,7 @@ elif kind == "session":
     next(unfinished)
 elif kind == "stopped caller":
     unfinished = looking = look()
-    # As a daemon thread has it, if the interpreter stops it in the middle of a call.
+    # As after a daemon thread that the interpreter has stopped in the middle of a call.
     next(looking)._renewal_thread._lock.acquire()
 else:
     backend = tenure.sync.connect(url)

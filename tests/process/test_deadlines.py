@@ -1,4 +1,4 @@
-"""The moments that processes are told to end by themselves at: compared as numbers, on a clock that stands still."""
+"""The deadlines at which processes end themselves: compared as numbers, on a manual clock."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", r
 
 LOCK = 60.0
 RENEWED_AFTER = 25.0
-TRUST = LOCK * 0.95 - 1.0  # seconds after the question: less what clocks may differ by, less the margin
+TRUST = LOCK * 0.95 - 1.0  # seconds after the request, less drift and margin
 GRACE = 2.0
 PATIENCE = 30.0
 
-STOOD_STILL = 0.25
-"""Seconds that pass each time somebody has asked what remains: no deadline may move for that."""
+DELAY = 0.25
+"""Seconds that pass after each call of ``remaining``: no deadline may move because of that."""
 
 Now = tuple[ManualClock, float]
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Now:
-    """Return the clock of this process, which stands still, and what it shows; our children have the real one."""
+    """Return the clock of this process, a manual one, and its start; children have the real clock."""
     start = guard.now()
     clock = ManualClock(start)
     monkeypatch.setattr(guard, "now", clock.now)
@@ -70,13 +70,13 @@ async def opened(clock: ManualClock) -> AsyncIterator[Queue]:
         memory.notifier.close()
 
 
-def stand_still_after(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, owner: type[Any]) -> None:
-    """Let time pass between the answer of ``remaining`` and what is done with it."""
+def delay_after(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, owner: type[Any]) -> None:
+    """Let time pass between the return of ``remaining`` and the use of its result."""
     remaining = owner.remaining
 
     def asked(*arguments: Any) -> float:
         left: float = remaining(*arguments)
-        clock.advance(STOOD_STILL)
+        clock.advance(DELAY)
         return left
 
     monkeypatch.setattr(owner, "remaining", asked)
@@ -85,40 +85,40 @@ def stand_still_after(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, owner
 # --- handlers in processes -------------------------------------------------------------------------------------------
 
 
-def tell_deadlines(message: tenure.Received) -> None:
-    """Wait until the process is told of another deadline, and say both."""
+def report_deadlines(message: tenure.Received) -> None:
+    """Wait until the process gets another deadline; report both."""
     [watch] = [one for one in gc.get_objects() if type(one) is processes._Watch]
     first, give_up = watch._until, time.monotonic() + PATIENCE
     Path(message.body.decode()).write_text("begun")
     while watch._until == first and time.monotonic() < give_up:
         time.sleep(0.005)
-    raise tenure.Reject("told", f"{first!r} {watch._until!r}")
+    raise tenure.Reject("deadlines", f"{first!r} {watch._until!r}")
 
 
 async def test_a_handlers_process_ends_itself_before_its_lock_does(now: Now, tmp_path: Path) -> None:
     clock, start = now
     begun = tmp_path / "begun"
-    told: list[Any] = []
+    errors: list[Any] = []
     async with opened(clock) as queue:
         await queue.send(str(begun).encode())
         consuming = asyncio.create_task(
             queue.consume(
-                tell_deadlines, run_in="process", until_empty=True, on_error=lambda _, error: told.append(error)
+                report_deadlines, run_in="process", until_empty=True, on_error=lambda _, error: errors.append(error)
             )
         )
         await until(begun.exists, within=PATIENCE)
         clock.advance(RENEWED_AFTER)
         await consuming
-    deadlines = [float(one) for one in told[0].description.split()]
+    deadlines = [float(one) for one in errors[0].description.split()]
     share = handlers.KILL_SHARE * GRACE
     assert deadlines == pytest.approx([start + TRUST - share, start + RENEWED_AFTER + TRUST - share], abs=1e-6)
 
 
-async def test_the_end_of_a_handlers_process_does_not_move_while_we_stand_still(
+async def test_the_end_of_a_handlers_process_does_not_move_while_the_consumer_is_delayed(
     now: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, start = now
-    stand_still_after(monkeypatch, clock, tenure.Consumer)
+    delay_after(monkeypatch, clock, tenure.Consumer)
     ends: list[float] = []
 
     async def handle(message: tenure.Message) -> None:
@@ -139,28 +139,27 @@ def options(*command: str, timeout: float | None = None) -> WorkOptions:
     return WorkOptions("orders", command, None, "", {}, 1, False, timeout, GRACE, True, 0)
 
 
-def overheard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what guards are told from now on, line by line."""
+def lines_to_guards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list to which all lines to guards are added."""
     lines: list[str] = []
-    tell = Child._send
+    send = Child._send
 
-    def overhear(child: Child, line: str) -> None:
+    def record(child: Child, line: str) -> None:
         lines.append(line)
-        tell(child, line)
+        send(child, line)
 
-    monkeypatch.setattr(Child, "_send", overhear)
+    monkeypatch.setattr(Child, "_send", record)
     return lines
 
 
-def show_guard(said: Path, go_on: Path) -> str:
-    """Return a script that writes the command line of its guard to *said*, and waits for *go_on*."""
-    return (
-        f"cat /proc/$PPID/cmdline > '{said}.new'; mv '{said}.new' '{said}'; until [ -e '{go_on}' ]; do sleep 0.02; done"
-    )
+def show_guard(output: Path, go_on: Path) -> str:
+    """Return a script that writes the command line of its guard to *output*, and waits for *go_on*."""
+    wait = f"until [ -e '{go_on}' ]; do sleep 0.02; done"
+    return f"cat /proc/$PPID/cmdline > '{output}.new'; mv '{output}.new' '{output}'; {wait}"
 
 
-def deadline_and_grace(said: Path) -> list[float]:
-    return [float(one) for one in said.read_bytes().split(b"\0")[6:8]]
+def deadline_and_grace(output: Path) -> list[float]:
+    return [float(one) for one in output.read_bytes().split(b"\0")[6:8]]
 
 
 @pytest.mark.parametrize(("timeout", "ends"), [(None, TRUST), (10.0, 10.0 + GRACE)])
@@ -168,16 +167,16 @@ async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
     now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None, ends: float
 ) -> None:
     clock, start = now
-    said, go_on = tmp_path / "said", tmp_path / "go on"
-    lines = overheard(monkeypatch)
+    output, go_on = tmp_path / "output", tmp_path / "go on"
+    lines = lines_to_guards(monkeypatch)
     monkeypatch.setattr(work_run, "UPDATES", 400)
-    work = WorkRun(options("sh", "-c", show_guard(said, go_on), timeout=timeout))
+    work = WorkRun(options("sh", "-c", show_guard(output, go_on), timeout=timeout))
     async with opened(clock) as queue:
         await queue.send(b"")
         work._consumer = consumer = queue.consumer(work._serve, until_empty=True)
         consuming = asyncio.create_task(consumer.run())
-        await until(said.exists, within=PATIENCE)
-        assert deadline_and_grace(said) == pytest.approx([start + ends, GRACE], abs=1e-6)
+        await until(output.exists, within=PATIENCE)
+        assert deadline_and_grace(output) == pytest.approx([start + ends, GRACE], abs=1e-6)
         if timeout is None:
             clock.advance(RENEWED_AFTER)
             await until(lambda: len(lines) > 1, within=PATIENCE)
@@ -189,25 +188,25 @@ async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
     assert [float(line.split()[1]) for line in lines] == pytest.approx([start + ends, *renewed], abs=1e-6)
 
 
-async def test_a_command_that_is_told_to_stop_has_its_grace_and_no_more(
+async def test_a_command_that_is_stopped_has_its_grace_and_no_more(
     now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, start = now
-    stand_still_after(monkeypatch, clock, tenure.Consumer)
+    delay_after(monkeypatch, clock, tenure.Consumer)
     begun = tmp_path / "begun"
-    lines = overheard(monkeypatch)
+    lines = lines_to_guards(monkeypatch)
     work = WorkRun(options("sh", "-c", f": > '{begun}'; sleep 1000"))
     async with opened(clock) as queue:
         await queue.send(b"")
         work._consumer = consumer = queue.consumer(work._serve)
         consuming = asyncio.create_task(consumer.run())
         await until(begun.exists, within=PATIENCE)
-        told_at = clock.now()
+        stopped_at = clock.now()
         consumer.drain(grace=0.0)
         await consuming
     first, *_, last, stop = lines
     assert float(first.split()[1]) == pytest.approx(start + TRUST, abs=1e-6)
-    assert float(last.split()[1]) == pytest.approx(told_at + GRACE, abs=1e-6)
+    assert float(last.split()[1]) == pytest.approx(stopped_at + GRACE, abs=1e-6)
     assert stop == "stop"
 
 
@@ -218,16 +217,16 @@ async def test_the_command_of_a_term_is_stopped_before_its_lease_ends(
     now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, start = now
-    stand_still_after(monkeypatch, clock, tenure.Term)
-    said, go_on = tmp_path / "said", tmp_path / "go on"
-    lines = overheard(monkeypatch)
-    leading = LeadRun(LeadOptions("chair", ("sh", "-c", show_guard(said, go_on)), "memory:", {}, False, None, 0))
+    delay_after(monkeypatch, clock, tenure.Term)
+    output, go_on = tmp_path / "output", tmp_path / "go on"
+    lines = lines_to_guards(monkeypatch)
+    leading = LeadRun(LeadOptions("chair", ("sh", "-c", show_guard(output, go_on)), "memory:", {}, False, None, 0))
     async with tenure.connect("memory:") as backend:
         election = backend.election("chair", ttl=LOCK)
         term = tenure.Term(Grant("chair", "me", 7), start + TRUST, clock)
         serving = asyncio.create_task(leading._serve(election, term, os.environ))
-        await until(said.exists, within=PATIENCE)
-        assert deadline_and_grace(said) == pytest.approx([start + TRUST, GRACE], abs=1e-6)
+        await until(output.exists, within=PATIENCE)
+        assert deadline_and_grace(output) == pytest.approx([start + TRUST, GRACE], abs=1e-6)
         term._trusted_until = start + RENEWED_AFTER + TRUST
         leading._update_guard()
         go_on.touch()

@@ -1,4 +1,4 @@
-"""``tenure demo``, for real: kills a worker and its leader, gets the right result, notices a wrong one, and leaves
+"""``tenure demo``, for real: kills a worker and its leader, gets the right result, detects a wrong one, and leaves
 nothing behind."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tenure.testing import until
-from tests.process.looking import children_of, is_alive
+from tests.process.process_states import children_of, is_alive
 from tests.servers import Azurite, Postgres, Redis, url_of
 
 pytestmark = [
@@ -29,14 +29,14 @@ LONG_ENOUGH = 120.0
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small folder: Python, text, nothing, and what can't be read."""
+    """A small folder: Python, text, an empty file, and an unreadable one."""
     made = tmp_path / "input"
     (made / "below").mkdir(parents=True)
     for number in range(20):
         (made / "below" / f"{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n")
     (made / "empty").touch()
     (made / "text").write_text("so much depends\n")
-    (made / "unreadable").symlink_to("/proc/self/mem")  # nobody can read its beginning, not even root
+    (made / "unreadable").symlink_to("/proc/self/mem")  # not even root can read its beginning
     return made
 
 
@@ -84,7 +84,7 @@ def wait_for_a_leader(process: subprocess.Popen[str]) -> None:
         said.append(line)
         if "is elected" in line:
             return
-    raise AssertionError("nobody was elected:\n" + "".join(said))
+    raise AssertionError("no leader was elected:\n" + "".join(said))
 
 
 def test_a_worker_and_the_leader_are_killed_and_the_result_is_right(
@@ -139,8 +139,8 @@ def check_kills(summary: dict[str, Any], happened: str) -> None:
 
 
 def check_messages(summary: dict[str, Any]) -> None:
-    assert summary["messages"] == 24  # one for each file, and one for the poison
-    assert summary["redeliveries"] >= 2  # that of the killed worker's message, and some of the poison
+    assert summary["messages"] == 24  # one for each file, and one for the one that always fails
+    assert summary["redeliveries"] >= 2  # that of the killed worker's message, and some of the one that always fails
     assert summary["results_again"] >= 1
     [letter] = summary["dead_letters"]
     assert (letter["poison"], letter["reason"], letter["deliveries"]) == (True, "max_deliveries", 5)
@@ -148,7 +148,7 @@ def check_messages(summary: dict[str, Any]) -> None:
 
 
 def test_a_result_that_differs_is_a_failure(start: Start, folder: Path, temporary: Path) -> None:
-    (folder / "restless").symlink_to("/proc/sys/kernel/random/uuid")  # another content whenever it is read
+    (folder / "restless").symlink_to("/proc/sys/kernel/random/uuid")  # its content changes at each read
     process = start("--instances", "3", "--on", f"sqlite:///{folder.parent / 'given.db'}")
     summary, _ = finish(process)
     assert process.returncode == 1
@@ -173,7 +173,7 @@ async def test_an_interrupt_ends_everything(start: Start, temporary: Path, numbe
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "one stopped"])
-async def test_no_process_outlives_a_director_that_is_killed(start: Start, stopped: bool) -> None:
+async def test_no_process_outlives_a_killed_director(start: Start, stopped: bool) -> None:
     process = start()
     wait_for_a_leader(process)
     pids = children_of(process.pid)

@@ -1,4 +1,4 @@
-"""Handlers that really hold the GIL, in one call of C that doesn't let go of it."""
+"""Handlers that hold the GIL, in one call of C code that doesn't release it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_a_process(message: tenure.Message) -> None:
 
 
 async def consumed(folder: Path, handler: Handler, lock: float, run_in: RunIn = "auto") -> list[Event]:
-    """Let *handler* serve one message, until it is settled; return what was told of it."""
+    """Let *handler* serve one message, until it is settled; return its events."""
     events: list[Event] = []
     async with tenure.connect(f"sqlite:///{folder}/work.db", on_event=events.append) as backend:
         queue = backend.queue("jobs", lock=lock, max_deliveries=2)
@@ -51,7 +51,7 @@ async def consumed(folder: Path, handler: Handler, lock: float, run_in: RunIn = 
 
 
 @pytest.mark.parametrize("handler", [on_the_loop, in_a_thread])
-async def test_a_handler_that_holds_the_gil_is_stalled_and_its_message_served_again(
+async def test_a_handler_that_holds_the_gil_is_stalled_and_its_message_delivered_again(
     tmp_path: Path, handler: Handler
 ) -> None:
     served.clear()

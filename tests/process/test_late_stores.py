@@ -1,4 +1,4 @@
-"""Consumers whose store is not there when they begin: they say so once, wait for it, and go on."""
+"""Consumers whose store is unavailable at their start: they report it once, wait for it, and go on."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_consumers_wait_for_a_server_that_starts_later(kind: type[Server], caplo
 
 
 def test_a_consumer_waits_for_a_locked_file(tmp_path: Path) -> None:
-    """And for one that isn't there yet, nobody has to wait: it makes it."""
+    """A missing file is not waited for: the consumer creates it."""
     url, handled, events = f"sqlite:///{tmp_path}/work.db?busy=0.05", list[bytes](), list[Event]()
 
     async def handle(message: tenure.Message) -> None:
@@ -107,7 +107,7 @@ def test_a_consumer_waits_for_a_locked_file(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_what_can_never_work_is_not_waited_for(tmp_path: Path) -> None:
+def test_permanent_errors_are_not_waited_for(tmp_path: Path) -> None:
     """As in an election: a wrong password, a folder that doesn't exist."""
     pytest.importorskip("redis")
 

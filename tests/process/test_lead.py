@@ -1,7 +1,7 @@
-"""``tenure lead`` as real processes: stopped, killed, deaf, forking; the old command is out before the new is in.
+"""``tenure lead`` as real processes: stopped, killed, ignoring signals, forking; no two commands run at once.
 
-The commands write what they do into one file opened for appending, so that its order is the true order. What is judged
-is that order; durations have only generous upper bounds.
+The commands write what they do into one file opened for appending, so that its order is the true order. That
+order is checked; durations have only generous upper bounds.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.looking import PATIENCE, children_of, is_alive, stop, tell, until
+from tests.process.process_states import PATIENCE, children_of, is_alive, send_signal_to, stop, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
 TIMES = ("--ttl", "60", "--grace", "0.6")
 SHORT = ("--ttl", "3")
-"""For those who wait for the end of a lease; no load of the machine is to cost the others theirs."""
+"""For tests that wait for the end of a lease; others have one that no load of the machine can end."""
 
 BEATS = """
 echo start $TENURE_TOKEN $$ >> acts
 while :; do echo beat $TENURE_TOKEN $$ >> acts; sleep 0.02; done
 """
-"""A command that never ends by itself, and can be seen to live."""
+"""A command that never ends by itself, and writes beats."""
 
-DEAF = f"trap '' TERM INT; {BEATS}"
+IGNORING = f"trap '' TERM INT; {BEATS}"
 
 FAMILY = f"""
-sh -c {shlex.quote(DEAF)} &
-setsid sh -c {shlex.quote(f"setsid sh -c {shlex.quote(DEAF)} & exit")}
-{DEAF}
+sh -c {shlex.quote(IGNORING)} &
+setsid sh -c {shlex.quote(f"setsid sh -c {shlex.quote(IGNORING)} & exit")}
+{IGNORING}
 """
-"""A deaf command with a deaf child in its group, and a deaf daemon that left group, session and parent."""
+"""A command that ignores signals, with such a child in its group, and such a daemon outside its group and session."""
 
 FORKING = f"""
-{shlex.join([sys.executable, "-I", "-S", str(Path(__file__).parent / "relay.py")])} 0.003 acts &
+{shlex.join([sys.executable, "-I", "-S", str(Path(__file__).parent / "forking_command.py")])} 0.003 acts &
 {BEATS}
 """
-"""A tidy command, but what it started is deaf, and forks all the time."""
+"""A command that ends on signals, and has started one that ignores them and keeps forking."""
 
 Line = tuple[str, int, int]
 
 
-class Stage:
+class LeadSetup:
     """A folder, the ``tenure`` processes in it, and what their commands have written there."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,12 +88,12 @@ class Stage:
         )
 
     def close(self) -> str:
-        """End every process, the commands of a broken ``tenure`` too; return what was said on stderr."""
+        """End every process, the commands of a broken ``tenure`` too; return their stderr."""
         for process in self.processes:
             if process.poll() is None:
                 guards = children_of(process.pid)
                 process.kill()
-                for guard in guards:  # one that was stopped would stay for ever
+                for guard in guards:  # a stopped one would stay for ever
                     with suppress(ProcessLookupError):
                         os.kill(guard, signal.SIGCONT)
             process.wait()
@@ -112,7 +112,7 @@ class Stage:
         return [(one[1], int(one[2]), int(one[3])) for one in found if one]
 
     def pids(self, of: int | None = None) -> set[int]:
-        """Return who was started, or who of them in that term."""
+        """Return the started processes, of all terms or of one."""
         return {pid for what, token, pid in self.lines() if what == "start" and of in (None, token)}
 
     def tokens(self) -> list[int]:
@@ -132,24 +132,24 @@ class Stage:
         """End everything, for the message of a test that fails."""
         return f"it did not happen: {self.lines()[-5:]}\n{self.close()}"
 
-    def judge(self) -> None:
-        """Nothing of an old term lived once a newer one had begun."""
+    def check_order(self) -> None:
+        """Check that no process of an old term ran after a newer term had begun."""
         tokens = [token for _, token, _ in self.lines()]
         assert tokens == sorted(tokens)
 
-    def judge_that_nothing_forks(self) -> None:
-        """Nothing of a relay is alive: it locks the file."""
+    def check_that_nothing_forks(self) -> None:
+        """Check that no generation of the forking command runs: they lock the file."""
         with (self.folder / "acts").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
+def setup(tmp_path: Path) -> Iterator[LeadSetup]:
+    setup = LeadSetup(tmp_path)
     try:
-        yield stage
+        yield setup
     finally:
-        stage.close()
+        setup.close()
 
 
 # --- a command like any other ------------------------------------------------------------------------------------
@@ -158,30 +158,30 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -USR2 $$", 140)]
 )
-def test_the_exit_code_is_the_commands(stage: Stage, script: str, code: int) -> None:
-    process = stage.sh(script)
+def test_the_exit_code_is_the_commands(setup: LeadSetup, script: str, code: int) -> None:
+    process = setup.sh(script)
     assert process.wait(PATIENCE) == code
-    assert stage.tenure("status", "job").returncode == 3  # and the lease was handed back
+    assert setup.tenure("status", "job").returncode == 3  # and the lease was released
 
 
-def test_environment_and_standard_streams(stage: Stage) -> None:
+def test_environment_and_standard_streams(setup: LeadSetup) -> None:
     script = "echo $TENURE_NAME $TENURE_TOKEN $TENURE_HOLDER $TENURE_URL; echo oops >&2; cat"
-    process = stage.lead("-q", "--label", "me", "--", "sh", "-c", script, stdin=subprocess.PIPE)
+    process = setup.lead("-q", "--label", "me", "--", "sh", "-c", script, stdin=subprocess.PIPE)
     out, err = process.communicate("from stdin", timeout=PATIENCE)
     holder = r"me-[0-9a-f]{32}#1"
-    assert re.fullmatch(rf"job 1 {holder} sqlite:///{stage.folder}/work\.db\nfrom stdin", out)
+    assert re.fullmatch(rf"job 1 {holder} sqlite:///{setup.folder}/work\.db\nfrom stdin", out)
     assert err == "oops\n"
 
 
-def test_arguments_reach_the_command_as_they_are(stage: Stage) -> None:
-    process = stage.lead("--", "printf", "%s|", "--ttl", "a b", "$HOME", "*", "")
+def test_arguments_reach_the_command_as_they_are(setup: LeadSetup) -> None:
+    process = setup.lead("--", "printf", "%s|", "--ttl", "a b", "$HOME", "*", "")
     assert process.communicate(timeout=PATIENCE)[0] == "--ttl|a b|$HOME|*||"
 
 
-def test_processes_that_the_command_leaves_are_stopped(stage: Stage) -> None:
-    process = stage.sh(f"sh -c {shlex.quote(DEAF)} & until [ -s acts ]; do sleep 0.01; done; exit 4")
+def test_processes_that_the_command_leaves_are_stopped(setup: LeadSetup) -> None:
+    process = setup.sh(f"sh -c {shlex.quote(IGNORING)} & until [ -s acts ]; do sleep 0.01; done; exit 4")
     assert process.wait(PATIENCE) == 4
-    (left,) = stage.pids()
+    (left,) = setup.pids()
     assert not is_alive(left)
 
 
@@ -197,18 +197,18 @@ def test_processes_that_the_command_leaves_are_stopped(stage: Stage) -> None:
         ("neither script nor program", 0o755, 126, "could not be run: Exec format error"),
     ],
 )
-def test_a_command_that_can_not_be_run(stage: Stage, content: str | None, mode: int, code: int, says: str) -> None:
-    program = stage.folder / "program"
+def test_a_command_that_can_not_be_run(setup: LeadSetup, content: str | None, mode: int, code: int, says: str) -> None:
+    program = setup.folder / "program"
     if content is not None:
         program.write_text(content)
         program.chmod(mode)
-    process = stage.lead("-q", "--again", "--", str(program))
+    process = setup.lead("-q", "--again", "--", str(program))
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code
     assert err.startswith("tenure: error: ")
     assert err.count("\n") == 1
     assert says in err
-    assert stage.tenure("status", "job").returncode in (3, 78)  # nobody holds the lease, or ever asked for it
+    assert setup.tenure("status", "job").returncode in (3, 78)  # the lease is free, or was never requested
 
 
 _NO_PROCESS = """
@@ -218,116 +218,116 @@ def fork():
     raise BlockingIOError(11, "Resource temporarily unavailable")
 
 os.fork = fork
-del sys.argv[:3]  # our own name, and what is meant for Python: -I -S
+del sys.argv[:3]  # its own name, and Python's options: -I -S
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_system_that_gives_the_guard_no_process(stage: Stage) -> None:
-    python = stage.folder / "python"
+def test_a_system_that_gives_the_guard_no_process(setup: LeadSetup) -> None:
+    python = setup.folder / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$0.py" "$@"\n')
     python.chmod(0o755)
     python.with_suffix(".py").write_text(_NO_PROCESS)
-    line = ["lead", "job", "-q", "--on", f"sqlite:///{stage.folder / 'work.db'}", "--", "touch", "acts"]
+    line = ["lead", "job", "-q", "--on", f"sqlite:///{setup.folder / 'work.db'}", "--", "touch", "acts"]
     script = f"import sys; from tenure._cli.run import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
     ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=stage.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", script], cwd=setup.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ended.stderr == (
         "tenure: error: 'touch' could not be run: Resource temporarily unavailable; the lease was released\n"
     )
     assert ended.returncode == 71
-    assert not stage.lines()
-    assert stage.tenure("status", "job").returncode == 3
+    assert not setup.lines()
+    assert setup.tenure("status", "job").returncode == 3
 
 
 # --- signals -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "QUIT", "HUP", "USR1", "USR2", "WINCH"])
-def test_signals_are_passed_on(stage: Stage, name: str) -> None:
-    process = stage.sh(f"trap 'echo heard 0 0 >> acts; exit 5' {name}; {BEATS}")
-    stage.wait_for_start()
+def test_signals_are_passed_on(setup: LeadSetup, name: str) -> None:
+    process = setup.sh(f"trap 'echo caught 0 0 >> acts; exit 5' {name}; {BEATS}")
+    setup.wait_for_start()
     process.send_signal(signal.Signals[f"SIG{name}"])
     assert process.wait(PATIENCE) == 5
-    assert ("heard", 0, 0) in stage.lines()
-    assert stage.tenure("status", "job").returncode == 3
+    assert ("caught", 0, 0) in setup.lines()
+    assert setup.tenure("status", "job").returncode == 3
 
 
-def test_the_lease_is_kept_until_a_command_that_was_told_to_end_has_ended(stage: Stage) -> None:
+def test_the_lease_is_kept_until_a_command_that_is_stopped_has_ended(setup: LeadSetup) -> None:
     ends = "sleep 4; echo end $TENURE_TOKEN $$ >> acts; exit 6"  # longer than a lease
-    process = stage.sh(f"trap '{ends}' TERM; {BEATS}", *SHORT)
-    stage.wait_for_start()
-    other = stage.sh(BEATS, *SHORT)
+    process = setup.sh(f"trap '{ends}' TERM; {BEATS}", *SHORT)
+    setup.wait_for_start()
+    other = setup.sh(BEATS, *SHORT)
     process.terminate()
     assert process.wait(PATIENCE) == 6
-    stage.wait_for_start(after=1)
+    setup.wait_for_start(after=1)
     other.terminate()
     assert other.wait(PATIENCE) == 143
-    stage.judge()
+    setup.check_order()
 
 
-def test_a_second_signal_kills(stage: Stage) -> None:
-    process = stage.sh(FAMILY)
-    stage.wait_for_start(count=3)
-    tell(process.pid, signal.SIGTERM)
-    seen = len(stage.lines())
-    until(lambda: len(stage.lines()) > seen + 20)  # it is deaf
+def test_a_second_signal_kills(setup: LeadSetup) -> None:
+    process = setup.sh(FAMILY)
+    setup.wait_for_start(count=3)
+    send_signal_to(process.pid, signal.SIGTERM)
+    seen = len(setup.lines())
+    until(lambda: len(setup.lines()) > seen + 20)  # it ignores the signal
     process.terminate()
     assert process.wait(PATIENCE) == 137
-    assert not any(map(is_alive, stage.pids()))
+    assert not any(map(is_alive, setup.pids()))
 
 
-def test_a_second_signal_kills_although_the_guard_is_stopped(stage: Stage) -> None:
-    process = stage.sh(FAMILY)
-    stage.wait_for_start(count=3)
+def test_a_second_signal_kills_although_the_guard_is_stopped(setup: LeadSetup) -> None:
+    process = setup.sh(FAMILY)
+    setup.wait_for_start(count=3)
     (guard,) = children_of(process.pid)
     os.kill(guard, signal.SIGSTOP)
-    tell(process.pid, signal.SIGTERM)
+    send_signal_to(process.pid, signal.SIGTERM)
     process.terminate()
     assert process.wait(20) == 137  # long before the lease ends
-    assert not any(map(is_alive, stage.pids()))
-    assert stage.tenure("status", "job").returncode == 3
+    assert not any(map(is_alive, setup.pids()))
+    assert setup.tenure("status", "job").returncode == 3
 
 
-def test_a_stop_timeout_kills(stage: Stage) -> None:
-    process = stage.sh(DEAF, "--stop-timeout", "0.2")
-    stage.wait_for_start()
+def test_a_stop_timeout_kills(setup: LeadSetup) -> None:
+    process = setup.sh(IGNORING, "--stop-timeout", "0.2")
+    setup.wait_for_start()
     process.terminate()
     assert process.wait(PATIENCE) == 137
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
-def test_a_standby_ends_at_once(stage: Stage, name: str) -> None:
-    stage.sh(BEATS)
-    stage.wait_for_start()
-    other = stage.sh("echo never 0 0 >> acts", "-v")
+def test_a_standby_ends_at_once(setup: LeadSetup, name: str) -> None:
+    setup.sh(BEATS)
+    setup.wait_for_start()
+    other = setup.sh("echo never 0 0 >> acts", "-v")
     until(lambda: "SigCgt" in Path(f"/proc/{other.pid}/status").read_text() and catches(other.pid, name))
     other.send_signal(signal.Signals[f"SIG{name}"])
     assert other.wait(PATIENCE) == 128 + signal.Signals[f"SIG{name}"]
-    assert ("never", 0, 0) not in stage.lines()
+    assert ("never", 0, 0) not in setup.lines()
 
 
 def catches(pid: int, name: str) -> bool:
     caught = int(re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[0], 16)
-    usr1 = 1 << (signal.SIGUSR1 - 1)  # Python itself never catches this one, so tenure's handlers are in place
+    usr1 = 1 << (signal.SIGUSR1 - 1)  # Python itself does not handle this one, so tenure's handlers are installed
     return bool(caught & usr1) and bool(caught & (1 << (signal.Signals[f"SIG{name}"] - 1)))
 
 
-def test_a_standby_prints_each_leader_once(stage: Stage) -> None:
-    first = stage.sh(BEATS, "--label", "first")
-    stage.wait_for_start()
-    other = stage.sh(BEATS, "--label", "other", "--retry-every", "300ms")
+def test_a_standby_prints_each_leader_once(setup: LeadSetup) -> None:
+    first = setup.sh(BEATS, "--label", "first")
+    setup.wait_for_start()
+    other = setup.sh(BEATS, "--label", "other", "--retry-every", "300ms")
     assert other.stderr
     says = r"tenure: job: standing by; first-[0-9a-f]{32}#1 leads, term 1\n"
     assert re.fullmatch(says, other.stderr.readline())
-    quiet = stage.sh(BEATS, "--label", "quiet", "--retry-every", "300ms", "--quiet")
+    quiet = setup.sh(BEATS, "--label", "quiet", "--retry-every", "300ms", "--quiet")
     until(lambda: catches(quiet.pid, "TERM"))
     first.terminate()
     first.wait(PATIENCE)
-    stage.wait_for_start(after=1)
-    winner, loser = (other, quiet) if "other" in stage.tenure("status", "job").stdout else (quiet, other)
-    if winner is other:  # which is left to chance
+    setup.wait_for_start(after=1)
+    winner, loser = (other, quiet) if "other" in setup.tenure("status", "job").stdout else (quiet, other)
+    if winner is other:  # at random
         assert other.stderr.readline() == "tenure: job: elected, term 2; the command is started\n"
     else:
         assert "standing by; quiet-" in other.stderr.readline()
@@ -337,8 +337,8 @@ def test_a_standby_prints_each_leader_once(stage: Stage) -> None:
     assert said == winner.communicate(timeout=PATIENCE)[1] == ""
 
 
-def test_verbose_prints_each_start_and_end_with_its_time(stage: Stage) -> None:
-    process = stage.sh("exit 3", "-v")
+def test_verbose_prints_each_start_and_end_with_its_time(setup: LeadSetup) -> None:
+    process = setup.sh("exit 3", "-v")
     lines = process.communicate(timeout=PATIENCE)[1].splitlines()
     assert all(re.match(r"tenure: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 job: ", line) for line in lines)
     told = [line.partition(" job: ")[2] for line in lines]
@@ -349,129 +349,129 @@ def test_verbose_prints_each_start_and_end_with_its_time(stage: Stage) -> None:
 # --- the command never outlives the term -------------------------------------------------------------------------
 
 
-def test_kill_9_takes_everything_along(stage: Stage) -> None:
-    process = stage.sh(FAMILY, "--ttl", "1000")  # long before the lease ends
-    stage.wait_for_start(count=3)
+def test_kill_9_ends_everything(setup: LeadSetup) -> None:
+    process = setup.sh(FAMILY, "--ttl", "1000")  # long before the lease ends
+    setup.wait_for_start(count=3)
     process.kill()
-    until(lambda: not any(map(is_alive, stage.pids())))
+    until(lambda: not any(map(is_alive, setup.pids())))
 
 
-def test_kill_9_of_the_guard_takes_everything_along(stage: Stage) -> None:
-    process = stage.sh(FAMILY)
-    stage.wait_for_start(count=3)
+def test_kill_9_of_the_guard_ends_everything(setup: LeadSetup) -> None:
+    process = setup.sh(FAMILY)
+    setup.wait_for_start(count=3)
     (guard,) = children_of(process.pid)
     os.kill(guard, signal.SIGKILL)
     assert process.wait(PATIENCE) == 137
-    assert not any(map(is_alive, stage.pids()))
-    assert stage.tenure("status", "job").returncode == 3
+    assert not any(map(is_alive, setup.pids()))
+    assert setup.tenure("status", "job").returncode == 3
 
 
-def test_kill_9_of_the_guard_ends_a_command_that_keeps_forking(stage: Stage) -> None:
-    process = stage.sh(FORKING)
-    stage.wait_for_start(count=10)
+def test_kill_9_of_the_guard_ends_a_command_that_keeps_forking(setup: LeadSetup) -> None:
+    process = setup.sh(FORKING)
+    setup.wait_for_start(count=10)
     (guard,) = children_of(process.pid)
     os.kill(guard, signal.SIGKILL)
     assert process.wait(PATIENCE) == 137
-    stage.judge_that_nothing_forks()
+    setup.check_that_nothing_forks()
 
 
-def test_a_command_that_keeps_forking_does_not_outlive_its_term(stage: Stage) -> None:
-    first = stage.sh(FORKING, *SHORT)
-    old = stage.wait_for_start(count=10)
-    stage.sh(BEATS, *SHORT)
-    stop(first.pid, stage.folder / "work.db")
-    stage.wait_for_start(after=old)
-    stage.judge_that_nothing_forks()
-    stage.judge()
+def test_a_command_that_keeps_forking_does_not_outlive_its_term(setup: LeadSetup) -> None:
+    first = setup.sh(FORKING, *SHORT)
+    old = setup.wait_for_start(count=10)
+    setup.sh(BEATS, *SHORT)
+    stop(first.pid, setup.folder / "work.db")
+    setup.wait_for_start(after=old)
+    setup.check_that_nothing_forks()
+    setup.check_order()
 
 
 @pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
-def test_a_killed_leader_is_succeeded(stage: Stage, script: str) -> None:
-    first = stage.sh(script, *SHORT)
-    token = stage.wait_for_start(count=3 if script is FAMILY else 1)
-    stage.sh(BEATS, *SHORT)
+def test_a_killed_leader_is_succeeded(setup: LeadSetup, script: str) -> None:
+    first = setup.sh(script, *SHORT)
+    token = setup.wait_for_start(count=3 if script is FAMILY else 1)
+    setup.sh(BEATS, *SHORT)
     first.kill()
-    stage.wait_for_start(after=token)
-    stage.judge()
+    setup.wait_for_start(after=token)
+    setup.check_order()
 
 
 @pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
-def test_a_leader_stopped_past_its_lease(stage: Stage, script: str) -> None:
-    first = stage.sh(script, *SHORT)
-    old = stage.wait_for_start(count=3 if script is FAMILY else 1)
-    second = stage.sh(BEATS, *SHORT)
-    stop(first.pid, stage.folder / "work.db")
-    new = stage.wait_for_start(after=old)
-    assert not any(map(is_alive, stage.pids(old)))
-    stage.judge()
-    first.send_signal(signal.SIGCONT)  # it finds its term over, and stands again
+def test_a_leader_stopped_past_its_lease(setup: LeadSetup, script: str) -> None:
+    first = setup.sh(script, *SHORT)
+    old = setup.wait_for_start(count=3 if script is FAMILY else 1)
+    second = setup.sh(BEATS, *SHORT)
+    stop(first.pid, setup.folder / "work.db")
+    new = setup.wait_for_start(after=old)
+    assert not any(map(is_alive, setup.pids(old)))
+    setup.check_order()
+    first.send_signal(signal.SIGCONT)  # its term is over, and it campaigns again
     second.kill()
-    stage.wait_for_start(after=new)
+    setup.wait_for_start(after=new)
     assert first.poll() is None
-    stage.judge()
+    setup.check_order()
 
 
-def test_a_stopped_guard_does_not_save_the_command(stage: Stage) -> None:
-    first = stage.sh(FAMILY, *SHORT)
-    token = stage.wait_for_start(count=3)
-    stage.sh(BEATS)
+def test_a_stopped_guard_does_not_keep_the_command(setup: LeadSetup) -> None:
+    first = setup.sh(FAMILY, *SHORT)
+    token = setup.wait_for_start(count=3)
+    setup.sh(BEATS)
     (guard,) = children_of(first.pid)
     os.kill(guard, signal.SIGSTOP)
-    assert stage.tenure("resign", "job").returncode == 0
-    stage.wait_for_start(after=token)
+    assert setup.tenure("resign", "job").returncode == 0
+    setup.wait_for_start(after=token)
     assert not is_alive(guard)
-    stage.judge()
+    setup.check_order()
 
 
 @pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
-def test_a_leader_that_is_asked_to_step_down(stage: Stage, script: str) -> None:
-    stage.sh(script, *SHORT)
-    token = stage.wait_for_start(count=3 if script is FAMILY else 1)
-    stage.sh(BEATS)
-    assert stage.tenure("resign", "job", "--wait", "30").returncode == 0
-    stage.wait_for_start(after=token)
-    stage.judge()
+def test_a_leader_that_is_asked_to_step_down(setup: LeadSetup, script: str) -> None:
+    setup.sh(script, *SHORT)
+    token = setup.wait_for_start(count=3 if script is FAMILY else 1)
+    setup.sh(BEATS)
+    assert setup.tenure("resign", "job", "--wait", "30").returncode == 0
+    setup.wait_for_start(after=token)
+    setup.check_order()
 
 
-def test_a_store_that_stops_answering(stage: Stage) -> None:
-    process = stage.sh(DEAF, *SHORT)
-    token = stage.wait_for_start()
-    (pid,) = stage.pids(token)
-    with closing(sqlite3.connect(stage.folder / "work.db", isolation_level=None, timeout=PATIENCE)) as connection:
+def test_a_store_that_stops_answering(setup: LeadSetup) -> None:
+    process = setup.sh(IGNORING, *SHORT)
+    token = setup.wait_for_start()
+    (pid,) = setup.pids(token)
+    with closing(sqlite3.connect(setup.folder / "work.db", isolation_level=None, timeout=PATIENCE)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         until(lambda: not is_alive(pid))
         connection.execute("ROLLBACK")
-    stage.wait_for_start(after=token)  # it stood for election again, and the command has the new token
+    setup.wait_for_start(after=token)  # it campaigned again, and the command has the new token
     process.terminate()
     process.terminate()
-    stage.judge()
+    setup.check_order()
 
 
-def test_a_store_that_says_no(stage: Stage) -> None:
-    stage.sh(DEAF, *SHORT)
-    token = stage.wait_for_start()
-    (pid,) = stage.pids(token)
-    with closing(sqlite3.connect(stage.folder / "work.db", isolation_level=None, timeout=PATIENCE)) as connection:
+def test_a_store_that_says_no(setup: LeadSetup) -> None:
+    setup.sh(IGNORING, *SHORT)
+    token = setup.wait_for_start()
+    (pid,) = setup.pids(token)
+    with closing(sqlite3.connect(setup.folder / "work.db", isolation_level=None, timeout=PATIENCE)) as connection:
         connection.execute("UPDATE tenure_lease SET holder = NULL, token = token + 1")
     until(lambda: not is_alive(pid))
-    stage.wait_for_start(after=token + 1)
-    stage.judge()
+    setup.wait_for_start(after=token + 1)
+    setup.check_order()
 
 
 # --- again and again ---------------------------------------------------------------------------------------------
 
 
-def test_again_stands_anew_with_a_new_token(stage: Stage) -> None:
-    process = stage.sh("echo start $TENURE_TOKEN $$ >> acts; exit 1", "--again")
-    until(lambda: len(stage.tokens()) >= 3, stage.errors)
+def test_again_campaigns_with_a_new_token(setup: LeadSetup) -> None:
+    process = setup.sh("echo start $TENURE_TOKEN $$ >> acts; exit 1", "--again")
+    until(lambda: len(setup.tokens()) >= 3, setup.errors)
     process.terminate()
     assert process.wait(PATIENCE) in (1, 143)
-    tokens = stage.tokens()
+    tokens = setup.tokens()
     assert tokens == sorted(set(tokens))
 
 
-def test_again_ends_when_the_terminal_hangs_up(stage: Stage) -> None:
-    process = stage.sh(BEATS, "--again")
-    stage.wait_for_start()
+def test_again_ends_when_the_terminal_hangs_up(setup: LeadSetup) -> None:
+    process = setup.sh(BEATS, "--again")
+    setup.wait_for_start()
     process.send_signal(signal.SIGHUP)
     assert process.wait(PATIENCE) == 129

@@ -1,4 +1,4 @@
-"""The main thread may end, and other threads lead on: Python waits for them, and so must what we do in threads."""
+"""The main thread may end while other threads lead: Python waits for these, and tenure's threads must go on."""
 
 from __future__ import annotations
 

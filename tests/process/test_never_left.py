@@ -1,4 +1,4 @@
-"""A program that ends while it leads ends quietly, and hands its lease back where nobody works under it."""
+"""A program that ends while it leads ends quietly, and releases its lease if no work runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Five hosts, each with its own network; the leader's is cut off repeatedly. The old one is out before the new."""
+"""Five hosts, each with its own network; the leader's is cut off repeatedly. No two lead at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60 + 20 * CUTS)]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a member: when, by the clock that all processes of this machine share, and under which term."""
+    """One line of a member: the time, by the clock that all processes of this machine share, and the term."""
 
     at: float
     what: str
@@ -80,7 +80,7 @@ def lab() -> Iterator[NetLab]:
 
 
 @pytest.mark.parametrize("strategy", ["lowest", "bully", "ring"])
-def test_a_leader_that_is_cut_off_is_out_before_the_next_is_in(strategy: str, lab: NetLab, tmp_path: Path) -> None:
+def test_a_leader_that_is_cut_off_stops_before_the_next_leads(strategy: str, lab: NetLab, tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     addresses = ",".join(f"{lab.address(host)}:7000" for host in range(HOSTS))
     environment = os.environ | {"TENURE_PEERS_KEY": "only for this test, only here"}
@@ -121,7 +121,7 @@ def overlapping(lines: list[Entry]) -> list[str]:
     return found
 
 
-def test_an_overlap_would_be_seen() -> None:
+def test_an_overlap_is_detected() -> None:
     lines = [
         Entry(1.0, "in", 1, 0),
         Entry(2.0, "act", 1, 0),

@@ -1,4 +1,4 @@
-"""The servers that other tests lean on: they start, they can be hurt, and nothing is left of them."""
+"""The servers of other tests: they start, can be stopped and cut off, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_clock_can_be_turned() -> None:
         assert float(database.run(*ask, question)) >= before + 3_600
 
 
-def test_a_paused_server_takes_connections_and_says_nothing() -> None:
+def test_a_paused_server_accepts_connections_and_does_not_answer() -> None:
     with private(Redis) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
         server.pause()
         connection.sendall(b"PING\r\n")
@@ -120,7 +120,7 @@ def test_only_the_right_authority_is_trusted() -> None:
         assert asked_for_tls == b"S"
 
 
-def test_azurite_can_live_faster() -> None:
+def test_azurite_can_have_a_faster_clock() -> None:
     with private(Azurite, speed=20.0) as server:
         answer = server.blob.answers(b"GET /devstoreaccount1 HTTP/1.0\r\n\r\n")
         assert answer is not None
@@ -129,7 +129,7 @@ def test_azurite_can_live_faster() -> None:
 
 RUN = """
 import signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored by what was started in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # processes started in the background ignore it
 from tests.servers import Postgres, Redis, private
 from tests.servers.process import run_folder
 servers = [private(Redis), private(Postgres)]
@@ -139,7 +139,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_nothing_is_left_of_a_run_that_was(number: signal.Signals) -> None:
+def test_nothing_is_left_of_an_ended_run(number: signal.Signals) -> None:
     for kind in (Redis, Postgres):
         require(kind)
     env = {name: value for name, value in os.environ.items() if name != MARK}

@@ -1,6 +1,6 @@
-"""Many names, three processes and a store, killed, stopped, cut off, restarted: never two leaders, seldom none.
+"""Many names, three processes and a store, killed, stopped, cut off, restarted: never two leaders, rarely none.
 
-What a leader does is written down by a Redis, which nobody hurts: every act after a ``term.check()``, in true
+The acts of leaders are recorded in a Redis without faults: every act after a ``term.check()``, in true
 order, and apart from them what it accepts under a fence. ``TENURE_FULL=1`` makes it long.
 """
 
@@ -27,9 +27,9 @@ from tests.servers import Postgres, Redis, Server, private
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-# A short lease is refused by a machine that is too busy to renew it, so the short run has longer ones.
+# A busy machine may fail to renew a short lease, so the short run has longer ones.
 ROUNDS, NAMES, TTL = (8, 50, 2.0) if FULL else (1, 20, 4.0)
-PAUSE_MAX = TTL / 20  # the margin: seconds from a check to its act in which no other can have begun to lead
+PAUSE_MAX = TTL / 20  # the margin: seconds from a check to its act in which no other leader can have begun
 BOUND = 60.0  # seconds in which every name is led again; long, for the machine may be busy
 
 PROGRAM = """
@@ -54,13 +54,13 @@ async def main(url, resource, names, ttl, pause_max):
             term.check()
             try:
                 await resource.eval(FENCED, 0, term.name, term.token, os.getpid())
-            finally:  # also when it is cancelled there
+            finally:  # also after a cancellation
                 if time.monotonic() - began > pause_max:
                     await resource.rpush("paused", f"{term.name} {term.token} {os.getpid()}")
             await asyncio.sleep(0.2)
 
     async def stand(backend, name):
-        while True:  # a term that ends with an error is no reason to give up
+        while True:  # it campaigns again after an error
             try:
                 await backend.election(name, ttl=ttl).run(work)
             except tenure.TermLost:
@@ -77,10 +77,10 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]),
 
 
 class Candidate:
-    """A process that stands for every name, and its own way to the server."""
+    """A process that campaigns for every name, with its own proxy to the server."""
 
     def __init__(self, url: str, way: FaultProxy, resource: Redis) -> None:
-        self.way = way
+        self.proxy = way
         self._url = url
         self._resource = resource
         self.process = self._start()
@@ -94,18 +94,18 @@ class Candidate:
         self.process.kill()
         self.process.wait()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self.end()
         self.process = self._start()
 
 
-class Yard:
-    """The server, its candidates, and what they did."""
+class ElectionSetup:
+    """The server, its candidates, and their acts."""
 
-    def __init__(self, server: Server, candidates: list[Candidate], diary: aioredis.Redis, seed: int) -> None:
+    def __init__(self, server: Server, candidates: list[Candidate], records: aioredis.Redis, seed: int) -> None:
         self.server = server
         self.candidates = candidates
-        self.diary = diary
+        self.records = records
         self.rng = random.Random(seed)
         self.stopped: set[int] = set()
 
@@ -113,7 +113,7 @@ class Yard:
         return self.rng.choice(self.candidates)
 
     async def kill(self) -> None:
-        self.one().begin_anew()
+        self.one().restart()
 
     async def stop(self) -> None:
         process = self.one().process
@@ -123,20 +123,20 @@ class Yard:
         process.send_signal(signal.SIGCONT)
 
     async def black_hole(self) -> None:
-        way = self.one().way
-        way.stall()
+        proxy = self.one().proxy
+        proxy.stall()
         await asyncio.sleep(TTL * 1.25)
-        way.heal()
+        proxy.heal()
 
     async def lose_answers(self) -> None:
-        way = self.one().way
-        way.lose_answers(by="stall")
+        proxy = self.one().proxy
+        proxy.lose_answers(by="stall")
         await asyncio.sleep(TTL * 1.25)
-        way.heal()
+        proxy.heal()
 
     async def reset(self) -> None:
         for candidate in self.candidates:
-            candidate.way.reset()
+            candidate.proxy.reset()
 
     async def restart(self) -> None:
         self.server.kill()
@@ -150,64 +150,64 @@ class Yard:
     async def all_lead(self) -> float:
         """Wait until every name has been acted for since now; return how long that took."""
         begun = time.monotonic()
-        seen = await self.diary.llen("acts")
+        seen = await self.records.llen("acts")
 
         async def acted() -> bool:
-            return len({act.split()[0] for act in await self.diary.lrange("acts", seen, -1)}) == NAMES
+            return len({act.split()[0] for act in await self.records.lrange("acts", seen, -1)}) == NAMES
 
         await until(acted, within=BOUND, what="every name to be led")
         return time.monotonic() - begun
 
 
 @pytest.mark.parametrize("kind", [Redis, Postgres], ids=lambda kind: str(kind.__name__))
-async def test_never_two_and_never_nobody_for_long(kind: type[Redis] | type[Postgres]) -> None:
+async def test_never_two_leaders_and_never_none_for_long(kind: type[Redis] | type[Postgres]) -> None:
     with private(kind) as server, private(Redis, options=[("appendonly", "no")]) as resource:
         if isinstance(server, Postgres):
             await postgres.migrate(server.url)
-        ways = [await FaultProxy("127.0.0.1", server.port).__aenter__() for _ in range(3)]
-        diary = aioredis.Redis.from_url(resource.url)
-        urls = [f"{server.url.replace(str(server.port), str(way.port))}?timeout=1" for way in ways]
-        candidates = [Candidate(url, way, resource) for url, way in zip(urls, ways, strict=True)]
+        proxies = [await FaultProxy("127.0.0.1", server.port).__aenter__() for _ in range(3)]
+        records = aioredis.Redis.from_url(resource.url)
+        urls = [f"{server.url.replace(str(server.port), str(proxy.port))}?timeout=1" for proxy in proxies]
+        candidates = [Candidate(url, proxy, resource) for url, proxy in zip(urls, proxies, strict=True)]
         try:
-            yard = Yard(server, candidates, diary, seed=4)
-            await yard.all_lead()
+            setup = ElectionSetup(server, candidates, records, seed=4)
+            await setup.all_lead()
             for number in range(ROUNDS):
-                for fault in yard.faults:
+                for fault in setup.faults:
                     await fault()
-                    print(f"round {number}: {fault.__name__}: all led {await yard.all_lead():.1f} s after", flush=True)
-            acts = parsed(await diary.lrange("acts", 0, -1))
-            accepted = parsed(await diary.lrange("accepted", 0, -1))
-            paused = set(parsed(await diary.lrange("paused", 0, -1)))
+                    print(f"round {number}: {fault.__name__}: all led {await setup.all_lead():.1f} s after", flush=True)
+            acts = parsed(await records.lrange("acts", 0, -1))
+            accepted = parsed(await records.lrange("accepted", 0, -1))
+            paused = set(parsed(await records.lrange("paused", 0, -1)))
         finally:
             for candidate in candidates:
                 candidate.end()
-            for way in ways:
-                await way.__aexit__(None, None, None)
-            await diary.aclose()
+            for proxy in proxies:
+                await proxy.__aexit__(None, None, None)
+            await records.aclose()
             log = (resource.folder / "candidates.log").read_text()
             print(log[log.find("UNEXPECTED") :][:3_000] if "UNEXPECTED" in log else log[-3_000:])
     terms = {(name, token) for name, token, _ in acts}
     print(
         f"{len(acts)} acts in {len(terms)} terms, {len(paused)} terms with a pause; late ones of stopped processes: "
-        f"{len(late(acts)) - len(late(acts, but=yard.stopped))}"
+        f"{len(late(acts)) - len(late(acts, but=setup.stopped))}"
     )
     assert "UNEXPECTED" not in log
     assert late(accepted) == []
-    # Who was stopped between check and act, or had to wait for a processor, can't know; the fence does.
-    assert [act for act in late(acts, but=yard.stopped) if act not in paused] == []
-    assert len({(name, token, pid) for name, token, pid in acts}) == len(terms)  # no token was given out twice
+    # A process that was stopped or not scheduled between check and act can't know; the fence does.
+    assert [act for act in late(acts, but=setup.stopped) if act not in paused] == []
+    assert len({(name, token, pid) for name, token, pid in acts}) == len(terms)  # no token was given twice
 
 
 Act = tuple[str, int, int]
 
 
 def parsed(lines: Sequence[bytes | str]) -> list[Act]:
-    told = [line.decode() if isinstance(line, bytes) else line for line in lines]
-    return [(name, int(token), int(pid)) for name, token, pid in (line.split() for line in told)]
+    texts = [line.decode() if isinstance(line, bytes) else line for line in lines]
+    return [(name, int(token), int(pid)) for name, token, pid in (line.split() for line in texts)]
 
 
 def late(acts: list[Act], but: Collection[int] = ()) -> list[Act]:
-    """Return what was done in an old term's name when a newer one had begun to act."""
+    """Return the acts of an old term after a newer one had begun to act."""
     newest: dict[str, int] = {}
     found = []
     for name, token, pid in acts:

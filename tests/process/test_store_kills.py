@@ -34,8 +34,8 @@ FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
 
 
 @dataclass(frozen=True)
-class Course:
-    """How hard a kind of server is tried. Times in seconds."""
+class Load:
+    """The load and the kills for a kind of server. Times in seconds."""
 
     driver: str
     server: type[Azurite] | type[Postgres] | type[Redis]
@@ -45,14 +45,14 @@ class Course:
     consumers: int = 4
     lock: float = 1.0
     batch: int = 20
-    pause: float = 0.02  # from one send to the next, and after a claim that brought nothing
-    patience: float = 120.0  # until all is worked off
+    pause: float = 0.02  # after each send, and after an empty claim
+    patience: float = 120.0  # until the queue is empty
 
 
-COURSES = [
-    Course("asyncpg", Postgres),
-    Course("redis", Redis),
-    Course(
+LOADS = [
+    Load("asyncpg", Postgres),
+    Load("redis", Redis),
+    Load(
         "azure.storage.queue",
         Azurite,
         messages=20_000 if FULL else 600,
@@ -74,7 +74,7 @@ from tenure._url import Url
 
 async def main(url, log, lock, batch, pause):
     broker = registry.load(url).open(url).broker
-    def note(what, names):  # one write each: what a kill cuts off was not said
+    def note(what, names):  # one write each: a kill leaves it whole or undone
         os.write(log, "".join(f"{what} {name}\\n" for name in names).encode())
     while True:
         try:
@@ -83,7 +83,7 @@ async def main(url, log, lock, batch, pause):
                 await asyncio.sleep(pause)
                 continue
             note("got", [one.id for one in claim.deliveries])
-            await asyncio.sleep(0.03)  # the work, in which most of the killed die
+            await asyncio.sleep(0.03)  # the work; most kills come here
             answers = await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
             done = [one.id for one, answer in zip(claim.deliveries, answers) if isinstance(answer, Settled)]
             note("settled", done)
@@ -95,38 +95,38 @@ asyncio.run(main(Url.parse(sys.argv[1]), log, float(sys.argv[3]), int(sys.argv[4
 """
 
 
-class Staff:
-    """Consumers, one of which is killed now and then, and replaced."""
+class Consumers:
+    """Consumers, which are killed one at a time, and replaced."""
 
-    def __init__(self, course: Course, url: str, folder: Path) -> None:
-        self._course = course
+    def __init__(self, load: Load, url: str, folder: Path) -> None:
+        self._load = load
         self._url = url
         self._folder = folder
-        self.hired = 0
-        self.running = [self._hire() for _ in range(course.consumers)]
+        self.started = 0
+        self.running = [self._start() for _ in range(load.consumers)]
 
-    def _hire(self) -> tuple[subprocess.Popen[bytes], Path]:
-        self.hired += 1
-        log = self._folder / f"{self.hired}.log"
-        course = self._course
-        numbers = [str(number) for number in (course.lock, course.batch, course.pause)]
+    def _start(self) -> tuple[subprocess.Popen[bytes], Path]:
+        self.started += 1
+        log = self._folder / f"{self.started}.log"
+        load = self._load
+        numbers = [str(number) for number in (load.lock, load.batch, load.pause)]
         return subprocess.Popen([sys.executable, "-c", CONSUMER, self._url, str(log), *numbers]), log
 
     async def kill_one(self, rng: random.Random) -> None:
-        """Kill one that has begun to work."""
+        """Kill one that has begun."""
         place = rng.randrange(len(self.running))
         one, log = self.running[place]
         await until(lambda: log.exists() and log.stat().st_size, within=120)
         one.kill()
         one.wait()
-        self.running[place] = self._hire()
+        self.running[place] = self._start()
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         for one, _ in self.running:
             one.kill()
             one.wait()
 
-    def said(self, what: str) -> Counter[str]:
+    def logged(self, what: str) -> Counter[str]:
         found: Counter[str] = Counter()
         for log in self._folder.glob("*.log"):
             for line in log.read_text().splitlines():
@@ -136,64 +136,64 @@ class Staff:
         return found
 
 
-@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.server.__name__)
-async def test_nothing_is_lost_and_nothing_settled_twice(course: Course, tmp_path: Path) -> None:
-    pytest.importorskip(course.driver)
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.server.__name__)
+async def test_nothing_is_lost_and_nothing_settled_twice(load: Load, tmp_path: Path) -> None:
+    pytest.importorskip(load.driver)
     rng = random.Random(17)
-    with private(course.server) as server:
-        # A server that is killed hangs up; one that is silent for less than this is only busy.
+    with private(load.server) as server:
+        # A killed server closes its connections; one that doesn't answer for less than this is only busy.
         url = Url.parse(f"{server.url}{'&' if '?' in server.url else '?'}timeout=20")
         module = registry.load(url)
-        if course.server is Postgres:
+        if load.server is Postgres:
             await module.migrate(url.written)
         backend = module.open(url)
-        await backend.broker.declare("work", {"lock": course.lock, "max_deliveries": 1_000})
-        staff = Staff(course, url.written, tmp_path)
+        await backend.broker.declare("work", {"lock": load.lock, "max_deliveries": 1_000})
+        consumers = Consumers(load, url.written, tmp_path)
         try:
             enough = asyncio.Event()
-            sending = asyncio.create_task(send(course, backend.broker, enough))
-            await hurt(course, server, staff, rng)
+            sending = asyncio.create_task(send(load, backend.broker, enough))
+            await inject_faults(load, server, consumers, rng)
             enough.set()
             sent = await sending
-            await empty(course, backend.broker)
+            await empty(load, backend.broker)
         finally:
-            staff.dismiss()
+            consumers.close()
             await backend.close()
-    got, settled = staff.said("got"), staff.said("settled")
+    got, settled = consumers.logged("got"), consumers.logged("settled")
     doubled = sum(got.values()) - len(got)
-    print(f"{len(got)} messages, {doubled} delivered again, {len(sent - set(settled))} settled with nobody to hear it")
+    print(f"{len(got)} messages, {doubled} delivered again, {len(sent - set(settled))} settled without an answer")
     assert set(got) == sent
     assert [name for name, times in settled.items() if times > 1] == []
-    assert len(sent - set(settled)) <= (course.kills + course.consumers * (course.server_kills + 1)) * course.batch
+    assert len(sent - set(settled)) <= (load.kills + load.consumers * (load.server_kills + 1)) * load.batch
 
 
-async def send(course: Course, broker: Broker, enough: asyncio.Event) -> set[str]:
-    """Send until it is enough, each batch again until it is acknowledged; return all ids."""
+async def send(load: Load, broker: Broker, enough: asyncio.Event) -> set[str]:
+    """Send until *enough*, repeating each batch until it is acknowledged; return all ids."""
     sent: set[str] = set()
-    while not enough.is_set() or len(sent) < course.messages:
+    while not enough.is_set() or len(sent) < load.messages:
         ids = [f"m{number}" for number in range(len(sent), len(sent) + 50)]
         try:
             await broker.send("work", [Outgoing(b"body", id=name) for name in ids])
             sent.update(ids)
-        except Unavailable:  # it may be there: the ids see to it that it is kept once
-            assert course.server_kills
-        await asyncio.sleep(course.pause)
+        except Unavailable:  # it may have been kept: with the ids, it is kept once
+            assert load.server_kills
+        await asyncio.sleep(load.pause)
     return sent
 
 
-async def hurt(course: Course, server: Any, staff: Staff, rng: random.Random) -> None:
-    for number in range(course.kills):
+async def inject_faults(load: Load, server: Any, consumers: Consumers, rng: random.Random) -> None:
+    for number in range(load.kills):
         await asyncio.sleep(rng.uniform(0.05, 0.25))
-        await staff.kill_one(rng)
-        if course.server_kills:
-            every = course.kills // course.server_kills
+        await consumers.kill_one(rng)
+        if load.server_kills:
+            every = load.kills // load.server_kills
             if number % every == every // 2:
                 server.kill()
                 server.start()
 
 
-async def empty(course: Course, broker: Broker) -> None:
-    give_up = time.monotonic() + course.patience
+async def empty(load: Load, broker: Broker) -> None:
+    give_up = time.monotonic() + load.patience
     while await broker.stats("work") != Stats():
         assert time.monotonic() < give_up, await broker.stats("work")
         await asyncio.sleep(0.05)

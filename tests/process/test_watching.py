@@ -1,4 +1,4 @@
-"""``queue --watch`` and ``watch`` on a server that is not there at first, and goes away in their midst."""
+"""``queue --watch`` and ``watch`` on a server that starts later, and is restarted meanwhile."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_they_wait_for_a_server_and_outlive_its_restarts(start: Start, kind: typ
         for process in watching:
             assert "the store answers now" in process.stderr.readline()  # type: ignore[union-attr]
         with tenure.sync.connect(server.url) as backend, backend.election("job").campaign():
-            line_with(watching[1].stdout, "token ")  # a term that is over at once need not be seen
+            line_with(watching[1].stdout, "token ")  # a term that ends at once may be missed
         for process in watching:
             process.send_signal(2)
             assert process.wait(60) == 0
@@ -95,7 +95,7 @@ def test_how_long_they_wait(start: Start) -> None:
 
 
 @pytest.mark.parametrize("arguments", [QUEUE, LEADER], ids=lambda arguments: arguments[0])
-def test_a_store_that_falls_silent_is_seen_on_a_terminal(arguments: list[str]) -> None:
+def test_a_store_that_stops_answering_is_shown_on_a_terminal(arguments: list[str]) -> None:
     with private(Redis) as server, Terminal(*arguments, "--on", server.url) as terminal:
         asyncio.run(use(server.url))
         terminal.until_shown(f"tenure {arguments[0]}")
@@ -109,7 +109,7 @@ def test_a_store_that_falls_silent_is_seen_on_a_terminal(arguments: list[str]) -
         assert terminal.is_as_before()
 
 
-def test_a_server_that_takes_no_notice_is_not_waited_for_longer(start: Start) -> None:
+def test_a_server_that_does_not_answer_is_not_waited_for_longer(start: Start) -> None:
     with private(Redis) as server:
         server.pause()
         out, err = start(server.url, *QUEUE, "--wait", "300ms").communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""``tenure work`` as a real process: exit codes decide, time-outs and signals are kept, nothing outlives its worker.
+"""``tenure work`` as a real process: exit codes decide, time-outs and signals are obeyed, nothing outlives its worker.
 
 A lock is so long that no load of the machine can cost it, but where its end is what is waited for; and there, what a
 command does depends on what was done before, and not on the number of its delivery, which may rise more than once.
@@ -22,146 +22,146 @@ import pytest
 import tenure
 import tenure.sync
 from tests.ports import ports_held
-from tests.process.looking import PATIENCE, is_alive, tell
-from tests.process.work_stage import ONCE, Stage
+from tests.process.process_states import PATIENCE, is_alive, send_signal_to
+from tests.process.worker_setup import ONCE, WorkerSetup
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
+def setup(tmp_path: Path) -> Iterator[WorkerSetup]:
+    setup = WorkerSetup(tmp_path)
     try:
-        yield stage
+        yield setup
     finally:
-        stage.close()
+        setup.close()
 
 
-def test_the_exit_code_decides(stage: Stage) -> None:
-    stage.send("good", "later", "bad")
+def test_the_exit_code_decides(setup: WorkerSetup) -> None:
+    setup.send("good", "later", "bad")
     script = """
         body=$(cat); echo "$body $TENURE_DELIVERY_COUNT $TENURE_MESSAGE_ID" >> said
         case $body$TENURE_DELIVERY_COUNT in later1) exit 1;; bad*) exit 65;; esac
     """
-    worker = stage.work("--retry-initial", "10ms", "--", "sh", "-c", script)
-    stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
+    worker = setup.work("--retry-initial", "10ms", "--", "sh", "-c", script)
+    setup.wait(lambda: setup.stats() == tenure.Stats(dead=1))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
-    assert sorted(stage.said()) == ["bad 1 bad", "good 1 good", "later 1 later", "later 2 later"]
-    with tenure.sync.connect(stage.url) as backend:
+    assert sorted(setup.said()) == ["bad 1 bad", "good 1 good", "later 1 later", "later 2 later"]
+    with tenure.sync.connect(setup.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
         assert (letter.id, letter.reason) == ("bad", "exit 65")
 
 
 @pytest.mark.parametrize(("wait", "said"), [("0", "can't be reached"), ("50ms", "there was no answer within 0.05 s")])
-def test_a_store_that_is_not_there_is_not_waited_for_if_so_asked(stage: Stage, wait: str, said: str) -> None:
+def test_an_unavailable_store_is_not_waited_for_with_a_short_wait(setup: WorkerSetup, wait: str, said: str) -> None:
     pytest.importorskip("asyncpg")
     with ports_held(1) as [port]:
-        worker = stage.work("--wait", wait, "--on", f"postgresql://postgres@127.0.0.1:{port}/work", "--", "true")
+        worker = setup.work("--wait", wait, "--on", f"postgresql://postgres@127.0.0.1:{port}/work", "--", "true")
         _, err = worker.communicate(timeout=PATIENCE)
     assert (worker.returncode, "tenure: error: " in err) == (69, True)
     assert said in err
 
 
-def test_which_codes_reject_can_be_said(stage: Stage) -> None:
-    stage.send("3", "7", "65")
+def test_the_codes_that_reject_can_be_chosen(setup: WorkerSetup) -> None:
+    setup.send("3", "7", "65")
     script = "body=$(cat); echo $body >> said; exit $body"
     fast = ("--retry-initial", "0", "--retry-maximum", "0", "--max-deliveries", "2", "--")
-    stage.work("--reject-on", "2-3", "--retry-on", "65", *fast, "sh", "-c", script)
-    stage.wait(lambda: stage.stats() == tenure.Stats(dead=3))
-    assert sorted(stage.said()) == ["3", "65", "65", "7", "7"]
-    assert stage.reasons() == {"3": "exit 3", "7": "max_deliveries", "65": "max_deliveries"}
+    setup.work("--reject-on", "2-3", "--retry-on", "65", *fast, "sh", "-c", script)
+    setup.wait(lambda: setup.stats() == tenure.Stats(dead=3))
+    assert sorted(setup.said()) == ["3", "65", "65", "7", "7"]
+    assert setup.reasons() == {"3": "exit 3", "7": "max_deliveries", "65": "max_deliveries"}
 
 
-def test_with_codes_to_retry_alone_all_others_reject(stage: Stage) -> None:
-    stage.send("3", "7", "137")
+def test_with_codes_to_retry_alone_all_others_reject(setup: WorkerSetup) -> None:
+    setup.send("3", "7", "137")
     script = "body=$(cat); echo $body >> said; exit $body"
     fast = ("--retry-initial", "0", "--retry-maximum", "0", "--max-deliveries", "2", "--")
-    stage.work("--retry-on", "7", *fast, "sh", "-c", script)
-    stage.wait(lambda: stage.stats() == tenure.Stats(dead=3))
-    assert stage.reasons() == {"3": "exit 3", "7": "max_deliveries", "137": "exit 137"}
+    setup.work("--retry-on", "7", *fast, "sh", "-c", script)
+    setup.wait(lambda: setup.stats() == tenure.Stats(dead=3))
+    assert setup.reasons() == {"3": "exit 3", "7": "max_deliveries", "137": "exit 137"}
 
 
-def test_a_command_that_can_not_be_run_is_tried_again(stage: Stage) -> None:
-    program = stage.folder / "program"
+def test_a_command_that_can_not_be_run_is_tried_again(setup: WorkerSetup) -> None:
+    program = setup.folder / "program"
     program.write_text("#!/nonexistent/interpreter\n")
     program.chmod(0o755)
-    stage.send("one")
-    stage.work("--retry-on", "7", "--max-deliveries", "2", "--retry-initial", "10ms", "--", str(program))
-    stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
-    with tenure.sync.connect(stage.url) as backend:
+    setup.send("one")
+    setup.work("--retry-on", "7", "--max-deliveries", "2", "--retry-initial", "10ms", "--", str(program))
+    setup.wait(lambda: setup.stats() == tenure.Stats(dead=1))
+    with tenure.sync.connect(setup.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
     assert (letter.reason, letter.delivery_count) == ("max_deliveries", 2)
     assert letter.error
     assert letter.error.message == f"{str(program)!r} could not be run: No such file or directory"
 
 
-def test_the_command_may_send_to_the_same_store(stage: Stage) -> None:
-    stage.send("one")
-    worker = stage.work("--until-empty", "--", sys.executable, "-m", "tenure.cli", "send", "results", "done")
+def test_the_command_may_send_to_the_same_store(setup: WorkerSetup) -> None:
+    setup.send("one")
+    worker = setup.work("--until-empty", "--", sys.executable, "-m", "tenure.cli", "send", "results", "done")
     assert worker.wait(PATIENCE) == 0
-    with tenure.sync.connect(stage.url) as backend:
+    with tenure.sync.connect(setup.url) as backend:
         assert [message.body for message in backend.queue("results").receive()] == [b"done"]
 
 
 # --- what a command writes to stderr -----------------------------------------------------------------------------
 
 
-def test_stderr_is_passed_on_at_once_and_its_end_is_kept(stage: Stage) -> None:
-    stage.send("one")
+def test_stderr_is_passed_on_at_once_and_its_end_is_kept(setup: WorkerSetup) -> None:
+    setup.send("one")
     script = (
         r"printf 'first\377\n' >&2; until [ -e go ]; do sleep 0.02; done; printf 'a\0b\nno \033[31mway' >&2; exit 9"
     )
-    worker = stage.work("--quiet", "--max-deliveries", "1", "--", "sh", "-c", script)
+    worker = setup.work("--quiet", "--max-deliveries", "1", "--", "sh", "-c", script)
     assert worker.stderr
     assert os.read(worker.stderr.fileno(), 100) == b"first\xff\n"  # while the command still runs
-    (stage.folder / "go").touch()
-    stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
+    (setup.folder / "go").touch()
+    setup.wait(lambda: setup.stats() == tenure.Stats(dead=1))
     assert os.read(worker.stderr.fileno(), 100).startswith(b"a\0b\nno \x1b[31mway")
-    with tenure.sync.connect(stage.url) as backend:
+    with tenure.sync.connect(setup.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
     assert letter.error
     assert letter.error.message == "the command ended with code 9: no \x1b[31mway"
     assert letter.error.traceback.endswith("first\\xff\na\\x00b\nno \x1b[31mway\n")
-    shown = stage.tenure("dead", "show", "orders", "one")
+    shown = setup.tenure("dead", "show", "orders", "one")
     assert "    first\\xff\n    a\\x00b\n    no \\x1b[31mway\n" in shown
-    assert "no \\u001b[31mway" in stage.tenure("dead", "show", "orders", "one", "--json")
+    assert "no \\u001b[31mway" in setup.tenure("dead", "show", "orders", "one", "--json")
 
 
 @pytest.mark.parametrize("code", [1, 65])
-def test_much_on_stderr_is_all_passed_on_and_little_of_it_kept(stage: Stage, code: int) -> None:
-    stage.send("one")
+def test_much_on_stderr_is_all_passed_on_and_little_of_it_kept(setup: WorkerSetup, code: int) -> None:
+    setup.send("one")
     script = f"i=0; while [ $i -lt 200 ]; do printf '%08000d\n' $i >&2; i=$((i+1)); done; echo last >&2; exit {code}"
-    worker = stage.work("--quiet", "--max-deliveries", "1", "--until-empty", "--", "sh", "-c", script)
+    worker = setup.work("--quiet", "--max-deliveries", "1", "--until-empty", "--", "sh", "-c", script)
     _, passed_on = worker.communicate(timeout=PATIENCE)
     assert passed_on.startswith("0" * 8000 + "\n")
     assert passed_on.count("\n") > 200
-    with tenure.sync.connect(stage.url) as backend:
+    with tenure.sync.connect(setup.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
     assert letter.error
     assert letter.error.traceback.endswith("\nlast\n")
     assert 16_000 < len(letter.error.traceback) < 17_000
 
 
-def test_a_stderr_held_beyond_the_end_of_a_command_does_not_hold_up_its_message(stage: Stage) -> None:
-    stage.send("one")
+def test_a_stderr_held_beyond_the_end_of_a_command_does_not_delay_its_message(setup: WorkerSetup) -> None:
+    setup.send("one")
     script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect('held'); socket.send_fds(s, [b'x'], [2])"
     with closing(socket.socket(socket.AF_UNIX)) as listening:
-        listening.bind(str(stage.folder / "held"))
+        listening.bind(str(setup.folder / "held"))
         listening.listen()
-        worker = stage.work("--quiet", "--", sys.executable, "-c", script)
+        worker = setup.work("--quiet", "--", sys.executable, "-c", script)
         with closing(listening.accept()[0]) as connection:
             _, [held], _, _ = socket.recv_fds(connection, 1, 1)
     with os.fdopen(held, "wb", buffering=0) as stderr:
-        stage.wait(lambda: stage.stats() == tenure.Stats())
+        setup.wait(lambda: setup.stats() == tenure.Stats())
         stderr.write(b"afterwards\n")
         assert worker.stderr
         assert worker.stderr.readline() == "afterwards\n"
 
 
 @pytest.mark.parametrize("verbosity", ["--quiet", "--verbose"])
-def test_an_unread_stderr_holds_up_neither_messages_nor_the_end(stage: Stage, verbosity: str) -> None:
-    stage.send("one", "two", "three", "four")
+def test_an_unread_stderr_delays_neither_messages_nor_the_end(setup: WorkerSetup, verbosity: str) -> None:
+    setup.send("one", "two", "three", "four")
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb"), os.fdopen(writing, "wb") as full:
         os.set_blocking(full.fileno(), False)
@@ -170,84 +170,84 @@ def test_an_unread_stderr_holds_up_neither_messages_nor_the_end(stage: Stage, ve
                 os.write(full.fileno(), b"x" * 4096)
         os.set_blocking(full.fileno(), True)
         script = "echo said >&2; [ $(cat) != four ] || { echo waits > said; sleep 600; }"
-        worker = stage.work(verbosity, "--grace", "100ms", "--", "sh", "-c", script, stderr=full.fileno())
-        stage.wait(lambda: stage.said() and stage.stats() == tenure.Stats(locked=1))
+        worker = setup.work(verbosity, "--grace", "100ms", "--", "sh", "-c", script, stderr=full.fileno())
+        setup.wait(lambda: setup.said() and setup.stats() == tenure.Stats(locked=1))
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(PATIENCE) == 0
-        assert stage.stats().ready == 1
+        assert setup.stats().ready == 1
 
 
-def test_a_second_signal_ends_the_wait_for_an_unread_stderr(stage: Stage) -> None:
-    stage.send("one")
+def test_a_second_signal_ends_the_wait_for_an_unread_stderr(setup: WorkerSetup) -> None:
+    setup.send("one")
     script = "head -c 200000 /dev/zero >&2; echo done > said"
-    worker = stage.work("--grace", "10m", "--until-empty", "--", "sh", "-c", script)
-    stage.wait(lambda: stage.said() and stage.stats() == tenure.Stats())
-    tell(worker.pid, signal.SIGTERM)
-    assert worker.poll() is None  # what was written may still be read
+    worker = setup.work("--grace", "10m", "--until-empty", "--", "sh", "-c", script)
+    setup.wait(lambda: setup.said() and setup.stats() == tenure.Stats())
+    send_signal_to(worker.pid, signal.SIGTERM)
+    assert worker.poll() is None  # its output may still be read
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
 
 
-def test_a_worker_without_stderr(stage: Stage) -> None:
-    stage.send("one")
+def test_a_worker_without_stderr(setup: WorkerSetup) -> None:
+    setup.send("one")
     line = ["sh", "-c", 'exec "$@" 2>&-', "-", sys.executable, "-m", "tenure.cli", "work", "orders", "--until-empty"]
     command = ["--max-deliveries", "1", "--", "sh", "-c", "echo oops >&2; exit 1"]
-    environment = {**os.environ, "TENURE_URL": stage.url}
+    environment = {**os.environ, "TENURE_URL": setup.url}
     assert subprocess.run([*line, *command], env=environment, check=False, timeout=PATIENCE).returncode == 0
-    with tenure.sync.connect(stage.url) as backend:
+    with tenure.sync.connect(setup.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
     assert letter.error
     assert letter.error.message == "the command ended with code 1: oops"
 
 
-def test_a_command_that_takes_too_long_is_stopped_and_tried_again(stage: Stage) -> None:
-    stage.send("slow")
+def test_a_command_that_takes_too_long_is_stopped_and_tried_again(setup: WorkerSetup) -> None:
+    setup.send("slow")
     script = f"echo $TENURE_DELIVERY_COUNT $$ >> said; {ONCE} {{ trap '' TERM; sleep 600; sleep 600; }}"
-    stage.work("--timeout", "1s", "--", "sh", "-c", script)
-    stage.wait(lambda: len(stage.said()) > 1)
-    (first, pid), (second, _), *_ = (line.split() for line in stage.said())
+    setup.work("--timeout", "1s", "--", "sh", "-c", script)
+    setup.wait(lambda: len(setup.said()) > 1)
+    (first, pid), (second, _), *_ = (line.split() for line in setup.said())
     assert not is_alive(int(pid))
     assert int(first) < int(second)
-    stage.wait(lambda: stage.stats() == tenure.Stats())
+    setup.wait(lambda: setup.stats() == tenure.Stats())
 
 
-def test_term_lets_the_command_finish(stage: Stage) -> None:
-    stage.send("one", "two")
-    worker = stage.work("--", "sh", "-c", "cat >> said; until [ -e go ]; do sleep 0.05; done; echo ' done' >> said")
-    stage.wait(lambda: stage.said() == ["one"])
+def test_term_lets_the_command_finish(setup: WorkerSetup) -> None:
+    setup.send("one", "two")
+    worker = setup.work("--", "sh", "-c", "cat >> said; until [ -e go ]; do sleep 0.05; done; echo ' done' >> said")
+    setup.wait(lambda: setup.said() == ["one"])
     worker.send_signal(signal.SIGTERM)
-    stage.wait(lambda: stage.stats().locked == 1)
-    (stage.folder / "go").touch()
+    setup.wait(lambda: setup.stats().locked == 1)
+    (setup.folder / "go").touch()
     assert worker.wait(PATIENCE) == 0
-    assert stage.said() == ["one done"]
-    assert stage.stats().ready == 1
+    assert setup.said() == ["one done"]
+    assert setup.stats().ready == 1
 
 
-def test_a_command_that_outlasts_the_grace_is_stopped_and_given_back_uncounted(stage: Stage) -> None:
-    stage.send("one")
-    worker = stage.work("--grace", "200ms", "--", "sh", "-c", "echo $TENURE_DELIVERY_COUNT $$ >> said; sleep 600")
-    stage.wait(stage.said)
+def test_a_command_that_outlasts_the_grace_is_stopped_and_given_back_uncounted(setup: WorkerSetup) -> None:
+    setup.send("one")
+    worker = setup.work("--grace", "200ms", "--", "sh", "-c", "echo $TENURE_DELIVERY_COUNT $$ >> said; sleep 600")
+    setup.wait(setup.said)
     worker.send_signal(signal.SIGINT)
     assert worker.wait(PATIENCE) == 0
-    assert not is_alive(int(stage.said()[0].split()[1]))
-    with tenure.sync.connect(stage.url) as backend:
+    assert not is_alive(int(setup.said()[0].split()[1]))
+    with tenure.sync.connect(setup.url) as backend:
         [message] = backend.queue("orders").receive(wait=PATIENCE)
         assert message.delivery_count == 1
 
 
-def test_at_the_end_it_prints_the_outcomes_of_the_messages(stage: Stage) -> None:
-    stage.send("good", "bad", "worse", "slow")
+def test_at_the_end_it_prints_the_outcomes_of_the_messages(setup: WorkerSetup) -> None:
+    setup.send("good", "bad", "worse", "slow")
     script = """
         body=$(cat); echo $body >> said; until [ $(wc -l < said) = 4 ]; do sleep 0.02; done
         case $body in bad) exit 1;; worse) exit 65;; slow) sleep 600;; esac
     """
-    worker = stage.work("-c", "4", "--grace", "200ms", "--retry-initial", "1m", "--", "sh", "-c", script)
-    stage.wait(lambda: stage.stats() == tenure.Stats(locked=1, delayed=1, dead=1))
+    worker = setup.work("-c", "4", "--grace", "200ms", "--retry-initial", "1m", "--", "sh", "-c", script)
+    setup.wait(lambda: setup.stats() == tenure.Stats(locked=1, delayed=1, dead=1))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
     assert worker.stderr
     lines = worker.stderr.read().splitlines()
-    assert lines[0] == f"tenure: orders: consuming from {stage.url}, 4 messages at once"
+    assert lines[0] == f"tenure: orders: consuming from {setup.url}, 4 messages at once"
     # The store has a verdict before it is logged, so that the signal may come between the two.
     stopping = "stopping; 1 running, with 0.2 s to finish; a second signal stops them at once"
     assert f"tenure: orders: {stopping}" in lines[1:-1]
@@ -256,11 +256,11 @@ def test_at_the_end_it_prints_the_outcomes_of_the_messages(stage: Stage) -> None
     assert [line[:26] for line in lines[1:-1]].count("tenure: error: orders: mes") == 1
 
 
-def test_verbose_prints_each_start_and_end(stage: Stage) -> None:
-    (stage.folder / "shop.py").write_text("def sell(message):\n    if message.body == b'two':\n        1 / 0\n")
-    stage.send("one", "two")
+def test_verbose_prints_each_start_and_end(setup: WorkerSetup) -> None:
+    (setup.folder / "shop.py").write_text("def sell(message):\n    if message.body == b'two':\n        1 / 0\n")
+    setup.send("one", "two")
     lines = (
-        stage.work("--handler", "shop:sell", "--until-empty", "--max-deliveries", "1", "-v")
+        setup.work("--handler", "shop:sell", "--until-empty", "--max-deliveries", "1", "-v")
         .communicate(timeout=PATIENCE)[1]
         .splitlines()
     )
@@ -270,8 +270,8 @@ def test_verbose_prints_each_start_and_end(stage: Stage) -> None:
     assert any(re.fullmatch(r"orders: message 'two', delivery 1: failed after .*s", line) for line in told)
 
 
-def test_sessions_are_worked_off_in_order_and_side_by_side(stage: Stage) -> None:
-    with tenure.sync.connect(stage.url) as backend:
+def test_sessions_are_consumed_in_order_and_concurrently(setup: WorkerSetup) -> None:
+    with tenure.sync.connect(setup.url) as backend:
         for number in range(3):
             for session in ("a", "b"):
                 backend.queue("orders").send(f"{session}{number}".encode(), session=session)
@@ -280,41 +280,41 @@ def test_sessions_are_worked_off_in_order_and_side_by_side(stage: Stage) -> None
         until [ $(grep -c '0 . 1' said) = 2 ]; do sleep 0.05; done
         case $line in a0*1) exit 75;; esac
     """
-    worker = stage.work("--sessions", "-c", "2", "--", "sh", "-c", script)
-    stage.wait(lambda: stage.stats() == tenure.Stats())
+    worker = setup.work("--sessions", "-c", "2", "--", "sh", "-c", script)
+    setup.wait(lambda: setup.stats() == tenure.Stats())
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
-    assert [line for line in stage.said() if " a " in line] == ["a0 a 1", "a0 a 2", "a1 a 1", "a2 a 1"]
-    assert [line for line in stage.said() if " b " in line] == ["b0 b 1", "b1 b 1", "b2 b 1"]
+    assert [line for line in setup.said() if " a " in line] == ["a0 a 1", "a0 a 2", "a1 a 1", "a2 a 1"]
+    assert [line for line in setup.said() if " b " in line] == ["b0 b 1", "b1 b 1", "b2 b 1"]
 
 
-def test_a_function_of_this_folder(stage: Stage) -> None:
-    (stage.folder / "shop.py").write_text("async def sell(message):\n    print(message.body, file=open('said', 'a'))\n")
-    stage.send("one", "two")
-    worker = stage.work("--handler", "shop:sell", "--until-empty")
+def test_a_function_of_this_folder(setup: WorkerSetup) -> None:
+    (setup.folder / "shop.py").write_text("async def sell(message):\n    print(message.body, file=open('said', 'a'))\n")
+    setup.send("one", "two")
+    worker = setup.work("--handler", "shop:sell", "--until-empty")
     assert worker.wait(PATIENCE) == 0
-    assert sorted(stage.said()) == ["b'one'", "b'two'"]
+    assert sorted(setup.said()) == ["b'one'", "b'two'"]
 
 
-def test_processes_that_a_function_leaves_are_not_adopted(stage: Stage) -> None:
+def test_processes_that_a_function_leaves_are_not_adopted(setup: WorkerSetup) -> None:
     orphan = "echo $$ > said; until [ -e go ]; do sleep 0.05; done"
     script = f"sh -c {shlex.quote(orphan)} & exit"
-    (stage.folder / "shop.py").write_text(
+    (setup.folder / "shop.py").write_text(
         f"import subprocess\ndef sell(message):\n    subprocess.run(['sh', '-c', {script!r}])\n"
     )
-    stage.send("one")
-    worker = stage.work("--handler", "shop:sell")
-    stage.wait(lambda: stage.said() and stage.stats() == tenure.Stats())
-    parent = int(Path(f"/proc/{stage.said()[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    (stage.folder / "go").touch()
-    assert parent != worker.pid  # which would never collect it
+    setup.send("one")
+    worker = setup.work("--handler", "shop:sell")
+    setup.wait(lambda: setup.said() and setup.stats() == tenure.Stats())
+    parent = int(Path(f"/proc/{setup.said()[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    (setup.folder / "go").touch()
+    assert parent != worker.pid  # which would never reap it
 
 
-def test_a_function_that_fails_is_shown_where_and_a_command_is_not(stage: Stage) -> None:
-    (stage.folder / "shop.py").write_text("def sell(message):\n    return 1 / len(message.body[5:])\n")
+def test_a_failure_of_a_function_has_a_traceback_and_of_a_command_none(setup: WorkerSetup) -> None:
+    (setup.folder / "shop.py").write_text("def sell(message):\n    return 1 / len(message.body[5:])\n")
     retries = ["--until-empty", "--max-deliveries", "3", "--retry-initial", "10ms"]
-    stage.send("order")
-    _, err = stage.work(*retries, "--handler", "shop:sell").communicate(timeout=PATIENCE)
+    setup.send("order")
+    _, err = setup.work(*retries, "--handler", "shop:sell").communicate(timeout=PATIENCE)
     lines = err.splitlines()
     assert (
         sum("its handler failed (ZeroDivisionError: division by zero, at shop.py:2 in sell)" in one for one in lines)
@@ -322,8 +322,8 @@ def test_a_function_that_fails_is_shown_where_and_a_command_is_not(stage: Stage)
     )
     assert err.count("Traceback (most recent call last):") == 1
     at = lines.index("Traceback (most recent call last):")
-    assert lines[at + 1] == f'  File "{stage.folder}/shop.py", line 2, in sell'
-    stage.send("other")
-    _, err = stage.work(*retries, "--", "sh", "-c", "exit 3").communicate(timeout=PATIENCE)
+    assert lines[at + 1] == f'  File "{setup.folder}/shop.py", line 2, in sell'
+    setup.send("other")
+    _, err = setup.work(*retries, "--", "sh", "-c", "exit 3").communicate(timeout=PATIENCE)
     assert "Traceback" not in err
     assert err.count("its handler failed (CommandFailed: the command ended with code 3); it may") == 3

@@ -1,4 +1,4 @@
-"""``tenure work`` as a real process: locks that are kept, and what a dead or stopped worker held is delivered again."""
+"""``tenure work`` as a real process: locks are renewed, and messages of dead workers delivered again."""
 
 from __future__ import annotations
 
@@ -12,97 +12,99 @@ import pytest
 
 import tenure
 import tenure.sync
-from tests.process.looking import PATIENCE, is_alive
-from tests.process.work_stage import LONG, ONCE, SHORT, Stage
+from tests.process.process_states import PATIENCE, is_alive
+from tests.process.worker_setup import LONG, ONCE, SHORT, WorkerSetup
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
+def setup(tmp_path: Path) -> Iterator[WorkerSetup]:
+    setup = WorkerSetup(tmp_path)
     try:
-        yield stage
+        yield setup
     finally:
-        stage.close()
+        setup.close()
 
 
-def test_a_killed_worker_takes_its_command_along_and_its_message_is_back(stage: Stage) -> None:
-    stage.send("one")
+def test_a_killed_worker_ends_its_command_and_its_message_is_delivered_again(setup: WorkerSetup) -> None:
+    setup.send("one")
     script = f"echo $$ >> said; {ONCE} sleep 600"
-    worker = stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(stage.said)
+    worker = setup.work("--", "sh", "-c", script, lock=SHORT)
+    setup.wait(setup.said)
     worker.kill()
     worker.wait()
-    stage.wait(lambda: not is_alive(int(stage.said()[0])))
-    stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(lambda: len(stage.said()) > 1)
-    stage.wait(lambda: stage.stats() == tenure.Stats())
+    setup.wait(lambda: not is_alive(int(setup.said()[0])))
+    setup.work("--", "sh", "-c", script, lock=SHORT)
+    setup.wait(lambda: len(setup.said()) > 1)
+    setup.wait(lambda: setup.stats() == tenure.Stats())
 
 
 @pytest.mark.parametrize("script", ["sleep 600", "trap '' TERM; sleep 600; sleep 600"])
-def test_the_command_of_a_stopped_worker_is_gone_before_its_message_is_back(stage: Stage, script: str) -> None:
-    stage.send("one")
+def test_the_command_of_a_stopped_worker_has_ended_before_its_message_is_delivered_again(
+    setup: WorkerSetup, script: str
+) -> None:
+    setup.send("one")
     script = f"echo $$ >> said; {ONCE} {{ {script}; }}"
-    worker = stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(stage.said)
-    stage.stop(worker)
-    with tenure.sync.connect(stage.url) as backend:
+    worker = setup.work("--", "sh", "-c", script, lock=SHORT)
+    setup.wait(setup.said)
+    setup.stop(worker)
+    with tenure.sync.connect(setup.url) as backend:
         queue = backend.queue("orders")
-        stage.wait(lambda: queue.stats().locked == 0)  # claimable now, by whomever
-        assert not any(map(is_alive, map(int, stage.said())))
+        setup.wait(lambda: queue.stats().locked == 0)  # claimable now
+        assert not any(map(is_alive, map(int, setup.said())))
     os.kill(worker.pid, signal.SIGCONT)
-    stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(lambda: stage.stats() == tenure.Stats())
+    setup.work("--", "sh", "-c", script, lock=SHORT)
+    setup.wait(lambda: setup.stats() == tenure.Stats())
 
 
-def test_a_command_that_outlasts_many_renewals_goes_on(stage: Stage) -> None:
-    stage.send("one")
-    worker = stage.work("--until-empty", "--", "sh", "-c", "sleep 6; echo $TENURE_DELIVERY_COUNT >> said", lock=SHORT)
+def test_a_command_that_outlasts_many_renewals_goes_on(setup: WorkerSetup) -> None:
+    setup.send("one")
+    worker = setup.work("--until-empty", "--", "sh", "-c", "sleep 6; echo $TENURE_DELIVERY_COUNT >> said", lock=SHORT)
     assert worker.wait(PATIENCE) == 0
-    assert stage.said() == ["1"]
-    assert stage.stats() == tenure.Stats()
+    assert setup.said() == ["1"]
+    assert setup.stats() == tenure.Stats()
 
 
-def test_the_lock_that_others_gave_the_queue_counts(stage: Stage) -> None:
-    with tenure.sync.connect(stage.url) as backend:
+def test_the_declared_lock_counts(setup: WorkerSetup) -> None:
+    with tenure.sync.connect(setup.url) as backend:
         queue = backend.queue("orders", lock=float(SHORT))
         queue.send(b"one")
-        worker = stage.work("--", "sh", "-c", "echo $$ >> said; sleep 600", lock="")
-        stage.wait(stage.said)
+        worker = setup.work("--", "sh", "-c", "echo $$ >> said; sleep 600", lock="")
+        setup.wait(setup.said)
         worker.kill()
         assert queue.receive(wait=25.0)  # not after the 30 s that a queue has by default
 
 
-def test_a_killed_guard_takes_its_own_command_along_and_no_other(stage: Stage) -> None:
-    stage.send("one", "two", "three")
+def test_a_killed_guard_ends_its_own_command_and_no_other(setup: WorkerSetup) -> None:
+    setup.send("one", "two", "three")
     script = """
         body=$(cat); echo "$body $TENURE_DELIVERY_COUNT $$" >> said
         until [ -e go ]; do sleep 0.05; done; echo "$body done" >> said
     """
-    stage.work("-c", "3", "--", "sh", "-c", script)
-    stage.wait(lambda: len(stage.said()) == 3)
-    [pid] = [line.split()[2] for line in stage.said() if line.startswith("one 1 ")]
+    setup.work("-c", "3", "--", "sh", "-c", script)
+    setup.wait(lambda: len(setup.said()) == 3)
+    [pid] = [line.split()[2] for line in setup.said() if line.startswith("one 1 ")]
     os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    stage.wait(lambda: any(line.startswith("one 2 ") for line in stage.said()))
+    setup.wait(lambda: any(line.startswith("one 2 ") for line in setup.said()))
     assert not is_alive(int(pid))
-    (stage.folder / "go").touch()
-    stage.wait(lambda: stage.stats() == tenure.Stats())
-    assert sorted(line.rpartition(" ")[0] for line in stage.said()) == sorted(
+    (setup.folder / "go").touch()
+    setup.wait(lambda: setup.stats() == tenure.Stats())
+    assert sorted(line.rpartition(" ")[0] for line in setup.said()) == sorted(
         ["one 1", "one 2", "one", "two 1", "two", "three 1", "three"]
     )
 
 
-def test_the_command_of_a_stopped_worker_is_gone_before_its_session_is_free(stage: Stage) -> None:
-    with tenure.sync.connect(stage.url) as backend:
+def test_the_command_of_a_stopped_worker_has_ended_before_its_session_is_free(setup: WorkerSetup) -> None:
+    with tenure.sync.connect(setup.url) as backend:
         backend.queue("orders").send(b"one", session="a")
-        worker = stage.work("--sessions", "--", "sh", "-c", "echo $$ >> said; sleep 600", lock=SHORT)
-        stage.wait(stage.said)
-        stage.stop(worker)
+        worker = setup.work("--sessions", "--", "sh", "-c", "echo $$ >> said; sleep 600", lock=SHORT)
+        setup.wait(setup.said)
+        setup.stop(worker)
         queue = backend.queue("orders")
         queue.declare(lock=float(LONG))
         with queue.session("a", wait=PATIENCE) as session:
-            assert not any(map(is_alive, map(int, stage.said())))
+            assert not any(map(is_alive, map(int, setup.said())))
             assert float(SHORT) < session.remaining() < float(LONG)
             [message] = session.receive()
             message.complete()

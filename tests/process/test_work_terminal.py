@@ -1,4 +1,4 @@
-"""``tenure work --until-empty`` on a terminal: a bar in the last line, and the output of commands as they write it."""
+"""``tenure work --until-empty`` on a terminal: a progress bar in the last line, and the commands' output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import tenure
 import tenure.sync
-from tests.process.looking import until
+from tests.process.process_states import until
 from tests.terminal import Terminal
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
@@ -41,7 +41,7 @@ def test_a_bar_below_what_commands_write(url: str) -> None:
         Path("go").touch()
         assert terminal.wait() == 0
         shown = terminal.raw
-    assert "\x1b7\x1b[r\x1b[30;1H" in shown  # and in the end it does again
+    assert "\x1b7\x1b[r\x1b[30;1H" in shown  # and scrolls again at the end
     assert shown.rindex("\x1b[r") > shown.rindex("29r")
     for text in ("one on a terminal\n", "one oops\n", "two on a terminal\n", "two oops\n"):
         assert text in shown
@@ -53,7 +53,7 @@ def test_a_worker_that_is_stopped_gives_the_line_back(url: str) -> None:
         until(lambda: "1/2" in terminal.raw, lambda: terminal.raw)
         terminal.type(b"\x1a")
         terminal.until_stopped()
-        # It may have stopped before what it wrote last has been read here.
+        # It may have stopped before its last output has been read here.
         until(lambda: terminal.raw.rfind("\x1b[r") > terminal.raw.rfind("23r"), lambda: terminal.raw)
         terminal.process.send_signal(signal.SIGCONT)
         until(lambda: terminal.raw.rfind("\x1b[1;23r") > terminal.raw.rfind("\x1b[r"), lambda: terminal.raw)

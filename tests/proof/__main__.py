@@ -1,8 +1,8 @@
 """
 ``make proof``: the long runs, by hand. Elections and queues simulated, processes killed, hours under load.
 
-Each part goes on from where an earlier run, also one that was interrupted, has left it in the folder of ``--state``;
-remove the folder to begin anew. It ends with a table and, for each failure, the line that replays it.
+Each part resumes where an earlier run, also an interrupted one, has left it in the folder of ``--state``; remove the
+folder to start over. It ends with a table and, for each failure, the line that replays it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.proof.simulated import election, queue, simulate
 from tests.proof.soak import soak
 from tests.proof.state import Part, State
 
-TELL_EVERY = 5.0
+PRINT_EVERY = 5.0
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         follow("kills", options.kills, state, kill(kills, options.kills, options.state))
         follow("soak", options.soak, state, soak(soaked, options.soak, options.state / "soak"))
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        print("\ninterrupted; the same command resumes here", file=sys.stderr)
         table(state)
         return 130
     return table(state)
@@ -58,16 +58,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def follow(name: str, enough: int, state: State, steps: Iterator[None]) -> None:
-    """Take the *steps* of a part; save its state and print how far it is, every now and then and at the end."""
+    """Take the *steps* of a part; save its state and print its progress repeatedly, and at the end."""
     part = state.parts[name]
     print(f"{name}: {part.done} of {enough} {part.unit}", flush=True)
     before, begun = part.seconds, time.monotonic()
-    told = begun
+    printed = begun
     try:
         for _ in steps:
             part.seconds = before + time.monotonic() - begun
-            if time.monotonic() - told >= TELL_EVERY:
-                told = time.monotonic()
+            if time.monotonic() - printed >= PRINT_EVERY:
+                printed = time.monotonic()
                 state.save()
                 print(f"{name}: {part.done} of {enough} {part.unit}, {len(part.failures)} failures", flush=True)
     finally:
@@ -75,7 +75,7 @@ def follow(name: str, enough: int, state: State, steps: Iterator[None]) -> None:
 
 
 def table(state: State) -> int:
-    """Print what was done and found; return 1 if anything failed."""
+    """Print counts and failures; return 1 if anything failed."""
     print(f"\n{'part':<12}{'count':>12} {'unit':<18}{'seeds':>10}{'seconds':>10}{'failures':>10}")
     for name, part in state.parts.items():
         print(

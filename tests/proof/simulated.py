@@ -18,7 +18,7 @@ CHUNK = 10
 
 @dataclass(frozen=True)
 class Seed:
-    """What one seed has shown; *found* is empty if every promise was kept."""
+    """The result of one seed; *found* is empty if every promise was kept."""
 
     number: int
     amount: int
@@ -29,7 +29,7 @@ class Seed:
 def election(seed: int) -> Seed:
     try:
         report = sim.run(seed)
-    except Exception as error:  # a bug of the simulator: the other seeds go on
+    except Exception as error:  # a bug of the simulator; the other seeds are run
         return Seed(seed, 0, repr(error), f"tenure sim --seed {seed}")
     return Seed(seed, report.amount, "; ".join(map(str, report.violations)), report.replay)
 

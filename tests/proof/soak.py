@@ -10,14 +10,14 @@ from pathlib import Path
 
 import tenure
 from tenure.testing import until
+from tests.process.consumer_setup import ConsumerSetup
 from tests.process.queue_worker import LOCK
-from tests.process.yard import Yard
 from tests.proof.state import Part
 
 STAGE = 20
-"""Seconds from one look to the next."""
+"""Seconds of a stage; memory and files are measured after each."""
 WARM = 3
-"""Looks after which nothing should grow any more."""
+"""Stages after which memory and files should not grow any more."""
 GROWTH_MAX = 1.3
 AGAIN = f"make proof ARGS='--soak {WARM * STAGE * 2} --state build/again'"
 EVERY, AT_ONCE = 0.1, 20
@@ -28,34 +28,34 @@ def soak(part: Part, enough: int, folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     if part.done >= enough:
         return
-    for old in folder.glob("work.db*"):  # of an earlier run: its consumers are gone
+    for old in folder.glob("work.db*"):  # of an earlier run, whose consumers have ended
         old.unlink()
-    part.notes["looks"] = 0
-    yard = Yard(folder)
+    part.notes["stages"] = 0
+    setup = ConsumerSetup(folder)
     try:
         for _ in range(3):
-            yard.start("apart")
+            setup.start("apart")
         with asyncio.Runner() as runner:
             while part.done < enough:
                 begun = time.monotonic()
-                found = runner.run(_one_stage(yard, part.next_seed, min(STAGE, enough - part.done)))
+                found = runner.run(_one_stage(setup, part.next_seed, min(STAGE, enough - part.done)))
                 part.done += round(time.monotonic() - begun)
                 part.next_seed += 1
-                found += _grown(yard, part)
+                found += _grown(setup, part)
                 for what in found:
                     part.failed(
                         f"stage {part.next_seed - 1}: {what}", "make proof ARGS='--soak SECONDS' with a new --state"
                     )
                 yield
     finally:
-        yard.close()
+        setup.close()
 
 
-async def _one_stage(yard: Yard, stage: int, seconds: float) -> list[str]:
-    """Send for so many seconds, and see that all of it was consumed."""
+async def _one_stage(setup: ConsumerSetup, stage: int, seconds: float) -> list[str]:
+    """Send for so many seconds, and check that everything was consumed."""
     sent = 0
     end = time.monotonic() + seconds
-    async with tenure.connect(yard.url) as backend:
+    async with tenure.connect(setup.url) as backend:
         queue = backend.queue("q", lock=LOCK, max_deliveries=1_000)
         while time.monotonic() < end:
             names = [f"{stage}-{number}" for number in range(sent, sent + AT_ONCE)]
@@ -67,19 +67,19 @@ async def _one_stage(yard: Yard, stage: int, seconds: float) -> list[str]:
             return await queue.stats() == tenure.Stats()
 
         await until(is_empty, within=120)
-    [(deliveries, different)] = yard.ask("SELECT count(DISTINCT id || delivery), count(DISTINCT id) FROM effect")
-    [(effects,)] = yard.ask("SELECT count(*) FROM effect")
-    yard.tell("DELETE FROM effect")
+    [(deliveries, different)] = setup.query("SELECT count(DISTINCT id || delivery), count(DISTINCT id) FROM effect")
+    [(effects,)] = setup.query("SELECT count(*) FROM effect")
+    setup.execute("DELETE FROM effect")
     # A consumer that was late may have lost its lock, and the message came again; each delivery has one effect.
     found = f"{sent} sent, {different} consumed, in {deliveries} deliveries with {effects} effects"
     return [] if different == sent and effects == deliveries else [found]
 
 
-def _grown(yard: Yard, part: Part) -> list[str]:
-    """Note how much memory and how many files the consumers have; return what has grown since they were warm."""
+def _grown(setup: ConsumerSetup, part: Part) -> list[str]:
+    """Measure the memory and open files of the consumers; return what has grown since stage WARM."""
     notes = part.notes
-    notes["looks"] += 1
-    pids = [process.pid for process in yard.processes if process.pid]
+    notes["stages"] += 1
+    pids = [process.pid for process in setup.processes if process.pid]
     if not Path("/proc/self/statm").exists():
         return []
     pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
@@ -87,8 +87,8 @@ def _grown(yard: Yard, part: Part) -> list[str]:
     notes["files"] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
     found = []
     for what in ("MiB", "files"):
-        if notes["looks"] == WARM:
+        if notes["stages"] == WARM:
             notes[f"{what}, warm"] = notes[what]
-        elif notes["looks"] > WARM and notes[what] > GROWTH_MAX * notes[f"{what}, warm"]:
+        elif notes["stages"] > WARM and notes[what] > GROWTH_MAX * notes[f"{what}, warm"]:
             found.append(f"{what} of the consumers: {notes[f'{what}, warm']}, now {notes[what]}")
     return found

@@ -1,4 +1,4 @@
-"""The state of a proof: how far each part has come and what it has found, in a file that survives an interruption."""
+"""The state of a proof: the progress and failures of each part, in a file that survives an interruption."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Part:
-    """How far one part has come."""
+    """The progress of one part."""
 
     unit: str
     done: int = 0
@@ -28,7 +28,7 @@ class Part:
 
 
 class State:
-    """The parts by their names, in ``FOLDER/proof.json``."""
+    """The parts by name, in ``FOLDER/proof.json``."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class State:
         return self.parts.setdefault(name, Part(unit))
 
     def save(self) -> None:
-        """Write all of it; an interruption leaves the old file or the new one."""
+        """Write the file; an interruption leaves the old file or the new one."""
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({name: asdict(part) for name, part in self.parts.items()}, indent=1))
         os.replace(new, self._file)

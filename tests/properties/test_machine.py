@@ -1,4 +1,4 @@
-"""Properties of the candidate's machine: every input in every state that can be reached, and long random lives."""
+"""Properties of the candidate's machine: every input in every reachable state, and long random runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.properties.watched_machine import MOVES, WatchedMachine
 
 Step = Callable[[WatchedMachine], object]
 
-QUESTIONS_MAX = 3
+REQUESTS_MAX = 3
 STEPS_MAX = 25_000
 
 
@@ -69,7 +69,7 @@ def _all_answers(grant: Grant) -> Iterator[Answer]:
 
 
 def _all_steps(watched: WatchedMachine) -> Iterator[Step]:
-    """Yield all that can happen next: every input, right or wrong, and the passing of time."""
+    """Yield all possible next steps: every input, right or wrong, and the passing of time."""
     for event in (Tick(), Hint(), RenewTogether(), Resign(), Stop(), WorkEnded(99)):
         yield _feeds(event)
     if watched.work is not None:
@@ -78,14 +78,14 @@ def _all_steps(watched: WatchedMachine) -> Iterator[Step]:
     for ask in watched.open:
         for answer in _all_answers(watched.grant_for(ask, 7)):
             yield _answers(ask, answer)
-    yield _answers(12345, NoAnswer("to a question that was never asked"))
-    if len(watched.open) <= QUESTIONS_MAX and watched.now < watched.machine.wake_at < math.inf:
+    yield _answers(12345, NoAnswer("to an unknown request"))
+    if len(watched.open) <= REQUESTS_MAX and watched.now < watched.machine.wake_at < math.inf:
         yield _waits(lambda late: late.machine.wake_at)
     yield _waits(lambda late: late.now + 60.0)
 
 
 def _explore(timing: Timing, *, hints: bool) -> int:
-    """Go breadth first through all that can happen, and return how many different situations were met."""
+    """Explore all possible steps breadth first, and return the number of different situations."""
     start = WatchedMachine(timing, Zeros(), hints=hints, now=0.0)
     met = {start.fingerprint()}
     edge = deque([start])
@@ -96,7 +96,7 @@ def _explore(timing: Timing, *, hints: bool) -> int:
             there = here.clone()
             step(there)
             steps += 1
-            assert there.clone().comes_to_rest()
+            assert there.clone().becomes_idle()
             mark = there.fingerprint()
             if mark not in met:
                 met.add(mark)
@@ -106,7 +106,7 @@ def _explore(timing: Timing, *, hints: bool) -> int:
 
 @pytest.fixture(scope="module")
 def situations() -> tuple[int, int]:
-    """Explore two settings, and return how many situations each of them has shown."""
+    """Explore two settings, and return the number of situations of each."""
     MOVES.clear()
     return _explore(Timing(), hints=True), _explore(Timing(ttl=6.0, grace=0.0), hints=False)
 
@@ -115,13 +115,13 @@ def test_every_input_in_every_reachable_state_is_legal(situations: tuple[int, in
     assert min(situations) > 1_000
 
 
-def test_the_table_of_transitions_has_no_dead_row_and_no_gap(situations: tuple[int, int]) -> None:
+def test_the_table_of_transitions_has_no_unused_and_no_missing_row(situations: tuple[int, int]) -> None:
     reached = {state: frozenset(to for was, to in MOVES if was is state) for state in State}
     assert reached == dict(TRANSITIONS)
 
 
-class Life(RuleBasedStateMachine):
-    """A long life of one candidate, with any dice, any valid timing, and answers in any order."""
+class CandidateRuns(RuleBasedStateMachine):
+    """A long run of one candidate, with any random numbers, any valid timing, and answers in any order."""
 
     @initialize(
         timing=st.sampled_from(TIMINGS), seed=st.integers(0, 2**32), hints=st.booleans(), now=st.floats(-9e3, 9e3)
@@ -142,14 +142,14 @@ class Life(RuleBasedStateMachine):
         self.watched.feed(Tick())
 
     @rule(event=st.sampled_from((Hint(), RenewTogether(), Tick())))
-    def hears(self, event: Input) -> None:
+    def receives(self, event: Input) -> None:
         self.watched.feed(event)
 
     @rule()
     def resigns(self) -> None:
         self.watched.feed(Resign())
 
-    @precondition(lambda self: self.watched.now % 7 < 1)  # seldom, or no life would be long
+    @precondition(lambda self: self.watched.now % 7 < 1)  # rarely, so that runs are long
     @rule()
     def stops(self) -> None:
         self.watched.feed(Stop())
@@ -186,8 +186,8 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def does_not_spin(self) -> None:
-        assert self.watched.clone().comes_to_rest()
+        assert self.watched.clone().becomes_idle()
 
 
-Life.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
-TestLife = Life.TestCase
+CandidateRuns.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+TestCandidateRuns = CandidateRuns.TestCase

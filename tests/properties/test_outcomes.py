@@ -1,4 +1,4 @@
-"""What becomes of a message when its handler has ended: each entry of the table, one by one."""
+"""The verdict on a message when its handler has ended: each entry of the table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_entry(reason: Reason, ending: Ending, expected: str) -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_a_message_that_no_handler_was_called_with_is_given_back(reason: Reason) -> None:
+def test_a_message_without_a_handler_call_is_given_back(reason: Reason) -> None:
     rule = RULES[reason, Ending.INBOX_UNANSWERED]
     assert (rule.becomes.value, rule.reports.value, rule.ends) == ("give back", "nothing", False)
 
@@ -71,5 +71,5 @@ def test_the_table_is_complete() -> None:
         ("max_hold", True, True, True, Reason.TOO_LATE),
     ],
 )
-def test_which_reason_counts(why: Any, closing: bool, left_behind: bool, over: bool, reason: Reason) -> None:
+def test_the_order_of_reasons(why: Any, closing: bool, left_behind: bool, over: bool, reason: Reason) -> None:
     assert Reason.of(why, closing=closing, left_behind=left_behind, over=over) is reason

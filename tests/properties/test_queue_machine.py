@@ -1,4 +1,4 @@
-"""Properties of a consumer's two machines: whatever comes, in whatever order, at whatever time."""
+"""Properties of a consumer's two machines: any inputs, in any order, at any time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TIMING = Timing(LOCK)
 
 
 class Broker:
-    """A broker that is too simple to be wrong; its time is true time."""
+    """A broker simple enough to be the oracle; its clock is true time."""
 
     def __init__(self, messages: int) -> None:
         self.now = 0.0
@@ -86,14 +86,14 @@ class Broker:
             for sequence in found
         ]
 
-    def _is_ours(self, one: Delivery) -> bool:
+    def _holds_lock(self, one: Delivery) -> bool:
         token, until = self.locked.get(one.sequence, (0, 0.0))
         return token == one.token and self.now < until
 
     def renew(self, held: Sequence[Delivery]) -> list[Renewed | Lapsed]:
         answers: list[Renewed | Lapsed] = []
         for one in held:
-            if self._is_ours(one):
+            if self._holds_lock(one):
                 self.locked[one.sequence] = (one.token, self.now + LOCK)
                 answers.append(Renewed(0.0))
             else:
@@ -103,7 +103,7 @@ class Broker:
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
         answers: list[Settled | Lapsed] = []
         for one, verdict in settlements:
-            if not self._is_ours(one):
+            if not self._holds_lock(one):
                 answers.append(LAPSED)
                 continue
             del self.locked[one.sequence]
@@ -118,7 +118,7 @@ class Broker:
 
 @dataclass
 class Node:
-    """A consumer: its machines, its handlers, its questions on the road. Its clock runs at *rate*."""
+    """A consumer: its machines, its handlers, its messages in flight. Its clock runs at *rate*."""
 
     broker: Broker
     rng: random.Random
@@ -128,7 +128,7 @@ class Node:
     settings: PumpSettings
     holds: dict[Token, LockGroup] = field(default_factory=dict)
     running: dict[tuple[Token, int], tuple[Delivery, float]] = field(default_factory=dict)
-    road: list[tuple[float, Any, Any]] = field(default_factory=list)  # (arrives at, machine, event)
+    in_flight: list[tuple[float, Any, Any]] = field(default_factory=list)  # (arrives at, machine, event)
     violations: list[str] = field(default_factory=list)
     blocked_until: float = 0.0
     cut_until: float = 0.0
@@ -143,12 +143,12 @@ class Node:
         return self.broker.now * self.rate + 1_000.0
 
     def step(self) -> None:
-        """Do what is due at this moment."""
+        """Do what is due now."""
         now = self.broker.now
-        for one in [one for one in self.road if one[0] <= now]:
-            self.road.remove(one)
+        for one in [one for one in self.in_flight if one[0] <= now]:
+            self.in_flight.remove(one)
             if one[1] is self.pump and now < self.blocked_until:
-                self.road.append((self.blocked_until, *one[1:]))
+                self.in_flight.append((self.blocked_until, *one[1:]))
             else:
                 self.perform(one[1], one[1].handle(one[2], self.now))
         if self.now >= self.locks.wake_at:
@@ -165,25 +165,25 @@ class Node:
             taken = self.pump.take(self.now)
             if taken is None:
                 break
-            if not self.believes(taken):
-                self.violations.append(f"took {taken.sequence} when its lock was not sure")
+            if not self.trusts(taken):
+                self.violations.append(f"took {taken.sequence} when its lock was not trusted")
             seconds = self.rng.choice([0.0, 0.1, 3.0, 50.0, 300.0])
             self.running[(taken.token, taken.sequence)] = (taken, self.broker.now + seconds)
         self.perform(self.pump, self.pump.handle(Tick(), self.now))
 
-    def perform(self, who: Any, effects: Sequence[PumpEffect | LocksEffect]) -> None:
+    def perform(self, machine: Any, effects: Sequence[PumpEffect | LocksEffect]) -> None:
         for effect in effects:
             match effect:
                 case Receive(ask, limit):
-                    self.ask(who, ask, lambda limit=limit: self.broker.receive(limit), claim=True)
+                    self.ask(machine, ask, lambda limit=limit: self.broker.receive(limit), claim=True)
                 case Settle(ask, settlements):
-                    self.ask(who, ask, lambda settlements=settlements: self.broker.settle(settlements))
+                    self.ask(machine, ask, lambda settlements=settlements: self.broker.settle(settlements))
                 case Renew(ask, held):
-                    self.ask(who, ask, lambda held=held: self.broker.renew(held))
+                    self.ask(machine, ask, lambda held=held: self.broker.renew(held))
                 case CancelHandler(delivery, _):
                     self._cancel(delivery[:3], Abandon())
                 case Ended() | Returned():
-                    self.road.append((self.broker.now, self.pump, effect))
+                    self.in_flight.append((self.broker.now, self.pump, effect))
                 case CancelAll():
                     for delivery, _until in list(self.running.values()):
                         self._cancel(delivery[:3], GIVE_BACK)
@@ -193,46 +193,46 @@ class Node:
         if found is not None:
             self.pump.done(found[0], verdict)
 
-    def ask(self, who: Any, ask: int, question: Any, *, claim: bool = False) -> None:
-        """Send a question: it arrives or not, its answer comes or not, sooner or later."""
+    def ask(self, machine: Any, ask: int, request: Any, *, claim: bool = False) -> None:
+        """Send a request: it and its answer may be lost or delayed."""
         delay = self.rng.choice([0.0, 0.01, self.slow])
         fate = self.rng.random()
         if fate < self.loss or self.broker.now < self.cut_until:
-            event: Any = Answered(ask, NoAnswer("lost on its way there"))
+            event: Any = Answered(ask, NoAnswer("request lost"))
         else:
-            answer = question()
+            answer = request()
             if fate < 2 * self.loss:
-                event = Answered(ask, NoAnswer("lost on its way back"))
-            elif not claim and fate < 3 * self.loss:  # of what lies in several places, a part is answered
+                event = Answered(ask, NoAnswer("answer lost"))
+            elif not claim and fate < 3 * self.loss:  # with several servers, some answers may be missing
                 event = Answered(ask, [one if self.rng.random() < 0.5 else NoAnswer("away") for one in answer])
             else:
                 event = Claimed(ask, answer) if claim else Answered(ask, answer)
-        self.road.append((self.broker.now + delay, who, event))
+        self.in_flight.append((self.broker.now + delay, machine, event))
 
-    def believes(self, delivery: Delivery) -> bool:
-        """Whether the machines believe in this lock now."""
+    def trusts(self, delivery: Delivery) -> bool:
+        """Whether the machines trust this lock now."""
         hold = self.holds.get(delivery.token)
         if hold is None or delivery.sequence not in hold.running:
             return False
         sure = min(hold.sure_until, hold.ended.get(delivery.sequence, NEVER))
         return self.now < sure
 
-    def sure(self) -> set[int]:
-        return {one.sequence for one, _ in self.running.values() if self.believes(one)}
+    def trusted(self) -> set[int]:
+        return {one.sequence for one, _ in self.running.values() if self.trusts(one)}
 
 
 def check(nodes: list[Node]) -> None:
-    sure = Counter(sequence for node in nodes for sequence in node.sure())
-    assert not [sequence for sequence, count in sure.items() if count > 1], "two are sure of one message"
+    sure = Counter(sequence for node in nodes for sequence in node.trusted())
+    assert not [sequence for sequence, count in sure.items() if count > 1], "two trust the lock of one message"
     for node in nodes:
         assert not node.violations
         for delivery, _ in node.running.values():
-            if node.believes(delivery):
-                assert node.broker._is_ours(delivery), f"{delivery.sequence} is believed and not ours"
+            if node.trusts(delivery):
+                assert node.broker._holds_lock(delivery), f"{delivery.sequence} is trusted without a lock"
 
 
-def live(seed: int, loss: float, slow: float) -> None:
-    """Live through a stretch of trouble, then demand that everything is handled."""
+def simulate(seed: int, loss: float, slow: float) -> None:
+    """Run with faults, then without, and check that every message is handled."""
     rng = random.Random(seed)
     broker = Broker(messages=40)
     nodes = []
@@ -243,9 +243,9 @@ def live(seed: int, loss: float, slow: float) -> None:
     for _ in range(600):
         broker.now += rng.choice([0.01, step])
         for node in nodes:
-            if rng.random() < 0.01:  # user code blocks this node's loop; its locks are kept all the same
+            if rng.random() < 0.01:  # user code blocks this node's loop; its locks are renewed all the same
                 node.blocked_until = broker.now + rng.choice([1.0, 40.0])
-            if rng.random() < 0.005:  # this node's way to the broker is cut
+            if rng.random() < 0.005:  # this node's connection to the broker is cut
                 node.cut_until = broker.now + rng.choice([5.0, 60.0])
             if rng.random() < 0.01:
                 event: Any = rng.choice([Pause(), Resume(), Hint()])
@@ -253,7 +253,7 @@ def live(seed: int, loss: float, slow: float) -> None:
             node.step()
         check(nodes)
     assert all(count == 1 for count in broker.completed.values())
-    for node in nodes:  # faults stop, and progress is demanded
+    for node in nodes:  # without faults, there must be progress
         node.loss, node.slow, node.cut_until = 0.0, 0.01, 0.0
         node.perform(node.pump, node.pump.handle(Resume(), node.now))
     for _ in range(6_000):
@@ -276,8 +276,8 @@ def live(seed: int, loss: float, slow: float) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.3]), st.sampled_from([0.5, 5.0, 25.0]))
-def test_locks_are_never_believed_too_long_and_all_is_handled(seed: int, loss: float, slow: float) -> None:
-    live(seed, loss, slow)
+def test_locks_are_never_trusted_too_long_and_all_is_handled(seed: int, loss: float, slow: float) -> None:
+    simulate(seed, loss, slow)
 
 
 def count_from_the_answer(patch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def count_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pump, "_keep", late)
 
 
-def believe_the_whole_lock(patch: pytest.MonkeyPatch) -> None:
+def trust_the_whole_lock(patch: pytest.MonkeyPatch) -> None:
     for module in (pump, locks):
         patch.setattr(module, "sure_until", lambda asked_at, timing: asked_at + 1.1 * timing.ttl)
 
@@ -299,19 +299,19 @@ def forget_the_verdict(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pump, "_unanswered", lambda self, ask, why, now, effects: self._settling.answered(ask))
 
 
-@pytest.mark.parametrize("bug", [count_from_the_answer, believe_the_whole_lock, forget_the_verdict])
+@pytest.mark.parametrize("bug", [count_from_the_answer, trust_the_whole_lock, forget_the_verdict])
 def test_planted_bugs_are_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     for seed in range(60):
         try:
-            live(seed, loss=0.3 if seed % 2 else 0.05, slow=25.0)
+            simulate(seed, loss=0.3 if seed % 2 else 0.05, slow=25.0)
         except AssertionError:
             return
     pytest.fail("nothing was found: a checker that can't fail proves nothing")
 
 
-def test_without_an_answer_no_lock_is_believed_for_longer() -> None:
-    """Nor that of a claim of which nothing was asked, as its handlers were told to stop."""
+def test_without_an_answer_no_lock_is_trusted_for_longer() -> None:
+    """Nor that of a claim without a renewal request, as its handlers are being cancelled."""
     one, two = (Delivery("q", number, f"t{number}", "x", b"", NO_HEADERS, 1, 0.0, 0.0) for number in (1, 2))
     holds = {
         each.token: LockGroup(each.token, 1, 25.0, 10.0, running={each.sequence: (each, 0.0)}) for each in (one, two)
@@ -344,14 +344,14 @@ WORDS = st.sampled_from(
 )
 
 
-def test_what_died_while_it_waited_is_told_when_it_is_given_back() -> None:
+def test_a_message_that_expires_in_the_buffer_is_reported_when_it_is_given_back() -> None:
     holds: dict[Token, LockGroup] = {}
     pump = Pump("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in pump.handle(Tick(), 0.0) if isinstance(effect, Receive)]
     one = Delivery("q", 7, 1, "late", b"", NO_HEADERS, 1, 0.0, 0.0)
     pump.handle(Claimed(asked.ask, [one]), 0.0)
-    now = holds[1].renew_at  # nobody has taken it by then
+    now = holds[1].renew_at  # no worker has taken it by then
     [back] = [effect for effect in locks.handle(Tick(), now) if isinstance(effect, Settle)]
     effects = locks.handle(Answered(back.ask, [Settled(dead=True)]), now)
     assert [effect.event for effect in effects if isinstance(effect, Emit)] == [
@@ -364,7 +364,7 @@ def test_what_died_while_it_waited_is_told_when_it_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["answered late", "unanswered"])
-def test_a_claim_that_was_too_much_is_halved_and_grows_again(late: bool) -> None:
+def test_a_claim_that_was_too_large_is_halved_and_grows_again(late: bool) -> None:
     pump = Pump("q", "me", PumpSettings(TIMING, concurrency=16, prefetch=0), random.Random(1), {}, now=0.0)
     now, limits = 0.0, []
     for number in range(7):
@@ -374,7 +374,7 @@ def test_a_claim_that_was_too_much_is_halved_and_grows_again(late: bool) -> None
         if number >= 2:
             pump.handle(Claimed(asked.ask, ()), now)
         elif late:
-            now += LOCK  # what it has brought goes back
+            now += LOCK  # its messages are given back
             one = Delivery("q", number, number, "a", b"", NO_HEADERS, 1, 0.0, 0.0)
             pump.handle(Claimed(asked.ask, [one]), now)
         else:
@@ -415,9 +415,9 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
             case "lose":
                 pump.handle(Answered(number + 1, NoAnswer("lost")), now)
             case "locks":
-                for ask, question in list(locks._questions.items()):
+                for ask, request in list(locks._questions.items()):
                     answer = (LAPSED, Renewed(0.0), NoAnswer("away"))[number % 3]
-                    effects = locks.handle(Answered(ask, [answer] * len(question.held)), now)
+                    effects = locks.handle(Answered(ask, [answer] * len(request.held)), now)
                     told += [one for one in effects if isinstance(one, Ended | Returned)]
                 told += [one for one in locks.handle(Tick(), now) if isinstance(one, Ended | Returned)]
             case "told" if told:
@@ -458,21 +458,21 @@ def test_waits_grow_and_keep_their_bounds(
     assert delay_after(1, policy, random.Random(seed)) <= first
 
 
-class _Dice:
+class _FixedRng:
     def random(self) -> float:
         return 0.5
 
 
-def test_what_a_failure_leads_to() -> None:
+def test_the_verdict_on_a_failure() -> None:
     policy = RetryPolicy(initial=1.0, factor=2.0, maximum=3.0, jitter=0.0, never=(KeyError,))
-    assert [delay_after(count, policy, _Dice()) for count in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 3.0]
-    assert verdict_on_failure(Retry(delay=7.0), 1, policy, _Dice()) == Abandon(7.0, None)
-    assert verdict_on_failure(Retry(), 2, policy, _Dice()) == Abandon(2.0, None)
-    verdict: Any = verdict_on_failure(Reject("bad", "very"), 1, policy, _Dice())
+    assert [delay_after(count, policy, _FixedRng()) for count in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 3.0]
+    assert verdict_on_failure(Retry(delay=7.0), 1, policy, _FixedRng()) == Abandon(7.0, None)
+    assert verdict_on_failure(Retry(), 2, policy, _FixedRng()) == Abandon(2.0, None)
+    verdict: Any = verdict_on_failure(Reject("bad", "very"), 1, policy, _FixedRng())
     assert (verdict.reason, verdict.description, verdict.error) == ("bad", "very", None)
-    verdict = verdict_on_failure(KeyError("k"), 1, policy, _Dice())
+    verdict = verdict_on_failure(KeyError("k"), 1, policy, _FixedRng())
     assert (verdict.reason, verdict.error.type) == ("KeyError", "KeyError")
-    verdict = verdict_on_failure(ValueError("x\ud800\0"), 3, policy, _Dice())
+    verdict = verdict_on_failure(ValueError("x\ud800\0"), 3, policy, _FixedRng())
     assert (verdict.delay, verdict.error.message) == (3.0, "x\\ud800\\x00")
 
 

@@ -1,4 +1,4 @@
-"""A machine under watch: whatever it is fed, what must hold of every single step is looked at after it."""
+"""A machine whose invariants are checked after every step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Recording(Machine):
 
 
 class WatchedMachine:
-    """Feed a machine, keep its questions, and assert what must hold after each step."""
+    """Feed a machine, keep its open requests, and assert the invariants after each step."""
 
     def __init__(self, timing: Timing, rng: Rng, *, hints: bool, now: float) -> None:
         self.timing = timing
@@ -48,10 +48,10 @@ class WatchedMachine:
         self.last_ask = 0
         self.stopping = False
         self.work: Grant | None = None
-        self.told = False
+        self.is_cancelled = False
 
     def clone(self) -> WatchedMachine:
-        """Return a copy that goes its own way."""
+        """Return an independent copy."""
         twin = copy.copy(self)
         twin.open = dict(self.open)
         twin.machine = copy.copy(self.machine)
@@ -60,13 +60,13 @@ class WatchedMachine:
         return twin
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return what makes two machines behave alike from here on, with times as distances from now."""
+        """Return a value that is equal for machines that behave alike from now on; times are relative to now."""
 
         def ago(moment: float) -> float:
             return round(moment - self.now, 6)
 
         machine, term = self.machine, self.machine._term
-        questions = tuple(
+        requests = tuple(
             (ask == machine._awaited_request, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
             for ask, (asked, at) in sorted(self.open.items())
         )
@@ -78,23 +78,23 @@ class WatchedMachine:
             ago(each)
             for each in (machine._acquire_at, machine._last_acquire_at, machine._yield_until, machine._answer_due)
         )
-        return (machine.state, machine._hinted, machine._stopping, questions, terms, times)
+        return (machine.state, machine._hinted, machine._stopping, requests, terms, times)
 
     @staticmethod
-    def _holder(question: Acquire | Renew | Release) -> str:
-        return question.holder if isinstance(question, Acquire) else question.grant.holder
+    def _holder(request: Acquire | Renew | Release) -> str:
+        return request.holder if isinstance(request, Acquire) else request.grant.holder
 
     def grant_for(self, ask: int, token: int) -> Grant:
-        """Return the claim that question *ask* is about; a new one for an acquisition."""
-        question, _ = self.open[ask]
-        return Grant("election", question.holder, token) if isinstance(question, Acquire) else question.grant
+        """Return the grant of request *ask*; a new one for an acquisition."""
+        request, _ = self.open[ask]
+        return Grant("election", request.holder, token) if isinstance(request, Acquire) else request.grant
 
     def answer(self, ask: int, answer: Answer) -> None:
-        """Let the open question *ask* come back."""
+        """Answer the open request *ask*."""
         self.feed(Answered(ask, answer))
 
     def feed(self, event: Input) -> Sequence[Effect]:
-        """Give *event* to the machine, and look at what it does."""
+        """Feed *event* to the machine, and check its effects."""
         before, trusted = self.machine.state, self.machine.trusted_until
         if isinstance(event, Stop) or (isinstance(event, WorkEnded) and self._ends(event) and not event.again):
             self.stopping = True
@@ -107,57 +107,57 @@ class WatchedMachine:
             else None
         )
         for effect in effects:
-            self._look_at(effect)
+            self._check_effect(effect)
         if before is State.STOPPED:
             assert self.machine.state is State.STOPPED
-        self._look_at_trust(event, trusted, asked_at)
-        self._look_at_rest()
+        self._check_trust(event, trusted, asked_at)
+        self._check_state()
         return effects
 
     def _ends(self, event: WorkEnded) -> bool:
         return self.work is not None and event.token == self.work.token
 
-    def _look_at(self, effect: Effect) -> None:
+    def _check_effect(self, effect: Effect) -> None:
         match effect:
             case Acquire() | Renew() | Release():
-                assert effect.request_id > self.last_ask, "questions are numbered upwards"
+                assert effect.request_id > self.last_ask, "request numbers rise"
                 self.last_ask = effect.request_id
                 self.open[effect.request_id] = (effect, self.now)
                 if isinstance(effect, Acquire):
-                    assert not self.stopping, "stopped, and asks for the name"
+                    assert not self.stopping, "stopped, and requests the name"
                 if isinstance(effect, Release):
-                    assert effect.grant != self.work, "handed back while work runs"
+                    assert effect.grant != self.work, "released while work runs"
             case StartWork(grant, until):
-                assert self.work is None, "two terms at a time"
+                assert self.work is None, "two terms at once"
                 assert until - self.timing.grace > self.now, "a term without time for work"
-                self.work, self.told = grant, False
+                self.work, self.is_cancelled = grant, False
             case Trust(token) | CancelWork(token):
                 assert self.work is not None
                 assert token == self.work.token, "about another term"
-                self.told = self.told or isinstance(effect, CancelWork)
+                self.is_cancelled = self.is_cancelled or isinstance(effect, CancelWork)
 
-    def _look_at_trust(self, event: Input, before: float, asked_at: float | None) -> None:
+    def _check_trust(self, event: Input, before: float, asked_at: float | None) -> None:
         trusted = self.machine.trusted_until
         if trusted > before:
             assert isinstance(event, Answered), "trust grew by itself"
-            assert isinstance(event.answer, Granted), "trust grew by something else than a yes"
+            assert isinstance(event.answer, Granted), "trust grew without a Granted"
             assert asked_at is not None
-            assert trusted <= asked_at + self.timing.window + 1e-9, "not counted from the question"
+            assert trusted <= asked_at + self.timing.window + 1e-9, "not counted from the request"
 
-    def _look_at_rest(self) -> None:
+    def _check_state(self) -> None:
         machine = self.machine
         assert machine.grant == self.work
         if self.work is not None and self.now >= machine.trusted_until - self.timing.grace:
-            assert self.told, "work goes on though its time is over"
+            assert self.is_cancelled, "work goes on although its time is over"
         assert machine.is_finished == (machine.state is State.STOPPED and not self.open)
         overran = machine._term is not None and machine._term.overran
         assert (machine.overruns_at == math.inf) == (self.work is None)
         assert self.now >= machine.overruns_at if overran else machine.wake_at <= machine.overruns_at
         if machine.state is not State.STOPPED and not (self.work is not None and overran):
-            assert machine.wake_at < math.inf, f"{machine.state} and never wakes"
+            assert machine.wake_at < math.inf, f"{machine.state} without a wake-up"
 
-    def comes_to_rest(self) -> bool:
-        """Tell whether waking it again and again at one moment ends."""
+    def becomes_idle(self) -> bool:
+        """Return whether waking it repeatedly at one time ends."""
         for _ in range(4):
             if self.machine.wake_at > self.now:
                 return True

@@ -1,4 +1,4 @@
-"""Golden scenarios: what one candidate does, step by step, as text. ``TENURE_UPDATE_GOLDEN=1`` writes them anew."""
+"""Golden scenarios: the steps of one candidate, as text. ``TENURE_UPDATE_GOLDEN=1`` rewrites them."""
 
 from __future__ import annotations
 

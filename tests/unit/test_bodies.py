@@ -1,4 +1,4 @@
-"""JSON and typed bodies: what goes out, and what is made of what comes in."""
+"""JSON and typed bodies: writing and reading."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value"), ROUND_TRIPS, ids=[str(kind) for kind, _ in ROUND_TRIPS])
-def test_what_is_sent_comes_back_as_it_was(kind: Any, value: Any) -> None:
+def test_a_value_survives_writing_and_reading(kind: Any, value: Any) -> None:
     came = decode(encode(value), kind)
     assert came == value
     assert type(came) is type(value)
@@ -262,7 +262,7 @@ def test_what_is_sent_comes_back_as_it_was(kind: Any, value: Any) -> None:
     ),
     st.timedeltas() | st.decimals(allow_nan=False, allow_infinity=False),
 )
-def test_any_order_comes_back_as_it_was(order: Order, amount: timedelta | Decimal) -> None:
+def test_any_order_survives_writing_and_reading(order: Order, amount: timedelta | Decimal) -> None:
     assert decode(encode(order), Order) == order
     assert decode(encode(amount), type(amount)) == amount
 
@@ -304,7 +304,7 @@ def test_a_decimal_has_all_digits_that_were_sent_as_a_number() -> None:
     assert [type(price.close), type(price.note[0]["a"])] == [float, float]
     assert price.close == price.note[0]["a"] == 2e16
     assert price.wait == timedelta(seconds=0.1)
-    assert price.model == Model(number=1, price=Decimal("2E+16"))  # pydantic makes it of a float, nested or not
+    assert price.model == Model(number=1, price=Decimal("2E+16"))  # pydantic reads it from a float, nested or not
     with pytest.raises(DecodeError, match=r"the body.level must be one of 1, 2, not 1\.0"):
         decode(b'{"exact":1,"level":1.00000000000000000001}', Price)
 
@@ -379,7 +379,7 @@ def test_fields_that_a_type_does_not_know_are_ignored() -> None:
         (b'{"models":[],"structs":{},"small":10}', Mixed, "the body.small does not fit: Expected `int` <= 9"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_place(body: bytes, kind: Any, complaint: str) -> None:
+def test_a_body_that_does_not_fit_is_refused_with_its_place(body: bytes, kind: Any, complaint: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(body, kind)
     assert complaint in str(caught.value)
@@ -434,8 +434,8 @@ def steps(body: bytes, kind: Any) -> int:
         (list[Left] | list[Twin], b'[{"child":', b'{"child":1}', b"}]"),
     ],
 )
-def test_no_body_costs_more_than_its_length(kind: Any, opened: bytes, middle: bytes, closed: bytes) -> None:
-    steps(opened + middle + closed, kind)  # what is made once
+def test_the_cost_of_a_body_grows_with_its_length_only(kind: Any, opened: bytes, middle: bytes, closed: bytes) -> None:
+    steps(opened + middle + closed, kind)  # builds the readers once
     few, more = (steps(opened * depth + middle + closed * depth, kind) for depth in (6, 12))
     assert more < 3 * few
 
@@ -445,7 +445,7 @@ def test_no_body_costs_more_than_its_length(kind: Any, opened: bytes, middle: by
     ("kind", "opened", "closed"),
     [(Branch, b'{"kids":[', b"]}"), (Left | Twin, b'{"child":', b"}"), (dict[str, Left | Twin], b'{"a":', b"}")],
 )
-def test_a_deep_body_that_does_not_fit_is_told_as_that(kind: Any, opened: bytes, closed: bytes, depth: int) -> None:
+def test_a_deep_body_that_does_not_fit_is_a_decode_error(kind: Any, opened: bytes, closed: bytes, depth: int) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(opened * depth + b"1.5" + closed * depth, kind)
     assert len(str(caught.value)) < 1000
@@ -505,8 +505,8 @@ def test_a_union_never_reads_a_member_that_knows_less_where_the_likeliest_misfit
 @pytest.mark.parametrize(
     ("body", "kind", "value"),
     [
-        (b'{"name":"Tom"}', Dog | Cat, Cat("Tom")),  # of those that know as much, the one that fits
-        (b'{"kind":"circle","size":1,"age":2}', Grown | Circle, Circle("circle", 1)),  # a literal is for certain
+        (b'{"name":"Tom"}', Dog | Cat, Cat("Tom")),  # of those that know equally many fields, the one that fits
+        (b'{"kind":"circle","size":1,"age":2}', Grown | Circle, Circle("circle", 1)),  # a literal decides
         (b'{"type":"opened","id":1,"by":"x"}', Closed | Opened, Opened(1)),
         (b'{"No":1,"id":2,"from":["x"]}', Cancelled | Aliased, Aliased.model_validate({"No": 1, "by": "x"})),
         (b'{"id":1,"reason":null}', Placed | Cancelled | dict[str, Any], {"id": 1, "reason": None}),
@@ -525,7 +525,7 @@ def test_a_union_is_read_in_the_order_written_where_text_may_be_both() -> None:
 
 
 @pytest.mark.parametrize("kind", [object(), complex, Line | complex, dict[str, collections.abc.Callable[[], int]]])
-def test_a_type_that_can_never_be_read_is_refused_whatever_the_body(kind: Any) -> None:
+def test_a_type_that_can_never_be_read_is_refused_for_any_body(kind: Any) -> None:
     with pytest.raises(ConfigError, match="a body can't be read as"):
         decode(b"null", kind)
 
@@ -575,7 +575,7 @@ def test_a_field_that_is_read_only_is_read_as_its_type() -> None:
         ("\ud800", "can't be written as JSON"),
     ],
 )
-def test_what_has_no_json_form_is_refused_with_its_place(value: object, complaint: str) -> None:
+def test_a_value_without_a_json_form_is_refused_with_its_place(value: object, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         encode(value)
 
@@ -612,7 +612,7 @@ MISFITS = [
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="its syntax is newer")
-def test_type_parameters_as_python_3_12_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_type_parameters_in_the_syntax_of_python_3_12(monkeypatch: pytest.MonkeyPatch) -> None:
     newer = ModuleType("newer")
     monkeypatch.setitem(sys.modules, "newer", newer)
     vars(newer).update(dataclass=dataclass, NamedTuple=NamedTuple)

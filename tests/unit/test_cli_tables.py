@@ -1,4 +1,4 @@
-"""Tables for terminals: aligned whatever the letters, and never wider than they may be where columns can be cut."""
+"""Tables for terminals: aligned for all letters, and never too wide if columns can be cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenure._cli.tables import LEAST, Column, cut, laid_out
 COLUMNS = (Column("NAME", is_cut=True), Column("COUNT", numbers=True), Column("NOTE", is_cut=True))
 
 
-def test_columns_stand_below_one_another() -> None:
+def test_columns_are_aligned() -> None:
     rows: list[tuple[str | Cell, ...]] = [
         ("orders", "12", "x"),
         ("名前", Cell("7", "red"), ""),
@@ -28,7 +28,7 @@ def test_columns_stand_below_one_another() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=60), st.text(max_size=9), st.text(max_size=60))), st.integers(40, 90))
-def test_what_can_be_cut_fits(rows: list[tuple[str, str, str]], width: int) -> None:
+def test_columns_that_can_be_cut_fit(rows: list[tuple[str, str, str]], width: int) -> None:
     lines = laid_out(COLUMNS, [(name, "1" * len(count), note) for name, count, note in rows], width)
     assert len(lines) == len(rows) + 1
     assert max(cell_len(line.plain) for line in lines) <= width
@@ -40,6 +40,6 @@ def test_a_text_is_cut_between_letters(width: int, shown: str) -> None:
     assert cut("名前名前名", width) == shown
 
 
-def test_a_column_keeps_so_much_when_it_is_cut() -> None:
+def test_a_cut_column_keeps_its_minimum() -> None:
     [_, row] = laid_out(COLUMNS, [("n" * 50, "1", "m" * 50)], 5)
     assert row.plain == f"{'n' * (LEAST - 1)}…      1  {'m' * (LEAST - 1)}…"

@@ -1,4 +1,4 @@
-"""The clock that terms are measured with."""
+"""The clock of terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of tenure's own: what happens when the system gives no more of them."""
+"""Threads of tenure, also when the system gives no more of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_refused_job_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> Non
     assert done == ["taken"]
 
 
-def test_one_thread_that_suffices_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_second_thread_is_started_while_one_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, may_end = DaemonThreads(2, "few"), threading.Event()
     busy = threads.submit(may_end.wait, PATIENCE)
     with monkeypatch.context() as patch:
@@ -39,10 +39,10 @@ def test_one_thread_that_suffices_stays_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_threads_that_are_busy_are_never_taken_for_idle() -> None:
-    """Two jobs that wait for each other: with one thread for both, neither would ever end."""
+    """Two jobs that wait for each other: with one thread for both, neither would end."""
     for _ in range(100):
         threads, both = DaemonThreads(2, "few"), threading.Barrier(2)
-        for _ in range(3):  # each may be taken just before its thread has said that it is idle
+        for _ in range(3):  # a job may be submitted just before its thread is noted as idle
             threads.submit(int).result(PATIENCE)
         waiting = [threads.submit(both.wait, PATIENCE) for _ in range(2)]
         assert {one.result(PATIENCE) for one in waiting} == {0, 1}

@@ -1,4 +1,4 @@
-"""The demonstration's computation, and the list of files that it is done for."""
+"""The demonstration's computation, and its list of files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_syntax_tree_is_counted_if_there_is_one(tmp_path: Path) -> None:
     assert counted == {"good": 5, "bad": 0, "zero": 0, "deep": 0}
 
 
-def test_a_poison_file_fails_its_whole_chunk_every_time(tmp_path: Path) -> None:
+def test_a_failing_file_always_fails_its_whole_chunk(tmp_path: Path) -> None:
     write(tmp_path, **{f"{number}.py": "x = 1\n" for number in range(8)})
     job = survey(tmp_path, at_least=0.0)
     poisoned_job, chunk = with_poison_file(job, tmp_path / "poison.py")
@@ -77,7 +77,7 @@ def test_a_very_long_file_is_not_parsed(tmp_path: Path, monkeypatch: pytest.Monk
     assert [count_file(str(tmp_path), name, parsed=True).nodes for name in ("short", "long")] == [5, 0]
 
 
-def test_a_file_that_cannot_be_read_is_told_and_not_fatal(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported_and_not_fatal(tmp_path: Path) -> None:
     assert count_file(str(tmp_path), "missing", parsed=True) == Count("missing", error="No such file or directory")
 
 
@@ -112,7 +112,7 @@ def test_differences_are_named() -> None:
 # --- which files ---
 
 
-def test_a_survey_lists_all_files_that_can_be_read_to_an_end(tmp_path: Path) -> None:
+def test_a_survey_lists_all_finite_readable_files(tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     write(tmp_path, b="", a="")
     write(tmp_path / "deep" / "er", **{"c.py": "pass"})

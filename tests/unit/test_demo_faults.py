@@ -1,4 +1,4 @@
-"""The demonstration's faults: what is left of it to do when the work is finished already."""
+"""The demonstration's faults, when the work is finished already."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenure._demo.summary import Failover
 JOB = Job("/some/where", (Chunk(1, (File("a", False),)),), 0.5)
 
 
-async def test_the_fence_is_tried_also_if_the_new_leader_had_everything_before_anybody_looked(tmp_path: Path) -> None:
+async def test_the_fence_is_tried_also_if_the_new_leader_finished_first(tmp_path: Path) -> None:
     told: list[str] = []
     async with tenure.connect("memory:faults") as backend:
         with closing(Ledger.create(tmp_path / "ledger.db", JOB)) as ledger:

@@ -1,4 +1,4 @@
-"""The demonstration's leader and worker in one process: the work is split, counted, aggregated, and its dead buried."""
+"""The demonstration's leader and worker in one process: the work is split and aggregated, dead letters are recorded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def leading(backend: tenure.Backend, ledger: Ledger, queues: Queues) -> As
         await task
 
 
-async def test_all_but_the_poison_chunk_is_counted(ledger: Ledger, counts: list[Count]) -> None:
+async def test_all_but_the_failing_chunk_is_counted(ledger: Ledger, counts: list[Count]) -> None:
     stop = asyncio.Event()
     async with tenure.connect("memory:") as backend, leading(backend, ledger, CHANNELS):
         queue = CHANNELS.work_of(backend)
@@ -74,7 +74,7 @@ async def test_all_but_the_poison_chunk_is_counted(ledger: Ledger, counts: list[
 async def test_a_second_leader_sends_again(
     ledger: Ledger, queues: Queues, times: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Where ids are known, nothing comes of it; where they are not, the ledger knows the results."""
+    """Where ids are remembered, the messages are dropped; elsewhere, the ledger ignores the results."""
     of = len(ledger.remaining())
     async with tenure.connect("memory:") as backend:
         queue = queues.work_of(backend)
@@ -93,11 +93,11 @@ async def test_a_result_that_comes_again_counts_once(ledger: Ledger, job: Job, c
     assert ledger.counts() == counts[: len(first.counts)]
 
 
-async def test_a_leader_of_old_writes_nothing(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_an_old_leader_writes_nothing(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
     async with tenure.connect("memory:") as backend:
         queues = CHANNELS.work_of(backend), CHANNELS.results_of(backend)
         async with backend.election("demo", ttl=30).campaign() as term:
-            ledger.begin_term(term.token + 1, instance=2)  # another leads already, and the store has not told yet
+            ledger.begin_term(term.token + 1, instance=2)  # another leads already, and this one does not know it yet
             leading = asyncio.create_task(Leader(1, ledger, *queues, named=True, stop=asyncio.Event()).lead(term))
             await until(lambda: "too old" in capfd.readouterr().out, within=60)
             leading.cancel()

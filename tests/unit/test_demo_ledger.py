@@ -1,5 +1,5 @@
-"""The demonstration's ledger: a new leader goes on where the old one stopped, an old one can't write, and nothing that
-comes twice counts twice."""
+"""The demonstration's ledger: a new leader goes on where the old one stopped, an old one can't write, and a result
+that comes twice counts once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ledger(path: Path) -> Iterator[Ledger]:
         yield created
 
 
-def test_the_job_is_what_it_was(ledger: Ledger, path: Path) -> None:
+def test_the_job_is_kept(ledger: Ledger, path: Path) -> None:
     with closing(Ledger(path)) as another:
         assert another.job() == JOB
         assert another.remaining() == list(JOB.chunks)
@@ -64,7 +64,7 @@ def test_a_result_that_comes_again_is_known(ledger: Ledger) -> None:
     assert ledger.progress() == Progress(counted=2, dead=0, of=3, again=2, finished=False)
 
 
-def test_what_nobody_could_count_is_written_down_once(ledger: Ledger) -> None:
+def test_a_chunk_that_always_failed_is_recorded_once(ledger: Ledger) -> None:
     ledger.record_dead(1, [POISONOUS])
     ledger.record_dead(2, [POISONOUS])
     assert ledger.dead() == [POISONOUS]
@@ -80,7 +80,7 @@ def test_a_chunk_is_either_counted_or_dead(ledger: Ledger) -> None:
     assert ledger.progress() == Progress(counted=1, dead=0, of=3, again=0, finished=False)
 
 
-def test_from_a_terms_first_act_on_every_older_one_is_refused(ledger: Ledger) -> None:
+def test_after_the_first_act_of_a_term_older_ones_are_refused(ledger: Ledger) -> None:
     ledger.begin_term(1, instance=1)
     ledger.begin_term(2, instance=2)
     late: list[Callable[[], None]] = [

@@ -1,4 +1,4 @@
-"""The demonstration's verdict: each promise that did not come true is told; and what people and programs see."""
+"""The demonstration's verdict: each broken promise is reported; the summary for people and for programs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_good_run_has_no_problems() -> None:
         ({"differing": ["a", "b", "c", "d"]}, "a, b, c and 1 more"),
     ],
 )
-def test_what_did_not_come_true_is_told(change: dict[str, Any], problem: str) -> None:
+def test_a_broken_promise_is_reported(change: dict[str, Any], problem: str) -> None:
     changed = dataclasses.replace(WELL, **change)
     assert len(changed.problems()) == 1
     assert problem in changed.problems()[0]
@@ -97,7 +97,7 @@ def test_what_did_not_come_true_is_told(change: dict[str, Any], problem: str) ->
     assert problem in shown(changed)
 
 
-def test_the_summary_names_what_matters() -> None:
+def test_the_summary_names_the_results() -> None:
     text = shown(WELL)
     for part in ("1.50 s after the kill", "pid 4711", "b (Permission denied)", "token 1 is too old", "the same result"):
         assert part in text
@@ -109,7 +109,7 @@ def test_the_summary_names_what_matters() -> None:
         assert part in text
 
 
-def test_names_can_not_command_the_terminal() -> None:
+def test_escape_sequences_in_names_are_escaped() -> None:
     assert "\x1b" not in shown(dataclasses.replace(WELL, differing=["\x1b[2J", "\udce9"]))
 
 
@@ -129,7 +129,7 @@ def progress(counted: int, dead: int = 0) -> Progress:
     return Progress(counted, dead, of=10, again=0, finished=False)
 
 
-def test_the_picture_shows_who_leads_and_how_far_the_work_is() -> None:
+def test_the_picture_shows_the_leader_and_the_progress() -> None:
     file = io.StringIO()
     now = run()
     now.instances = [InstanceState(1, 4711, "killed", 1), InstanceState(2, 4712, "leading", 2)]
@@ -202,20 +202,20 @@ def test_the_summary_is_wrapped_at_words_on_a_terminal() -> None:
         (8, 9.0, "only this run stores each message and result"),
     ],
 )
-def test_a_run_that_is_slower_says_why(cores: int, seconds: float, why: str) -> None:
+def test_a_slower_run_gives_the_reason(cores: int, seconds: float, why: str) -> None:
     assert why in shown(dataclasses.replace(WELL, cores=cores, seconds=seconds))
 
 
-def test_a_run_that_had_little_to_do_says_so() -> None:
+def test_a_run_with_little_work_gives_that_as_the_reason() -> None:
     text = shown(dataclasses.replace(WELL, pace=0.25))
     assert "as there was little to do, each file was made to take 250 ms here; only this run stores" in text
 
 
-def test_a_run_that_is_faster_on_enough_cores_says_nothing_more() -> None:
+def test_a_faster_run_gives_no_reason() -> None:
     assert "only this run stores" not in shown(dataclasses.replace(WELL, cores=8, seconds=0.9))
 
 
-def test_lines_tell_each_quarter_once() -> None:
+def test_each_quarter_is_printed_once() -> None:
     file = io.StringIO()
     now = run()
     with LineDisplay(Console(file=file, width=80)) as lines:

@@ -28,7 +28,7 @@ def test_a_wait_that_is_over_is_caught_either_way() -> None:
     assert str(pickle.loads(pickle.dumps(errors.TimedOut("too late")))) == "too late"
 
 
-def test_a_missing_driver_is_a_matter_of_configuration() -> None:
+def test_a_missing_driver_is_a_config_error() -> None:
     assert issubclass(errors.BackendNotInstalled, errors.ConfigError)
     assert not issubclass(errors.Unavailable, errors.ConfigError)
 
@@ -47,13 +47,13 @@ async def test_with_instead_of_async_with_points_to_the_one_for_threads() -> Non
         pass
 
 
-def test_without_asyncio_the_error_names_it() -> None:
+def test_without_asyncio_the_error_names_asyncio() -> None:
     async def connected() -> None:
         async with tenure.connect("memory:"):
             pass
 
     with pytest.raises(tenure.ConfigError, match=r"needs asyncio.*under Trio, use tenure\.sync\.connect in a thread"):
-        connected().send(None)  # as any other loop would run it
+        connected().send(None)  # as another loop would run it
 
 
 def test_in_virtual_time_the_error_names_connect_here() -> None:
@@ -70,7 +70,7 @@ def test_a_body_that_is_too_large_names_the_possible_limit() -> None:
         checked([tenure.Outgoing(b"12")], 1, 2)
     with pytest.raises(tenure.MessageRefused, match=r"^message 1 of 2: body \(2 bytes\).* this store.* none") as caught:
         checked([tenure.Outgoing(b"1"), tenure.Outgoing(b"12")], 1, 1)
-    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):  # as out of a handler's process
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):  # as from a handler's process
         assert (error.index, error.reason.partition(";")[2]) == (1, " send a reference to it")
         assert str(error) == str(caught.value)
 

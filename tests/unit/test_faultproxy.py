@@ -17,11 +17,11 @@ from tenure.testing.faultproxy import FaultProxy, late
 T = TypeVar("T")
 
 SOON = 30.0
-SILENCE = 0.05  # how long nothing must come, to say that nothing comes
+SILENCE = 0.05  # seconds without data that count as silence
 
 
 class Echo:
-    """A server that says what it hears, and knows what it heard."""
+    """A server that echoes and records its input."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -107,14 +107,14 @@ async def clients(proxy: FaultProxy) -> AsyncIterator[Clients]:
     await clients.close()
 
 
-async def test_it_carries_both_ways(clients: Clients) -> None:
+async def test_it_passes_data_both_ways(clients: Clients) -> None:
     client = await clients.new()
     assert await client.ask(b"hello") == b"hello"
     much = bytes(range(256)) * 4_096
     assert await client.ask(much) == much
 
 
-async def test_an_end_is_carried_too(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+async def test_the_end_of_a_connection_is_passed_on(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
     client = await clients.new()
     await client.ask(b"x")
     client.writer.write_eof()
@@ -122,7 +122,7 @@ async def test_an_end_is_carried_too(echo: Echo, proxy: FaultProxy, clients: Cli
     await until(lambda: echo.ended == 1 and proxy.open == 0)
 
 
-async def test_what_was_given_up_is_delivered_late(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+async def test_data_of_a_closed_connection_is_delivered_late(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
     client, other = await clients.new(), await clients.new()
     await client.ask(b".")
     await other.ask(b".")
@@ -133,11 +133,11 @@ async def test_what_was_given_up_is_delivered_late(echo: Echo, proxy: FaultProxy
         assert await (await clients.new()).ask(b"newer") == b"newer"
         assert echo.ended == 0
     assert echo.heard == b"..newnewerold"
-    await until(lambda: echo.ended == 1)  # seen to be gone only now
+    await until(lambda: echo.ended == 1)  # only now seen as closed
     assert await other.ask(b"x") == b"x"
 
 
-async def test_what_is_not_sent_can_not_be_late(proxy: FaultProxy, clients: Clients) -> None:
+async def test_only_sent_data_can_be_late(proxy: FaultProxy, clients: Clients) -> None:
     client = await clients.new()
     with pytest.raises(RuntimeError, match="without being sent"):
         async with late(proxy) as give_up:
@@ -159,18 +159,18 @@ async def test_delay_counts_for_each_way(proxy: FaultProxy, clients: Clients) ->
     assert time.monotonic() - begun >= 0.05
 
 
-async def test_a_delay_is_no_narrow_road(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+async def test_a_delay_does_not_limit_throughput(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
     client = await clients.new()
     proxy.delay(0.25, "up")
     begun = time.monotonic()
     for _ in range(60):
         client.writer.write(b"x")
-        await asyncio.sleep(0.001)  # so that each travels by itself
+        await asyncio.sleep(0.001)  # so that each is sent separately
     await soon(client.reader.readexactly(60))
-    assert time.monotonic() - begun < 10.0  # one after the other it would be 15 s
+    assert time.monotonic() - begun < 10.0  # one at a time it would be 15 s
 
 
-async def test_a_stall_up_holds_questions_back(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+async def test_a_stall_up_delays_requests(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
     client = await clients.new()
     await client.ask(b"1")
     proxy.stall("up")
@@ -181,7 +181,7 @@ async def test_a_stall_up_holds_questions_back(echo: Echo, proxy: FaultProxy, cl
     assert await soon(client.reader.readexactly(1)) == b"2"
 
 
-async def test_a_stall_down_lets_questions_through(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+async def test_a_stall_down_passes_requests_on(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
     client = await clients.new()
     proxy.stall("down")
     client.writer.write(b"2")
@@ -191,7 +191,7 @@ async def test_a_stall_down_lets_questions_through(echo: Echo, proxy: FaultProxy
     assert await soon(client.reader.readexactly(1)) == b"2"
 
 
-async def test_a_black_hole_takes_new_connections_and_says_nothing(
+async def test_a_black_hole_accepts_connections_and_does_not_answer(
     echo: Echo, proxy: FaultProxy, clients: Clients
 ) -> None:
     proxy.stall()
@@ -201,7 +201,7 @@ async def test_a_black_hole_takes_new_connections_and_says_nothing(
     assert echo.heard == b""
 
 
-async def test_what_was_said_before_hanging_up_arrives_after_the_stall(
+async def test_data_sent_before_closing_arrives_after_the_stall(
     echo: Echo, proxy: FaultProxy, clients: Clients
 ) -> None:
     client = await clients.new()
@@ -216,7 +216,7 @@ async def test_what_was_said_before_hanging_up_arrives_after_the_stall(
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_an_answer_is_lost_after_the_question_was_heard(
+async def test_an_answer_is_lost_after_the_request_has_arrived(
     echo: Echo, proxy: FaultProxy, clients: Clients, after: int
 ) -> None:
     client, other = await clients.new(), await clients.new()
@@ -233,7 +233,7 @@ async def test_an_answer_is_lost_after_the_question_was_heard(
     assert await other.ask(b"still here") == b"still here"
 
 
-async def test_an_answer_can_be_lost_in_silence(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+async def test_an_answer_can_be_lost_without_a_reset(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
     client = await clients.new()
     proxy.lose_answers(after=2, by="stall")
     client.writer.write(b"question")
@@ -252,7 +252,7 @@ async def test_answers_are_lost_on_new_connections_too(proxy: FaultProxy, client
         await soon(client.reader.readexactly(1))
 
 
-async def test_stranded_are_the_connections_that_stand_only(proxy: FaultProxy, clients: Clients) -> None:
+async def test_only_existing_connections_are_stranded(proxy: FaultProxy, clients: Clients) -> None:
     old = await clients.new()
     await old.ask(b"x")
     proxy.stall_existing()
@@ -261,7 +261,7 @@ async def test_stranded_are_the_connections_that_stand_only(proxy: FaultProxy, c
     assert await (await clients.new()).ask(b"y") == b"y"
 
 
-async def test_new_connections_can_be_led_elsewhere(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+async def test_new_connections_can_be_redirected(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
     old, other = await clients.new(), Echo()
     await old.ask(b"a")
     server = await asyncio.start_server(other.serve, "127.0.0.1", 0)
@@ -287,7 +287,7 @@ async def test_reset_breaks_every_connection(echo: Echo, proxy: FaultProxy, clie
     assert await (await clients.new()).ask(b"anew") == b"anew"
 
 
-async def test_refused_are_new_connections_only(proxy: FaultProxy, clients: Clients) -> None:
+async def test_only_new_connections_are_refused(proxy: FaultProxy, clients: Clients) -> None:
     old = await clients.new()
     await old.ask(b"x")
     proxy.refuse()
@@ -301,9 +301,9 @@ async def test_refused_are_new_connections_only(proxy: FaultProxy, clients: Clie
 
 
 async def test_without_a_server_a_connection_is_reset() -> None:
-    with socket.socket() as nobody:  # it has the port, so that no other does, and doesn't listen
-        nobody.bind(("127.0.0.1", 0))
-        async with FaultProxy("127.0.0.1", nobody.getsockname()[1]) as proxy:
+    with socket.socket() as unused:  # it reserves the port, and doesn't listen
+        unused.bind(("127.0.0.1", 0))
+        async with FaultProxy("127.0.0.1", unused.getsockname()[1]) as proxy:
             clients = Clients(proxy)
             client = await clients.new()
             with pytest.raises(ConnectionResetError):
@@ -311,7 +311,7 @@ async def test_without_a_server_a_connection_is_reset() -> None:
             await clients.close()
 
 
-async def test_a_reset_meets_a_connection_that_is_still_being_made(
+async def test_a_reset_also_ends_a_connection_that_is_being_made(
     echo: Echo, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, may_go_on = asyncio.open_connection, asyncio.Event()

@@ -1,4 +1,4 @@
-"""Leases: plain values, and the sum that says how long to believe in one."""
+"""Leases: plain values, and the time until which one is trusted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Vacant, t
 times = st.floats(min_value=0.0, max_value=1e6)
 
 
-def test_a_claim_is_believed_from_before_the_question() -> None:
+def test_a_claim_is_trusted_from_before_the_request() -> None:
     assert trusted_until(100.0, 15.0, 0.05, 0.75) == 100.0 + 15.0 - 0.75 - 0.75
 
 
 @given(times, st.floats(min_value=0.1, max_value=1e4), st.floats(min_value=0.0, max_value=0.5), times)
-def test_it_is_never_believed_longer_than_the_store_keeps_it(asked: float, ttl: float, drift: float, m: float) -> None:
+def test_it_is_never_trusted_longer_than_the_store_keeps_it(asked: float, ttl: float, drift: float, m: float) -> None:
     assert trusted_until(asked, ttl, drift, m) <= asked + ttl
-    # Even by a clock of ours that runs slower than the store's by that share, counted from the earliest start.
+    # Even by a clock that runs slower than the store's by that share, counted from the earliest start.
     assert (trusted_until(asked, ttl, drift, m) - asked) / (1 - drift) <= ttl * (1 + 1e-6) + 1e-6
 
 

@@ -1,4 +1,4 @@
-"""What waits to be logged while a log handler blocks."""
+"""Log records that wait while a log handler blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tenure.events import MessageFailed
 
 
 class Body:
-    """Something large that a handler has in hand when it fails."""
+    """A large object in the frame of a handler that fails."""
 
 
 class Blocking(logging.Handler):
-    """A handler that blocks until it may go on."""
+    """A handler that blocks until an event is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The loop in virtual time: what asyncio promises holds, time costs nothing, and hanging is found."""
+"""The loop in virtual time: asyncio's promises, free time, detected deadlocks."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_threadsafe_calls_and_futures_work() -> None:
     assert virtual.run(main()) == 42
 
 
-def test_deadlock_names_who_waits() -> None:
+def test_deadlock_names_the_waiting_tasks() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()
 
@@ -169,7 +169,7 @@ def test_the_limit_is_virtual_time() -> None:
         virtual.run(main(), limit=10)
 
 
-def test_what_nobody_caught_is_collected(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncaught_exceptions_are_collected(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise ValueError("lost")
 

@@ -17,7 +17,7 @@ from tenure.errors import ConfigError
 from tenure.testing import ManualClock
 
 
-async def test_a_name_is_shared_and_no_name_is_not() -> None:
+async def test_a_named_memory_is_shared_and_an_unnamed_one_is_not() -> None:
     one, other = (memory.open(Url.parse("memory:shared-by-test")) for _ in range(2))
     assert isinstance(await one.leases.acquire("name", "ann#1", 10), Granted)
     assert isinstance(await other.leases.acquire("name", "bob#1", 10), HeldBy)
@@ -25,7 +25,7 @@ async def test_a_name_is_shared_and_no_name_is_not() -> None:
         assert isinstance(await memory.open(Url.parse(private)).leases.acquire("name", "bob#1", 10), Granted)
 
 
-async def test_a_named_one_outlives_its_users_so_that_no_token_falls() -> None:
+async def test_a_named_memory_outlives_its_users_so_that_no_token_falls() -> None:
     for token in (1, 2):
         one = memory.open(Url.parse("memory:stays"))
         granted = await one.leases.acquire("name", "ann#1", 10)
@@ -46,7 +46,7 @@ async def test_a_named_one_outlives_its_users_so_that_no_token_falls() -> None:
         ("memory:?x=1", "no option 'x'"),
     ],
 )
-def test_a_url_that_means_something_else_is_refused(written: str, said: str) -> None:
+def test_an_invalid_url_is_refused(written: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         memory.open(Url.parse(written))
 
@@ -91,7 +91,7 @@ def test_threads_that_race_get_one_winner_each_time() -> None:
     assert len(set(tokens)) == len(tokens) == max(tokens)
 
 
-async def test_it_tells_about_itself() -> None:
+async def test_diagnosis() -> None:
     named = memory.open(Url.parse("memory:facts"))
     await named.leases.acquire("name", "ann#1", 10)
     assert {fact.name: fact.value for fact in await named.describe()} == {
@@ -100,7 +100,7 @@ async def test_it_tells_about_itself() -> None:
     }
 
 
-async def test_what_is_over_takes_no_room() -> None:
+async def test_expired_data_takes_no_memory() -> None:
     clock = ManualClock()
     backend = memory.open(Url.parse("memory:"), clock=clock)
     broker = backend.broker
@@ -114,7 +114,7 @@ async def test_what_is_over_takes_no_room() -> None:
     assert len(queue.live.due) < 100
     assert len(queue.inbox._until) == len(queue.inbox._ends) < 10
     clock.advance(600.0)
-    await broker.receive("orders", 1, 10.0)  # nobody sends any more, and one still looks
+    await broker.receive("orders", 1, 10.0)  # no more sends, and one more request
     assert not queue.sent._until
     assert not queue.sent._ends
     assert not queue.inbox._until
@@ -131,7 +131,7 @@ async def test_a_shorter_ttl_does_not_shorten_a_lease() -> None:
     assert isinstance(await backend.leases.acquire("name", "bob#1", 5), HeldBy)
 
 
-async def test_nobody_is_woken_for_the_lock_of_what_is_settled() -> None:
+async def test_the_end_of_a_settled_lock_wakes_no_waiter() -> None:
     backend = memory.open(Url.parse("memory:"))
     await backend.broker.send("orders", [Outgoing(b"a"), Outgoing(b"b")])
     claim = await backend.broker.receive("orders", 1, 10.0)

@@ -1,4 +1,4 @@
-"""Messages to test handlers with: real ones, that note what the handler does."""
+"""Messages to test handlers with: real ones, which record the handler's verbs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_a_verdict_is_noted_and_stands(verb: str) -> None:
+async def test_a_verdict_is_recorded_and_final(verb: str) -> None:
     act, verdict = VERBS[verb]
     one = testing.message(b"x")
     assert (one.verdict, one.sends) == (None, ())
@@ -43,7 +43,7 @@ async def test_a_verdict_is_noted_and_stands(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verdict_is_noted_and_stands_in_threads(verb: str) -> None:
+def test_a_verdict_is_recorded_and_final_in_threads(verb: str) -> None:
     act, verdict = VERBS[verb]
     one = testing.message_for_threads(b"x")
     assert isinstance(one, tenure.sync.Message)
@@ -53,7 +53,7 @@ def test_a_verdict_is_noted_and_stands_in_threads(verb: str) -> None:
         one.complete()
 
 
-async def test_it_is_as_it_was_received() -> None:
+async def test_it_has_the_fields_of_a_received_message() -> None:
     one = testing.message(
         json={"a": 1},
         queue="mine",
@@ -78,7 +78,7 @@ async def test_it_is_as_it_was_received() -> None:
     assert repr(one) == "<RecordingMessage 'order-7' of 'mine', 7 bytes, delivery 3>"
 
 
-async def test_an_answer_is_noted() -> None:
+async def test_a_reply_is_recorded() -> None:
     one = testing.message(b"x", reply_to="answers", id="question")
     await one.reply(json=[1])
     [(queue, answer)] = one.sends
@@ -99,7 +99,7 @@ async def test_a_lock_can_be_renewed_and_lost() -> None:
     one.note_settled()
 
 
-async def test_an_error_is_noted_with_its_traceback() -> None:
+async def test_an_error_is_recorded_with_its_traceback() -> None:
     one = testing.message(b"x", delivery_count=10)
     await one.abandon(error=ValueError("odd"))
     assert isinstance(one.verdict, Abandon)
@@ -125,7 +125,7 @@ def test_one_for_a_process_has_no_verbs() -> None:
         ({"body": b"x" * (2**20 + 1)}, "must not be larger than"),
     ],
 )
-def test_what_no_queue_would_have_is_refused(options: Any, complaint: str) -> None:
+def test_invalid_messages_are_refused(options: Any, complaint: str) -> None:
     for make in (testing.message, testing.message_for_threads, testing.message_for_process):
         with pytest.raises(tenure.ConfigError, match=complaint):
             make(**options)

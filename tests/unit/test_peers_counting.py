@@ -1,4 +1,4 @@
-"""The counting of peers by itself, at its edges: one vote fewer, an equal token, a lease that is slightly too long."""
+"""The counting of votes alone, at its edges: one vote fewer, an equal token, a lease that is slightly too long."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_vote_lasts_longer_than_the_silence_after_a_start() -> None:
     assert isinstance(voter().vote(1, claim(ttl=TTL), 0.0), Vote)
 
 
-def test_without_a_quorum_a_known_or_ended_claim_is_no_news() -> None:
+def test_without_a_quorum_a_known_or_ended_claim_changes_nothing() -> None:
     one = voter("none")
     assert one.adopt("chair", held(), 0.0)
     assert not one.adopt("chair", held(), 0.0)

@@ -231,12 +231,12 @@ def test_a_claim_ends_when_all_live_members_have_answered() -> None:
     cluster.sent.clear()
     cluster.acquire(4)
     cluster.run(3.0)
-    assert cluster.count(Claim) == 4  # once to each other, and not again and again
+    assert cluster.count(Claim) == 4  # once to each other member, and not repeatedly
     cluster.run(TTL)
     cluster.lead(4)
 
 
-def test_a_candidate_without_a_quorum_is_told_why_and_gets_a_hint_when_that_changes() -> None:
+def test_a_candidate_without_a_quorum_gets_the_reason_and_a_hint_when_that_changes() -> None:
     cluster = Cluster()
     del cluster.machines[0], cluster.machines[1]
     cluster.run(5.0)
@@ -336,7 +336,7 @@ def test_a_member_that_waited_out_its_silence_ignores_members_without_a_reply() 
     cluster.part(1)
     cluster.start(0)
     cluster.run(TTL + 0.1)
-    cluster.cuts -= {(0, 2)}  # 2 hears 0, and is not heard
+    cluster.cuts -= {(0, 2)}  # 2 receives from 0, and its messages are lost
     claim = Claim(1, "chair", "h2", old.token, TTL, renewal=False)
     assert not [each for each in cluster.feed(0, Received(2, claim)) if isinstance(each, (Vote, Refusal))]
     cluster.cuts -= {(2, 0)}
@@ -349,7 +349,7 @@ def test_a_member_that_waited_out_its_silence_ignores_members_without_a_reply() 
 def test_a_claimant_that_never_led_is_not_named_as_leader() -> None:
     cluster = Cluster(5)
     cluster.cuts |= {(0, other) for other in (2, 3, 4)} | {(other, 0) for other in range(1, 5)}
-    cluster.acquire(0)  # heard by 1 only, which is not heard
+    cluster.acquire(0)  # only 1 receives it, and the answers of 1 are lost
     del cluster.machines[0], cluster.machines[4]
     ask = cluster.ask(2, lambda ask: Inspect(ask, "chair"))
     cluster.run(3.0)
@@ -377,7 +377,7 @@ def test_a_leader_that_may_lead_still_is_named_without_a_remaining_time() -> Non
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_member_without_room_for_a_name_says_so_at_once(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_without_room_for_a_name_refuses_at_once(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster()
     monkeypatch.setattr("tenure._backends.peers.quorum.NAMES_MAX", 1)
     if late:
@@ -408,7 +408,7 @@ def test_a_candidate_just_too_late_for_its_turn_campaigns_again() -> None:
 
 
 def test_a_call_after_a_round_began_counts_only_later_votes() -> None:
-    """Its trust counts from its own question, and the votes of that round are older."""
+    """Its trust counts from its own request, and the votes of that round are older."""
     cluster = Cluster()
     cluster.part(2)
     cluster.cuts.add((1, 0))  # the first vote is delayed

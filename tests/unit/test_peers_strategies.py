@@ -1,4 +1,4 @@
-"""Lowest, Bully and Ring by themselves: who claims, and how many messages that takes, against the papers' bounds."""
+"""Lowest, Bully and Ring alone: the member that claims, and the number of messages, within the papers' bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ElectionRun:
         self.messages = 0
         self.claimed: list[int] = []
         self.dead: set[tuple[int, int]] = set()
-        """Ways (from, to) that lose every message."""
+        """Links (from, to) that lose every message."""
         self._underway: deque[tuple[int, int, strategies.Send]] = deque()
         members = tuple(f"m{number}:1" for number in range(size))
         self.fleet = Fleet(members, None, quorum="none")
@@ -43,7 +43,7 @@ class ElectionRun:
                 if other not in dead:
                     liveness.heard(other, 1e6)
             self.members[me] = kind("chair", fleet, liveness, random.Random(me))
-            self.members[me].campaigns = me not in idle  # wants it, and has not begun
+            self.members[me].campaigns = me not in idle  # a candidate that has not begun
 
     def begin(self, *who: int) -> None:
         for me in who:
@@ -61,7 +61,7 @@ class ElectionRun:
                     self.claimed.append(me)
 
     def run(self, seconds: float = 0.0) -> None:
-        """Deliver everything, and let time pass."""
+        """Deliver all messages, and let time pass."""
         until = self.now + seconds
         while True:
             while self._underway:
@@ -124,7 +124,7 @@ def test_ring_claims_when_a_message_was_lost() -> None:
     assert run.claimed == [1]
 
 
-def test_ring_claims_when_an_election_has_no_result_because_one_way_is_dead() -> None:
+def test_ring_claims_when_an_election_has_no_result_because_one_link_is_dead() -> None:
     run = ElectionRun(Ring, 3)
     run.dead.add((1, 2))  # 1 receives heartbeats of 2, and passes everything on to it
     for each in run.members.values():
@@ -161,7 +161,7 @@ def test_bully_takes_n_squared_minus_1_messages_at_most(size: int) -> None:
             assert run.messages == 0  # its best: the highest does
 
 
-def test_bully_elects_the_highest_live_member_that_wants_it() -> None:
+def test_bully_elects_the_highest_live_candidate() -> None:
     run = ElectionRun(Bully, 6, dead=(5,), idle=(4, 1))
     run.begin(0)
     run.run(60.0)
@@ -183,7 +183,7 @@ def test_bully_begins_again_when_the_member_that_took_over_dies() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_lowest_takes_no_message_at_all(size: int) -> None:
+def test_lowest_takes_no_message(size: int) -> None:
     run = ElectionRun(Lowest, size)
     run.begin(*range(size))
     assert run.claimed == [0]

@@ -292,7 +292,7 @@ def test_a_hundred_thousand_bad_frames_change_nothing() -> None:
     there, back = channels(b"first")
     begun = 0
     for number in range(FRAMES):
-        if number == FRAMES * 9 // 10:  # a leak shows at the end, too; tracing everything takes minutes
+        if number == FRAMES * 9 // 10:  # a leak also shows at the end; tracing everything takes minutes
             tracemalloc.start()
             begun, _ = tracemalloc.get_traced_memory()
         match number % 5:

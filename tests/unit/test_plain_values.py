@@ -1,4 +1,4 @@
-"""Plain values that users get: each can be copied, pickled, taken apart into dicts, and written as JSON."""
+"""Plain values that users get: each can be copied, pickled, converted to dicts, and written as JSON."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_it_can_be_copied_and_pickled(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=ids)
-def test_it_can_be_taken_apart_and_written_as_json(value: Any) -> None:
+def test_it_can_be_converted_and_written_as_json(value: Any) -> None:
     apart = dataclasses.asdict(value)
     assert list(apart) == [field.name for field in dataclasses.fields(value)]
     json.dumps(apart, default=repr)
@@ -105,7 +105,7 @@ def test_it_can_be_taken_apart_and_written_as_json(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [LEADER, LIVE, DEAD, Stats(1), *map(event_of, EVENTS)], ids=ids)
-def test_it_comes_back_from_json(value: Any) -> None:
+def test_it_can_be_read_from_json(value: Any) -> None:
     assert decode(encode(value), type(value)) == value
 
 
@@ -122,7 +122,7 @@ def test_a_received_message_can_be_copied_and_pickled() -> None:
         assert (other.id, other.body, other.headers) == ("id", b"x", HEADERS)
 
 
-async def test_what_an_election_and_a_queue_tell_can_be_taken_apart() -> None:
+async def test_the_values_of_an_election_and_a_queue_can_be_converted() -> None:
     async with tenure.connect("memory:") as backend:
         queue = backend.queue("orders")
         await queue.send(b"x", headers={"a": 1})

@@ -1,4 +1,4 @@
-"""``make proof``: goes on after an interruption, and ends with what replays each failure."""
+"""``make proof``: it resumes after an interruption, and ends with a line that replays each failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def steps(part: Part, enough: int, stop: int) -> Iterator[None]:
         yield
 
 
-def test_it_goes_on_where_it_was_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_resumes_after_an_interruption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = State(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         follow("kills", 9, state, steps(state.part("kills", "processes"), 9, 4))

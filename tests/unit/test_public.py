@@ -1,4 +1,4 @@
-"""What users may import: one list, which says where each name is from, and what its types are."""
+"""The public names: one list of them, with their modules and types."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_public_module_lists_what_is_public(name: str) -> None:
     assert set(listed) <= set(dir(module_of(name)))
 
 
-def test_the_names_of_tenure_stand_in_its_three_lists() -> None:
+def test_the_names_of_tenure_are_in_its_three_lists() -> None:
     block = next(
         node
         for node in ast.parse(Path(tenure.__file__).read_text(encoding="utf-8")).body
@@ -91,7 +91,7 @@ def test_the_names_of_tenure_stand_in_its_three_lists() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_what_is_public_says_where_it_is_imported_from(name: str) -> None:
+def test_a_public_name_has_its_public_module(name: str) -> None:
     for each, value in exported(name).items():
         if isinstance(value, type) or inspect.isfunction(value):
             home = value.__module__
@@ -113,13 +113,13 @@ def test_methods_say_where_their_class_is_imported_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_what_is_public_is_found_by_pickle(name: str) -> None:
+def test_a_public_name_is_found_by_pickle(name: str) -> None:
     for value in exported(name).values():
         if isinstance(value, type) or inspect.isfunction(value):
             assert pickle.loads(pickle.dumps(value)) is value
 
 
-def test_a_value_comes_out_of_pickle_as_it_was() -> None:
+def test_a_value_survives_pickle() -> None:
     values = (tenure.Stats(ready=3), tenure.QueueSettings(lock=5), tenure.Outgoing(b"x"), tenure.RetryPolicy(initial=1))
     for value in values:
         assert pickle.loads(pickle.dumps(value)) == value
@@ -156,7 +156,7 @@ def test_the_help_of_a_method_that_blocks_is_that_of_a_plain_one() -> None:
     assert "await" not in shown
 
 
-def test_names_are_the_public_ones_whichever_was_asked_for_first() -> None:
+def test_names_are_the_public_ones_in_any_order_of_import() -> None:
     line = "import tenure; tenure.connect; import tenure._queue.received as r; print(r.Message)"
     said = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True).stdout
     assert said == "<class 'tenure.Message'>\n"
@@ -242,7 +242,7 @@ def hidden_types(name: str, public: Collection[object]) -> set[str]:
 
 
 def types_in(annotation: object, names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield each type in an annotation, with the name that stands there; of an alias, the alias."""
+    """Yield each type in an annotation, with its name; for an alias, the alias."""
     if isinstance(annotation, str):
         for node in outermost(ast.parse(annotation.lstrip("*"))):
             used = ast.unparse(node)
@@ -269,7 +269,7 @@ def outermost(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def is_ours(name: str, kind: object) -> bool:
-    """Tell whether *kind* is a class or an alias of tenure's own."""
+    """Return whether *kind* is a class or an alias of tenure's own."""
     if isinstance(kind, (TypeVar, TypeVarTuple, ParamSpec, ModuleType)) or kind is None:
         return False
     home = getattr(kind, "__module__", None)
@@ -277,7 +277,7 @@ def is_ours(name: str, kind: object) -> bool:
         return str(home).partition(".")[0] == "tenure"
     return (
         getattr(sys.modules.get(str(home)), name, None) is not kind
-    )  # an alias stands elsewhere than what it is made of
+    )  # an alias is defined in another module than its parts
 
 
 @pytest.mark.parametrize("name", PUBLIC)

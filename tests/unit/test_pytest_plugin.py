@@ -34,18 +34,18 @@ def test_seeds_given_by_the_test_stand(seed, other):
 def test_seeds_given_by_name_stand(seed):
     assert seed == 100
 
-def test_who_asks_late_gets_the_first(request):
+def test_a_late_request_gets_the_first_seed(request):
     request.getfixturevalue("in_virtual_time")(asyncio.sleep(0))
     assert request.getfixturevalue("seed") < 3
 
-def test_what_would_hang_fails(in_virtual_time):
+def test_a_deadlock_fails(in_virtual_time):
     async def main():
         await asyncio.Event().wait()
 
     with pytest.raises(Deadlock):
         in_virtual_time(main())
 
-def test_what_goes_on_for_a_day_fails(in_virtual_time):
+def test_a_virtual_day_fails(in_virtual_time):
     async def main():
         while True:
             await asyncio.sleep(60)
@@ -63,7 +63,7 @@ def test_a_store_of_its_own(memory_url, nth):
 def test_without_a_seed():
     pass
 
-def test_a_queue_for_whatever_loop(memory_queue, memory_queue_for_threads):
+def test_a_queue_for_any_loop(memory_queue, memory_queue_for_threads):
     asyncio.run(memory_queue.send(b"x"))
     assert memory_queue_for_threads.stats().ready == 1
     handled = []

@@ -1,4 +1,4 @@
-"""``make pythons`` and ``make lowest``: which Pythons are taken to be there, and what is installed for them."""
+"""``make pythons`` and ``make lowest``: the Pythons that they find, and the packages that they install."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def a_command(folder: Path, script: str) -> str:
     return str(folder)
 
 
-def test_ours_is_supported_and_found(tmp_path: Path) -> None:
+def test_the_running_python_is_supported_and_found(tmp_path: Path) -> None:
     assert OURS in supported()
     found, why = interpreter(OURS, [a_command(tmp_path / "bin", f'exec {sys.executable} "$@"')])
     assert (found, why) == (sys.executable, "")
@@ -36,7 +36,7 @@ def test_ours_is_supported_and_found(tmp_path: Path) -> None:
         ("exit 1", "can't make environments: it prints nothing"),
     ],
 )
-def test_what_only_has_the_name_is_absent_and_no_obstacle(tmp_path: Path, script: str, says: str) -> None:
+def test_a_shim_counts_as_absent_and_is_skipped(tmp_path: Path, script: str, says: str) -> None:
     stand_in = a_command(tmp_path / "stand_in", script)
     found, why = interpreter(OURS, [stand_in])
     assert found == ""
@@ -45,7 +45,7 @@ def test_what_only_has_the_name_is_absent_and_no_obstacle(tmp_path: Path, script
     assert interpreter(OURS, [stand_in, real]) == (sys.executable, "")
 
 
-def test_what_is_not_there_is_absent(tmp_path: Path) -> None:
+def test_a_missing_python_is_absent(tmp_path: Path) -> None:
     assert interpreter("3.11", [tmp_path]) == ("", "no python3.11 on the path")
 
 

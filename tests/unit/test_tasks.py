@@ -33,7 +33,7 @@ async def test_a_task_is_kept_until_it_is_done() -> None:
     assert list(tasks) == []
 
 
-async def test_cancel_all_waits_for_the_end_of_every_task_whatever_it_raises() -> None:
+async def test_cancel_all_waits_for_the_end_of_every_task_also_after_errors() -> None:
     tasks = Tasks()
 
     async def fails() -> None:
@@ -51,7 +51,7 @@ async def test_cancel_all_waits_for_the_end_of_every_task_whatever_it_raises() -
     assert list(tasks) == []
 
 
-async def test_tasks_of_several_loops_are_told_apart() -> None:
+async def test_tasks_of_several_loops_are_separate() -> None:
     tasks = Tasks()
     begun, proceed = threading.Event(), threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

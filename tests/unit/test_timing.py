@@ -1,4 +1,4 @@
-"""Timing: what builds is safe, what doesn't is refused with a setting that fits."""
+"""Timing: valid settings are safe, others are refused with a setting that fits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_any_ttl_alone_makes_a_timing(ttl: float) -> None:
 
 
 @given(settings)
-def test_whatever_builds_keeps_every_inequality(given: dict[str, float]) -> None:
+def test_every_valid_timing_keeps_every_inequality(given: dict[str, float]) -> None:
     try:
         timing = Timing(**given)
     except ConfigError:
@@ -58,7 +58,7 @@ def test_whatever_builds_keeps_every_inequality(given: dict[str, float]) -> None
     assert 0 < timing.renew_every < timing.work_window <= timing.window <= timing.ttl
     assert timing.margin >= 0
     assert timing.grace >= 0
-    # The last of three attempts is asked while work still runs.
+    # The last of three attempts is made while work still runs.
     last = timing.renew_every + (ATTEMPTS_MIN - 1) * timing.retry_every
     assert last <= timing.work_window * (1 + 1e-6)
     assert timing.attempts >= ATTEMPTS_MIN
@@ -75,7 +75,7 @@ def test_the_suggestion_of_a_refusal_does_help(which: int, given: dict[str, floa
             return
         name, value = re.findall(r"(\w+)=([\d.e+-]+)", refusal)[which]
         asked[name] = float(value)
-    raise AssertionError(f"the suggestions lead nowhere: {asked}")
+    raise AssertionError(f"the suggestions don't lead to a valid timing: {asked}")
 
 
 def _refusal(given: dict[str, float]) -> str | None:
@@ -117,7 +117,7 @@ def test_a_setting_that_can_not_work_is_refused_with_both_values(given: dict[str
 
 
 @given(st.floats(min_value=0.0, max_value=1e6), st.integers(), st.floats(min_value=0.0, max_value=1.0))
-def test_renewals_are_never_late_and_looks_never_early(duration: float, seed: int, share: float) -> None:
+def test_renewals_are_never_late_and_polls_never_early(duration: float, seed: int, share: float) -> None:
     rng = random.Random(seed)
     assert duration * (1 - share) <= sooner(duration, rng, share) <= duration
     assert duration <= later(duration, rng, share) <= duration * (1 + share)

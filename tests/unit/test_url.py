@@ -1,4 +1,4 @@
-"""URLs of backends: taken apart, options checked, secrets hidden."""
+"""URLs of backends: parsing, options, hidden secrets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Options:
         ("redis://:secret@host:6379/0?a=1&b=", "host", "/0", {"a": "1", "b": ""}),
     ],
 )
-def test_a_url_is_taken_apart(written: str, netloc: str, path: str, query: dict[str, str]) -> None:
+def test_a_url_is_parsed(written: str, netloc: str, path: str, query: dict[str, str]) -> None:
     url = Url.parse(written)
     assert url.scheme == written.partition(":")[0]
     assert netloc in url.netloc
@@ -59,7 +59,7 @@ def test_a_url_that_is_no_text_is_refused() -> None:
         ("redis://[::1", "can't be read"),
     ],
 )
-def test_a_url_that_says_too_much_or_too_little_is_refused(written: str, said: str) -> None:
+def test_a_url_with_missing_or_excess_parts_is_refused(written: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Url.parse(written)
 

@@ -1,4 +1,4 @@
-"""The thread that ends the process at a deadline: which one, and when, by a clock that is turned by hand."""
+"""The thread that ends the process at a deadline, with a manual clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_nearest_deadline_counts_wherever_it_was_moved() -> None:
     assert watchdog.overdue() is None
 
 
-def test_it_looks_again_each_second_and_not_at_all_without_a_deadline() -> None:
+def test_it_checks_each_second_and_never_without_a_deadline() -> None:
     clock = ManualClock(100.0)
     watchdog = Watchdog(clock)
     watchdog.overdue()
@@ -116,7 +116,7 @@ asyncio.run(main())
         pytest.param("while True: re.match('(a+)+$', 'a' * 22 + 'b')", id="work holds the GIL most of the time"),
     ],
 )
-def test_the_process_ends_although_the_thread_that_renews_is_stuck(tmp_path: Path, then: str) -> None:
+def test_the_process_ends_although_the_renewal_thread_is_stuck(tmp_path: Path, then: str) -> None:
     program = _STUCK.format(then=then)
     ran = subprocess.run(
         [sys.executable, "-c", program, f"sqlite:///{tmp_path}/a.db"], capture_output=True, text=True, timeout=PATIENCE
@@ -148,7 +148,7 @@ with tenure.sync.connect(sys.argv[1]) as backend:
 
 
 @pytest.mark.process
-def test_work_that_has_ended_in_time_ends_no_process_even_if_it_could_not_say_so(tmp_path: Path) -> None:
+def test_work_that_has_ended_in_time_ends_no_process_even_if_its_loop_is_blocked(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _ENDED, f"sqlite:///{tmp_path}/a.db"], capture_output=True, text=True, timeout=PATIENCE
     )
@@ -162,7 +162,7 @@ import tenure
 async def main():
     async with tenure.connect(sys.argv[1]) as backend:
         async def work(term):
-            asyncio.get_running_loop().call_soon(time.sleep, 2.5)  # somebody else blocks the loop, before it can tell
+            asyncio.get_running_loop().call_soon(time.sleep, 2.5)  # blocks the loop before the end is noted
             tokens.append(term.token)
         tokens = []
         await backend.election("chair", ttl=2.0, overrun="exit").run(work)
@@ -173,7 +173,7 @@ asyncio.run(main())
 
 
 @pytest.mark.process
-def test_a_loop_that_is_blocked_after_its_work_has_ended_ends_no_process_and_begins_nothing_anew(
+def test_a_loop_that_is_blocked_after_its_work_has_ended_ends_no_process_and_starts_no_work(
     tmp_path: Path,
 ) -> None:
     ran = subprocess.run(
@@ -211,7 +211,7 @@ asyncio.run(main())
 
 
 @pytest.mark.process
-def test_work_that_never_began_ends_no_process_and_begins_in_no_term_that_is_over(tmp_path: Path) -> None:
+def test_work_that_never_began_ends_no_process_and_does_not_begin_in_an_ended_term(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _UNBEGUN, f"sqlite:///{tmp_path}/a.db"], capture_output=True, text=True, timeout=PATIENCE
     )

@@ -1,8 +1,8 @@
-"""Plays the scenarios beside it: golden texts that tell what a consumer's two machines do, line by line.
+"""Runs the scenarios of this folder: golden texts of the inputs and effects of a consumer's two machines.
 
-A line is a moment, a word and its arguments; indented under it stands everything that the machines answer. Messages are
-called by their sequence, questions by ``#number``; ``locks`` begins what is asked of :class:`Locks` instead of
-:class:`Pump`. The rng always show 0, so nothing is jittered. To write the answers anew: ``SCENARIOS=write pytest …``.
+A line has a time, a word and its arguments; the indented lines below are the effects. Messages are named by their
+sequence, requests by ``#number``; ``locks`` begins an input of :class:`Locks` instead of :class:`Pump`. The rng returns
+0, so there is no jitter. To rewrite the effects: ``SCENARIOS=write pytest …``.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ ANSWERS: dict[str, Settled | Lapsed] = {"yes": SETTLED, "dead": SETTLED_DEAD, "n
 PUMP_EVENTS = {"tick": Tick(), "hint": Hint(), "pause": Pause(), "resume": Resume()}
 
 
-class NoDice:
+class NoJitter:
     def random(self) -> float:
         return 0.0
 
 
-class Stage:
+class Machines:
     """Both machines, and the messages by their numbers."""
 
     def __init__(self, options: str) -> None:
@@ -83,33 +83,33 @@ class Stage:
         more: dict[str, Any] = {name: int(value) for name, value in given.items()}
         settings = PumpSettings(timing, **more)
         holds: dict[Token, LockGroup] = {}
-        self.pump = Pump("orders", "me", settings, NoDice(), holds, now=0.0)
-        self.locks = Locks("orders", "me", settings, NoDice(), holds, now=0.0)
+        self.pump = Pump("orders", "me", settings, NoJitter(), holds, now=0.0)
+        self.locks = Locks("orders", "me", settings, NoJitter(), holds, now=0.0)
         self.messages: dict[str, Delivery] = {}
         self.claims = 0
 
-    def play(self, now: float, line: str) -> list[str]:
-        """Do what *line* says, and return what is answered."""
+    def step(self, now: float, line: str) -> list[str]:
+        """Carry out *line*, and return the effects."""
         head, _, tail = line.partition(":")
         word, *words = head.split()
         if word == "locks":
             effects = self.locks.handle(self._locks_event(words, tail.split()), now)
-            told = self._tell(effects, self.locks.wake_at)
+            lines = self._lines(effects, self.locks.wake_at)
             for message in effects:
                 if isinstance(message, Ended | Returned):
-                    told += self._tell(self.pump.handle(message, now), self.pump.wake_at)
-            return told
+                    lines += self._lines(self.pump.handle(message, now), self.pump.wake_at)
+            return lines
         if word == "take":
             taken = self.pump.take(now)
             return [f"message {taken.sequence}" if taken else "nothing"]
         if word == "done":
             verdict = None if words[1:] == ["keep"] else VERDICTS[words[1] if words[1:] else "complete"]
             passed = self.pump.done(self.messages[words[0]], verdict)
-            return ["noted" if passed else "kept" if verdict is None else "thrown away"]
+            return ["noted" if passed else "kept" if verdict is None else "discarded"]
         if word == "settled":
             self.pump.settled(self.messages[words[0]])
             return []
-        return self._tell(self.pump.handle(self._pump_event(word, words, tail.split()), now), self.pump.wake_at)
+        return self._lines(self.pump.handle(self._pump_event(word, words, tail.split()), now), self.pump.wake_at)
 
     def _pump_event(self, word: str, words: list[str], rest: list[str]) -> Any:
         match word:
@@ -141,11 +141,11 @@ class Stage:
         self.messages[number] = Delivery("orders", int(number), token, number, b"", NO_HEADERS, 1, 0.0, 0.0)
         return self.messages[number]
 
-    def _tell(self, effects: Sequence[PumpEffect | LocksEffect], wake_at: float) -> list[str]:
-        return [*(_told(one) for one in effects), f"{self.pump.state.value}, wake at {wake_at:g}"]
+    def _lines(self, effects: Sequence[PumpEffect | LocksEffect], wake_at: float) -> list[str]:
+        return [*(_line(one) for one in effects), f"{self.pump.state.value}, wake at {wake_at:g}"]
 
 
-def _told(effect: PumpEffect | LocksEffect) -> str:
+def _line(effect: PumpEffect | LocksEffect) -> str:
     match effect:
         case Receive(ask, limit):
             return f"receive #{ask}: up to {limit}"
@@ -167,7 +167,7 @@ def _told(effect: PumpEffect | LocksEffect) -> str:
             return f"report {_judged(settlement)}: {answer}"
         case Emit(event):
             named = f" {event.sequence}" if hasattr(event, "sequence") else ""
-            return f"tell {type(event).__name__}{named}"
+            return f"emit {type(event).__name__}{named}"
     raise AssertionError(effect)
 
 
@@ -185,31 +185,31 @@ def _number(word: str) -> int:
     return int(word.removeprefix("#"))
 
 
-def perform(text: str) -> str:
-    """Return *text* with the answers as they are now."""
-    stage: Stage | None = None
+def run(text: str) -> str:
+    """Return *text* with the present effects."""
+    machines: Machines | None = None
     lines: list[str] = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             lines.append(line)
         elif line.startswith("with"):
-            stage = Stage(line.removeprefix("with"))
+            machines = Machines(line.removeprefix("with"))
             lines.append(line)
         elif not line.startswith(" "):
-            assert stage is not None, "a scenario begins with 'with …'"
+            assert machines is not None, "a scenario begins with 'with …'"
             moment, _, what = line.partition(" ")
             lines.append(line)
-            lines += [f"        {answer}" for answer in stage.play(float(moment), what)]
+            lines += [f"        {answer}" for answer in machines.step(float(moment), what)]
     return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
     text = path.read_text()
-    performed = perform(text)
+    result = run(text)
     if os.environ.get("SCENARIOS") == "write":
-        path.write_text(performed)
-    assert performed == text
+        path.write_text(result)
+    assert result == text
 
 
 def test_there_are_scenarios() -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import tenure
 import tenure.sync
-from tests.process.looking import PATIENCE, stop, until
+from tests.process.process_states import PATIENCE, stop, until
 
 LONG, SHORT = "120", "4"
 
 ONCE = "[ $(wc -l < said) -gt 1 ] ||"
-"""What follows is done by the first command that has written its line, and by no later one."""
+"""A shell prefix: only the first command that has written its line runs the rest."""
 
 
-class Stage:
+class WorkerSetup:
     """A folder, a queue in it, and the workers that were started there."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,12 +46,12 @@ class Stage:
             return backend.queue("orders").stats()
 
     def reasons(self) -> dict[str, str]:
-        """Return why each dead letter died, by its id."""
+        """Return the reason of each dead letter, by its id."""
         with tenure.sync.connect(self.url) as backend:
             return {letter.id: letter.reason for letter in backend.queue("orders").dead_letters.peek()}
 
     def tenure(self, *line: str) -> str:
-        """Run another command of tenure; return what it writes."""
+        """Run another command of tenure; return its output."""
         line = (sys.executable, "-m", "tenure.cli", *line, "--on", self.url)
         return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""What Linux tells of other processes, and how to stop one where it does no harm to others."""
+"""The states of other processes on Linux, and stopping one where it holds no lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE = 60.0
 
 
 def until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
-    """Wait for *condition*; if it does not come true, fail with what *explain* says then."""
+    """Wait for *condition*; if it does not become true, fail with the result of *explain*."""
     give_up = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > give_up:
@@ -32,12 +32,12 @@ def states_of(pid: int) -> set[str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended, but is not collected yet, does not."""
+    """Return whether a process runs; one that has ended, and is a zombie, does not."""
     return not states_of(pid) <= set("ZX")
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that this one has started or adopted, and not collected yet."""
+    """Return the processes that this one has started or adopted, and that are not reaped."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -50,7 +50,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def stop(pid: int, file: Path) -> None:
-    """Stop a process, but not in the middle of a commit to the SQLite *file*, which would lock everybody out."""
+    """Stop a process, but not in the middle of a commit to the SQLite *file*, which would block all other processes."""
 
     def is_stopped() -> bool:
         os.kill(pid, signal.SIGSTOP)
@@ -66,8 +66,8 @@ def stop(pid: int, file: Path) -> None:
     until(is_stopped)
 
 
-def tell(pid: int, number: signal.Signals) -> None:
-    """Send a signal, and return when it is taken: two of one kind that nobody has taken yet are one."""
+def send_signal_to(pid: int, number: signal.Signals) -> None:
+    """Send a signal, and return when it is no longer pending: two pending signals of one kind are one."""
 
     def is_pending() -> bool:
         with suppress(OSError):  # it has ended

@@ -1,4 +1,4 @@
-"""Candidates as real processes on one SQLite file, and what they did, judged at the end."""
+"""Candidates as real processes on one SQLite file, and checks of what they did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 PATIENCE = 60.0
 
 
-class Stage:
+class CandidateSetup:
     """A folder, the processes that compete in it, and what they have written there."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class Stage:
         (self.folder / "go-on").touch()
 
     def token_of(self, what: str) -> int:
-        """Wait until *what* has happened, and return in which term."""
+        """Wait until *what* has happened; return the token of its term."""
         self.wait(lambda lines: any(happened == what for happened, _, _ in lines))
         return next(token for happened, token, _ in self.lines() if happened == what)
 
@@ -74,8 +74,8 @@ class Stage:
         seen = len(self.lines())
         self.wait(lambda lines: len(lines) >= seen + count)
 
-    def judge(self) -> None:
-        """No check() of an old leader allows an act once a newer one's has; under the fence, no write of one."""
+    def check_order(self) -> None:
+        """Check that no check() of an old leader allowed an act after a newer leader's, and the fence no write."""
         acts = sorted((float(at[0]), int(token)) for what, token, _, *at in self.rows() if what == "act")
         assert [token for _, token in acts] == sorted(token for _, token in acts)
         with closing(sqlite3.connect(self.folder / "resource.db")) as connection:

@@ -1,4 +1,4 @@
-"""Consumers as real processes on one SQLite file, to be killed, and what they did."""
+"""Consumers as real processes on one SQLite file, to be killed, and their effects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import tenure
 from tests.process.queue_worker import run
 
-# New consumers come from a process that has imported everything: so they work at once, and not only when they die.
+# Forked from a process that has imported everything, so that they start to work before they are killed.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["__main__", "tests.process.queue_worker"])
 
 
-class Yard:
-    """A file, the processes that consume from it, and what they did."""
+class ConsumerSetup:
+    """A file, the processes that consume from it, and their effects."""
 
     def __init__(self, folder: Path) -> None:
         self.file = str(folder / "work.db")
@@ -28,12 +28,12 @@ class Yard:
             connection.execute("CREATE TABLE effect (id TEXT, delivery INTEGER, pid INTEGER)")
 
     def start(self, mode: str) -> tuple[ForkServerProcess, Connection]:
-        hears, tells = FORKS.Pipe(duplex=False)
-        process = FORKS.Process(target=run, args=(self.file, mode, tells))
+        receiver, sender = FORKS.Pipe(duplex=False)
+        process = FORKS.Process(target=run, args=(self.file, mode, sender))
         process.start()
-        tells.close()
-        self.processes[process] = hears
-        return process, hears
+        sender.close()
+        self.processes[process] = receiver
+        return process, receiver
 
     def kill(self, process: ForkServerProcess) -> None:
         process.kill()
@@ -45,11 +45,11 @@ class Yard:
         for process in list(self.processes):
             self.kill(process)
 
-    def ask(self, question: str) -> list[tuple[object, ...]]:
+    def query(self, question: str) -> list[tuple[object, ...]]:
         with closing(sqlite3.connect(self.file, timeout=30)) as connection:
             return connection.execute(question).fetchall()
 
-    def tell(self, change: str) -> None:
+    def execute(self, change: str) -> None:
         with closing(sqlite3.connect(self.file, timeout=30)) as connection, connection:
             connection.execute(change)
 
@@ -59,8 +59,8 @@ async def send(queue: tenure.Queue, numbers: range) -> None:
         await queue.send_batch([tenure.Outgoing(b"x", id=f"m{n}") for n in numbers if start <= n < start + 1_000])
 
 
-def check(yard: Yard) -> None:
-    """See that the books are in order after all the deaths."""
-    assert yard.ask("PRAGMA integrity_check") == [("ok",)]
+def check(setup: ConsumerSetup) -> None:
+    """Check that the file is intact, and the queue empty."""
+    assert setup.query("PRAGMA integrity_check") == [("ok",)]
     for table in ("message", "ready", "delayed", "expiry", "deferred", "hold", "death"):
-        assert yard.ask(f"SELECT count(*) FROM tenure_{table}") == [(0,)], table
+        assert setup.query(f"SELECT count(*) FROM tenure_{table}") == [(0,)], table
