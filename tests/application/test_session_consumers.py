@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
 
 from tenure import Retry
 from tenure._queue.broker import Claim, NoSession
@@ -16,7 +19,8 @@ from tenure._queue.received import Message
 from tenure._queue.session_pump import SessionPump
 from tenure._queue.verdicts import SETTLED, Abandon, Lapsed, Settled, Settlement
 from tenure._timing import Timing
-from tenure.errors import Unavailable
+from tenure.errors import ConfigError, Unavailable
+from tenure.events import HandlerOverran, ResultDiscarded
 from tests.application.queue_setup import LOCK, QueueSetup, in_virtual_time
 
 
@@ -145,3 +149,80 @@ async def test_a_hint_wakes_one_waiter_for_sessions(setup: QueueSetup) -> None:
     for consumer in consumers:
         consumer.drain(0.0)
     await asyncio.gather(*running)
+
+
+@in_virtual_time
+async def test_a_consumer_that_fails_releases_its_sessions(setup: QueueSetup) -> None:
+    queue = setup.queue()
+    await queue.send_batch([Outgoing(b"a", session="s"), Outgoing(b"b", session="s"), Outgoing(b"c", session="t")])
+    settle = setup.broker.settle
+
+    async def refused(settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        raise ConfigError("the broker has no such verb")
+
+    setup.broker.settle = refused  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="no such verb"):
+        await queue.consume(_nothing, sessions=True, sigterm=False)
+    setup.broker.settle = settle  # type: ignore[method-assign]
+    stats = await queue.stats()
+    assert (stats.ready, stats.locked) == (3, 0)
+    counts: list[int] = []
+
+    async def handler(message: Message) -> None:
+        counts.append(message.delivery_count)
+
+    await queue.consume(handler, sessions=True, until_empty=True, sigterm=False)
+    assert counts == [1, 1, 1]
+
+
+@in_virtual_time
+async def test_a_consumer_that_fails_waits_for_no_release_for_long(setup: QueueSetup) -> None:
+    queue = setup.queue()
+    await queue.send(b"a", session="s")
+
+    async def refused(settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        raise ConfigError("the broker has no such verb")
+
+    async def hangs(held: SessionLock) -> Settled | Lapsed:
+        await asyncio.sleep(1_000.0)
+        return SETTLED
+
+    setup.broker.settle, setup.broker.release = refused, hangs  # type: ignore[method-assign]
+    began = setup.clock.now()
+    with pytest.raises(ConfigError, match="no such verb"):
+        await queue.consume(_nothing, sessions=True, sigterm=False)
+    assert setup.clock.now() - began < LOCK
+
+
+@in_virtual_time
+async def test_a_verdict_without_an_answer_is_reported_once(setup: QueueSetup) -> None:
+    queue = setup.queue()
+    await queue.send(b"a", session="s")
+
+    async def handler(message: Message) -> None:
+        setup.broker.renewing = setup.broker.settling = False
+
+    async with setup.consuming(queue, handler, sessions=True, concurrency=1, grace=0.0):
+        await asyncio.sleep(LOCK + 5.0)
+        assert len(setup.emitted(ResultDiscarded)) == 1
+    reported = [(event.delivery_count, event.why) for event in setup.emitted(ResultDiscarded)]
+    assert reported == [(1, "unanswered"), (2, "unanswered")]  # the second delivery has its own end
+
+
+@in_virtual_time
+async def test_a_handler_that_outlasts_its_session_is_reported_once(setup: QueueSetup) -> None:
+    queue, go_on = setup.queue(), asyncio.Event()
+    await queue.send(b"a", session="s")
+
+    async def stubborn(message: Message) -> None:
+        setup.broker.renewing = False
+        while not go_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    async with setup.consuming(queue, stubborn, sessions=True, concurrency=1, grace=0.0):
+        await asyncio.sleep(LOCK + 5.0)
+        assert len(setup.emitted(HandlerOverran)) == 1
+    assert len(setup.emitted(HandlerOverran)) == 1
+    go_on.set()
+    await asyncio.sleep(1.0)

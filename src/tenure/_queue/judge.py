@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 from tenure._jitter import later
 from tenure._queue.context import QueueContext, loss_message
@@ -55,6 +55,18 @@ def ending_of(outcome: object) -> Ending:
     return Ending.RAISED
 
 
+class Believed(Protocol):
+    """How far the locks of messages are believed: the pump."""
+
+    def sure_until(self, delivery: Delivery) -> float:
+        """Return until when the lock of a message may be believed."""
+        ...
+
+    def has_overrun(self, delivery: Delivery) -> bool:
+        """Return whether it was reported that a handler runs on though its lock is over."""
+        ...
+
+
 class Judge:
     """Decides what becomes of the messages of one consumer, and calls its error hook.
 
@@ -86,7 +98,7 @@ class Judge:
             self.success = Complete(remember=window) if window else COMPLETE
 
     async def judge(
-        self, message: Message, outcome: object, why: Why | None, closing: bool, sure_until: Callable[[Delivery], float]
+        self, message: Message, outcome: object, why: Why | None, closing: bool, believed: Believed
     ) -> Verdict | Literal[Becomes.FORGET] | None:
         """Return what becomes of *message*, whose handler did not simply return, as :data:`RULES` say; report it.
 
@@ -95,7 +107,7 @@ class Judge:
             outcome: What it raised or returned.
             why: Why it was cancelled, if it was.
             closing: Whether its worker is cancelled.
-            sure_until: Tells until when the lock of a message may be believed.
+            believed: Knows until when the lock of a message may be believed.
         """
         delivery = message.delivery
         if isinstance(outcome, RanOn) and why in ("drain", "leave"):
@@ -103,12 +115,12 @@ class Judge:
         ending = ending_of(outcome)
 
         def rule() -> Rule:
-            over = sure_until(delivery) <= self._context.clock.now()
+            over = believed.sure_until(delivery) <= self._context.clock.now()
             left_behind = self._handlers.is_left_behind(delivery)
             return RULES[Reason.of(why, closing=closing, left_behind=left_behind, over=over), ending]
 
         reports = rule().reports
-        if reports is Reports.OVERRUN:
+        if reports is Reports.OVERRUN and not believed.has_overrun(delivery):
             self._context.emit(event_of(HandlerOverran, self._context, delivery))
         elif reports is Reports.LOCK_LOST:
             outcome = LockLost(_loss_message(delivery, why))

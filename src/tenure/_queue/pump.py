@@ -148,6 +148,16 @@ class Pump:
         group = self._groups.get(delivery.token)
         return -NEVER if group is None else group.sure_until_of(delivery.sequence)
 
+    def has_overrun(self, delivery: Delivery) -> bool:
+        """Return whether it was reported that the handler of *delivery* runs on though its lock is over."""
+        group = self._groups.get(delivery.token)
+        return group is not None and delivery.sequence in group.overran
+
+    @property
+    def releasable(self) -> Sequence[SessionLock]:
+        """The sessions that are locked to us and in which no handler runs."""
+        return ()
+
     # --- for every message ---
 
     def take(self, now: float) -> Delivery | None:

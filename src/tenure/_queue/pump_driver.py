@@ -77,6 +77,7 @@ class PumpDriver:
         self._subscription: Subscription | None = None
         self._requests: BrokerRequests | None = None
         self._tasks = Tasks()
+        self._has_failed = False
         self._events: list[PumpInput] = []  # for the end of this iteration of the loop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
@@ -239,8 +240,12 @@ class PumpDriver:
         self.drain(grace=0.0)
 
     def fail(self, error: BaseException) -> None:
-        """End at once: a request can never work, or tenure itself is broken. The locks are left to run out."""
+        """End at once: a request can never work, or tenure itself is broken.
+
+        Sessions are released, as far as the broker still answers; other locks are left to run out.
+        """
         if not self.ended.done():
+            self._has_failed = True
             self.failure = error
             self.ended.set_result(None)
 
@@ -259,10 +264,24 @@ class PumpDriver:
             if left:  # not for ever: a handler may catch its cancellation, and go on
                 _, left = await asyncio.wait(left, timeout=self.timing.grace / 2)
         for delivery in self._workers.handled_by(left):
-            self._context.emit(event_of(HandlerOverran, self._context, delivery))
+            if not self.pump.has_overrun(delivery):
+                self._context.emit(event_of(HandlerOverran, self._context, delivery))
         for delivery, verdict in self.pump.unanswered:
             if verdict is not GIVE_BACK:
                 self._emit_discarded(delivery, "unanswered")
+
+        if self._has_failed:
+            await self._release_sessions()
+
+    async def _release_sessions(self) -> None:
+        """Release the sessions in which no handler runs, or their messages would count as delivered."""
+        release = self._context.broker.release
+        tasks = [asyncio.ensure_future(release(lock)) for lock in self.pump.releasable]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=self.timing.grace / 2)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _spawn(self, work: Any) -> None:
         self._tasks.keep(self._loop.create_task(work))

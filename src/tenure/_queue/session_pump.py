@@ -102,6 +102,21 @@ class SessionPump(Pump):
         at = super().wake_at
         return min(at, self._release_at) if self._to_release else at
 
+    @property
+    def unanswered(self) -> list[Settlement]:
+        """The verdicts that may stand or not, except those that were reported so."""
+        return [one for one in super().unanswered if not self._is_undecided(one.delivery)]
+
+    def _is_undecided(self, delivery: Delivery) -> bool:
+        session = self._sessions.get(delivery.token)
+        return session is not None and delivery.sequence in session.undecided
+
+    @property
+    def releasable(self) -> Sequence[SessionLock]:
+        """The sessions that are locked to us and in which no handler runs."""
+        idle = [one.lock for one in self._sessions.values() if not (one.is_lost or one.is_serving)]
+        return [*idle, *(lock for lock, _ in self._to_release), *(lock for lock, _ in self._releasing.values())]
+
     # --- for every message ---
 
     def take(self, now: float) -> Delivery | None:
@@ -355,8 +370,7 @@ class SessionPump(Pump):
     def _lapsed(
         self, settlement: Settlement, answer: Lapsed, group: LockGroup | None, now: float, effects: list[PumpEffect]
     ) -> None:
-        session = self._sessions.get(settlement.delivery.token)
-        if session is None or settlement.delivery.sequence not in session.undecided:  # else that was reported
+        if not self._is_undecided(settlement.delivery):  # else that was reported
             super()._lapsed(settlement, answer, group, now, effects)
 
     # --- what the locks say ---

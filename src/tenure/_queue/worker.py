@@ -204,7 +204,7 @@ class _Worker:
                 verdict = success
             else:
                 try:
-                    verdict = await judge.judge(message, outcome, self.called_off(), self.is_cancelled, pump.sure_until)
+                    verdict = await judge.judge(message, outcome, self.called_off(), self.is_cancelled, pump)
                 except asyncio.CancelledError:
                     if not host.is_ending:  # not by us: without a verdict, the message would be renewed for ever
                         done(delivery, GIVE_BACK)
