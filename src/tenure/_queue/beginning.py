@@ -18,15 +18,15 @@ PAUSE_MIN, PAUSE_MAX = 0.1, 2.0
 
 
 async def is_to_begin(
-    context: QueueContext, told: asyncio.Event, stop: asyncio.Event | None, wait: float | None
+    context: QueueContext, drained: asyncio.Event, stop: asyncio.Event | None, wait: float | None
 ) -> bool:
-    """Make *desk* ready for a consumer; False if that one is *told* to end before, whatever the store does.
+    """Make *context* ready for a consumer; False if that is *drained* or stopped before, whatever the store does.
 
     Raises:
         Unavailable: There was no answer within *wait* seconds.
         ConfigError: The store can never be used as it is.
     """
-    events = [told, stop] if stop is not None else [told]
+    events = [drained, stop] if stop is not None else [drained]
     ready = asyncio.ensure_future(_readied(context, wait))
     tasks = [ready, *(asyncio.ensure_future(event.wait()) for event in events)]
     try:
@@ -42,18 +42,18 @@ async def is_to_begin(
 
 
 async def _readied(context: QueueContext, wait: float | None) -> None:
-    """Make *desk* ready, asking as long as there is no answer, for *wait* seconds at most; for any time if None."""
+    """Make *context* ready, asking as long as there is no answer, for *wait* seconds at most; for any time if None."""
     began = context.clock.now()
-    why, is_told = "the store did not answer", False
+    why, is_reported = "the store did not answer", False
     pause, left = PAUSE_MIN, wait
     while True:
-        # With no time to wait, the patience of the store itself counts.
+        # With no time to wait, the store's own time limit counts.
         limit = asyncio.timeout(left if left and left < NEVER else None)
         try:
             async with limit:
                 was_ready = context.expected is None
                 await context.ready()
-                if was_ready and wait is not None:  # then it has asked nothing
+                if was_ready and wait is not None:  # then nothing was asked
                     await context.broker.settings(context.name)
             break
         except (Exception, asyncio.CancelledError) as error:
@@ -66,14 +66,14 @@ async def _readied(context: QueueContext, wait: float | None) -> None:
                 if not wait:
                     raise
                 raise Unavailable(f"{why} (there was no answer within {wait:g} s)") from error
-            if not is_told:
-                is_told = True
+            if not is_reported:
+                is_reported = True
                 context.emit(BrokerAwaited(context.clock.now(), context.name, context.holder, why))
         rest = pause if wait is None else min(pause, max(PAUSE_MIN, (wait - waited) / 2))
         await asyncio.sleep(later(rest, context.rng))
         if wait:
             left = max(1e-9, wait - (context.clock.now() - began))
         pause = min(1.5 * pause, PAUSE_MAX)
-    if is_told:
+    if is_reported:
         now = context.clock.now()
         context.emit(BrokerAnswered(now, context.name, context.holder, now - began))

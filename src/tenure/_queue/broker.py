@@ -70,7 +70,7 @@ class QueueTraits:
     """Whether every live message can be looked at and purged; ``emulated``: only some of those that are ready."""
     exact_stats: bool = True
     hints: bool = True
-    """Whether consumers are told of new messages; without, they look now and then."""
+    """Whether consumers get hints of new messages; without, they look now and then."""
     names_dead: bool = False
     """Whether claims name the messages that died by time; see ``Claim.died``."""
     survives_restart: bool = True
@@ -167,7 +167,7 @@ def undeclared(changes: QueueOptions, declared: Container[str]) -> QueueOptions:
 class Claim(NamedTuple):
     """The answer to one ``receive``: deliveries that share one token and one moment at which their locks end.
 
-    ``due_in`` tells, when fewer came than were asked for, in how many seconds by the store's clock the next message
+    ``due_in`` says, when fewer came than were asked for, in how many seconds by the store's clock the next message
     becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say. 0: there
     is more at once, or may be: with no deliveries, the store has not yet processed all ended delays and locks.
 
@@ -185,7 +185,7 @@ class Claim(NamedTuple):
 class NoSession(NamedTuple):
     """No session could be accepted: none is free and has messages waiting, or the named one is locked to another.
 
-    ``due_in`` and ``died`` are as in :class:`Claim`; the first tells when a session's lock or a delay ends that would
+    ``due_in`` and ``died`` are as in :class:`Claim`; the first says when a session's lock or a delay ends that would
     change this.
     """
 
@@ -243,7 +243,7 @@ class LiveSelection:
         return self.states is None or state in self.states
 
     def fits(self, sequence: int, named: Callable[[], str], session: str | None, enqueued_at: float) -> bool:
-        """Whether a message is meant, by everything but its state. *named* tells its id."""
+        """Whether a message is meant, by everything but its state. *named* is its id."""
         return (
             sequence > self.after
             and (self.sequences is None or sequence in self.sequences)
@@ -260,7 +260,7 @@ class Broker(Protocol):
     """Queues by name. They come into being when first used; *queue* may be any name that ``check_name`` lets pass.
 
     ``dead_letters_of(queue)`` is a queue too, for ``receive``, ``renew``, ``settle`` and ``hints``: there, ``Complete``
-    removes for good, ``Abandon`` (with its delay) and ``GiveBack`` leave the letter among the dead, ``DeadLetter``
+    removes for good, ``Abandon`` (with its delay) and ``GiveBack`` leave it among the dead letters, ``DeadLetter``
     does so under a new reason; ``Defer`` is refused with ``ConfigError``. To receive it is not counted.
 
     Its methods may be called on any loop, and on several at once: messages travel on the caller's, locks are renewed on
@@ -287,7 +287,7 @@ class Broker(Protocol):
         ...
 
     async def settings(self, queue: str) -> QueueSettings:
-        """Tell which settings hold for *queue*."""
+        """Return the settings that hold for *queue*."""
         ...
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -321,7 +321,7 @@ class Broker(Protocol):
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
         """Extend many locks to *lock* seconds from now, in one step; the answers stand in the order of *held*.
 
-        A lock never ends sooner for being renewed: one that lasts longer keeps its end, and the answer tells that.
+        A lock never ends sooner for being renewed: one that lasts longer keeps its end, and the answer says so.
         A session's lock covers the deliveries received under it: they are extended with it (and not by themselves).
         Where queues lie apart, one that can't be asked gives ``NoAnswer`` for its locks and costs the others nothing;
         ``Unavailable`` is for all.
@@ -379,7 +379,7 @@ class Broker(Protocol):
         ...
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
-        """Remove live messages for good, and tell how many; or how many it would have been.
+        """Remove live messages for good, and return how many; or how many it would have been.
 
         Those that are locked stay, and so do those sent after the question. It works in portions, so that other
         callers don't wait long; if it raises, those removed so far stay removed. Ids that were sent stay remembered.
@@ -397,24 +397,24 @@ class Broker(Protocol):
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
     ) -> int:
-        """Put dead letters back into *queue*, oldest first, and tell how many (or how many it would have been).
+        """Put dead letters back into *queue*, oldest first, and return how many (or how many it would have been).
 
-        They start anew: no deliveries counted, no delay, no ``expires_in``; the history stays. A letter that is locked
-        by a consumer of the dead letters is left out, as it is by ``purge``.
+        They start anew: no deliveries counted, no delay, no ``expires_in``; the history stays. One that is locked by a
+        consumer of the dead letters is left out, as it is by ``purge``.
 
         With *to*, they go into that queue, which is not *queue*, as if sent there now: each with a new sequence, but
         its id (also one that was made up, and one that is remembered there), its history, its session and all that its
-        sender has told. A letter moves in one step where the store has transactions; elsewhere it is written before it
-        is removed.
+        sender has set. Each moves in one step where the store has transactions; elsewhere it is written before it is
+        removed.
         """
         ...
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
-        """Remove dead letters for good, oldest first, and tell how many."""
+        """Remove dead letters for good, oldest first, and return how many."""
         ...
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
-        """Tell which *ids* the queue's inbox remembers: those completed with ``remember`` that is not over."""
+        """Return which *ids* the queue's inbox remembers: those completed with ``remember`` that is not over."""
         ...
 
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:

@@ -75,7 +75,7 @@ class BrokerRequests:
             self.tasks.add(task)
 
     def _note(self, request: Request) -> bool:
-        """Note in the subscription that a request looks for messages; tell whether its answer is to be noted there."""
+        """Note in the subscription that *request* looks for messages; return whether its answer is to be noted, too."""
         kind = type(request)
         # Of several accepts at a time, the first is the one that a hint has called for.
         if kind is Receive or (kind is Accept and not self._subscription.is_asking):

@@ -1,4 +1,4 @@
-"""Cancellations that come while something must be ended in order."""
+"""Cancellations that come while something must end in an orderly way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_being_closed(task: asyncio.Task[Any]) -> bool:
-    """Tell whether *task* is being thrown away, its loop ended, in place of running."""
+    """Return whether *task* is being discarded after the end of its loop, instead of running."""
     try:
         return asyncio.current_task() is not task
     except RuntimeError:
@@ -17,11 +17,11 @@ def is_being_closed(task: asyncio.Task[Any]) -> bool:
 
 
 async def take_back(task: asyncio.Task[Any]) -> None:
-    """Undo cancellations of *task*, the current one, that its handler has called for by itself."""
+    """Undo cancellations of *task*, the current one, that its handler has caused by itself."""
     while task.cancelling() > 0:
         task.uncancel()
     with suppress(asyncio.CancelledError):
-        await asyncio.sleep(0)  # one may be under way yet
+        await asyncio.sleep(0)  # one may still be on its way
 
 
 async def outlast(
@@ -30,7 +30,7 @@ async def outlast(
     """Wait for the end of *work*, however often we are cancelled meanwhile.
 
     Returns:
-        The first cancellation, upon which *when_cut* was called at once. The caller raises it when all is tidy.
+        The first cancellation, upon which *when_cut* was called at once. The caller raises it at its end.
     """
     cut = None
     while not work.done():
@@ -41,7 +41,7 @@ async def outlast(
                 cut = error
                 if when_cut is not None:
                     when_cut()
-    if work.cancelled():  # by who ends the loop, and every task on it
+    if work.cancelled():  # the loop is ending, and with it every task on it
         return cut or asyncio.CancelledError()
     work.result()
     return cut

@@ -1,4 +1,4 @@
-"""What the names, texts and counts of queues and messages may be: every store can keep what passes here."""
+"""Checks of the names, texts and counts of queues and messages: every store can keep what passes them."""
 
 from __future__ import annotations
 

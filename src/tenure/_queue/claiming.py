@@ -35,10 +35,10 @@ class ClaimTimes:
     def hint(self, now: float) -> None:
         """Note that messages may have become claimable."""
         self._is_hinted = True
-        self.hurry(now)
+        self.claim_at_once(now)
 
-    def hurry(self, now: float) -> None:
-        """Claim at once, unless that is held off."""
+    def claim_at_once(self, now: float) -> None:
+        """Claim at once, or as soon as :meth:`hold_off` allows."""
         self.next_at = min(self.next_at, max(now, self._not_before))
 
     def note_emptiness(self, now: float) -> None:
@@ -47,7 +47,7 @@ class ClaimTimes:
             self.empty_since = NEVER
         else:
             self.empty_since = now
-            if self._settings.until_empty:  # look at once whether more has come, also if a claim is under way
+            if self._settings.until_empty:  # look at once whether more has come, also if a claim is unanswered
                 self.next_at = min(self.next_at, now)
                 self._is_hinted = True
 
@@ -60,7 +60,7 @@ class ClaimTimes:
         self._empty_claims = 0
 
     def found_nothing(self, asked_at: float, due_in: float | None) -> bool:
-        """Note that a claim sent at *asked_at* has brought nothing; tell whether the queue is empty for good.
+        """Note that a claim sent at *asked_at* has brought nothing; return whether the queue is empty for good.
 
         It is not if messages may have come since, or if abandoned ones are still to come back.
         """
@@ -134,7 +134,7 @@ class ClaimSizes:
         return self._limit
 
     def is_full(self, count: int) -> bool:
-        """Tell whether the last claim brought as many as it asked for."""
+        """Return whether the last claim brought as many as it asked for."""
         return count >= self._limit
 
     def ask_less(self) -> None:

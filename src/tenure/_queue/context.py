@@ -121,7 +121,7 @@ class QueueContext:
         return self._chores.spawn(chore, name)
 
     async def handled(self, ids: Sequence[str]) -> list[bool]:
-        """Tell which *ids* the inbox remembers, in whichever form an older tenure or this one has noted them."""
+        """Return which *ids* the inbox remembers, in the form of this version or of an older one."""
         spellings = [spellings_of(one) for one in ids]
         asked = [one for some in spellings for one in some]
         answers = zip(asked, await self.broker.handled(self.name, asked), strict=True)
@@ -162,27 +162,27 @@ class QueueContext:
 
         Of many, the first few are reported now, the others in portions between which the loop turns.
         """
-        untold = deque(died)
-        self._tell_some(untold, queue)
-        if untold:
-            telling = self._begin_chore(self._tell_the_others(untold, queue), "tenure-deaths")
-            telling.add_done_callback(
-                lambda _: self._tell_some(untold, queue, len(untold))
+        unreported = deque(died)
+        self._report_some(unreported, queue)
+        if unreported:
+            reporting = self._begin_chore(self._report_others(unreported, queue), "tenure-deaths")
+            reporting.add_done_callback(
+                lambda _: self._report_some(unreported, queue, len(unreported))
             )  # the loop ends: this is the last chance
 
-    async def _tell_the_others(self, untold: deque[Died], queue: str) -> None:
-        while untold:
+    async def _report_others(self, unreported: deque[Died], queue: str) -> None:
+        while unreported:
             await asyncio.sleep(0)
-            self._tell_some(untold, queue)
+            self._report_some(unreported, queue)
 
-    def _tell_some(self, untold: deque[Died], queue: str, most: int = DEATHS_PER_TURN) -> None:
-        for _ in range(min(most, len(untold))):
-            one = untold.popleft()
+    def _report_some(self, unreported: deque[Died], queue: str, most: int = DEATHS_PER_TURN) -> None:
+        for _ in range(min(most, len(unreported))):
+            one = unreported.popleft()
             named = (one.id, one.sequence, one.delivery_count)
             self.emit(MessageDied(self.clock.now(), queue or self.name, self.holder, *named, one.reason))
 
     def is_news(self, delivery: Delivery, failure: str) -> bool:
-        """Tell whether to log a *failure* in full: it is a message's first, or of a kind not seen before."""
+        """Return whether to log a *failure* in full: it is a message's first, or of a kind not seen before."""
         is_known = failure in self._failures
         if not is_known and len(self._failures) < FAILURES_MAX:
             self._failures.add(failure)
@@ -233,7 +233,7 @@ class QueueContext:
     async def settle(self, delivery: Delivery, verdict: Verdict, tracker: DeliveryTracker | None = None) -> bool:
         """Pass *verdict*, and return once it stands: True if the message died of it.
 
-        The *tracker* is told when the message may be back, if it was abandoned and is not known to be dead.
+        The *tracker* learns when the message may be back, if it was abandoned and is not known to be dead.
 
         Raises:
             LockLost: It doesn't stand, as the lock was over.
@@ -382,7 +382,7 @@ class DeliveryTracker(Protocol):
     """Keeps count of the messages in hand."""
 
     def asks(self, delivery: Delivery) -> None:
-        """Note that a verdict on *delivery* is on its way to the broker."""
+        """Note that a verdict on *delivery* is sent to the broker."""
         ...
 
     def heard(self, delivery: Delivery) -> None:
@@ -390,7 +390,7 @@ class DeliveryTracker(Protocol):
         ...
 
     def settled(self, delivery: Delivery) -> bool:
-        """Note that *delivery* is settled, or lost; tell whether that is news."""
+        """Note that *delivery* is settled, or lost; return whether that is news."""
         ...
 
     def abandoned(self, until: float) -> None:

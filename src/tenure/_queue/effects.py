@@ -26,12 +26,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The broker says that messages may have become claimable. It may lie."""
+    """Messages may have become claimable, says the broker. It may be wrong."""
 
 
 @dataclass(slots=True)
 class Claimed:
-    """The claim number *ask* has come back with *deliveries*; *due_in* as in :class:`tenure._queue.broker.Claim`."""
+    """The answer to claim number *ask*: *deliveries*; *due_in* as in :class:`tenure._queue.broker.Claim`."""
 
     ask: int
     deliveries: Sequence[Delivery]
@@ -43,7 +43,7 @@ Answers = Sequence[Settled | Lapsed | Renewed | NoAnswer]
 
 @dataclass(slots=True)
 class Answered:
-    """The question number *ask* has come back. Each question does, once, however late."""
+    """The answer to request number *ask*. Each request has one, however late."""
 
     ask: int
     answers: Answers | NoAnswer
@@ -51,7 +51,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Claim nothing, and give back what waits; what runs goes on."""
+    """Claim nothing, and give the buffer back; handlers that run go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Claim nothing ever again, give back what waits, let what runs finish until *deadline*, then stop.
+    """Claim nothing any more, give the buffer back, let handlers finish until *deadline*, then stop.
 
     Handlers that run longer are cancelled; those that don't stop within the grace of a lock are left. So is, at *until*
-    (twice that time after the deadline, if None), all that is still under way.
+    (twice that time after the deadline, if None), all that is still unanswered.
     """
 
     deadline: float = NEVER
@@ -73,14 +73,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The question number *ask* for a session has come back with *session*, or None; *due_in* as in ``NoSession``."""
+    """The answer to accept number *ask*: *session*, or None; *due_in* as in ``NoSession``."""
 
     ask: int
     session: SessionLock | None
     due_in: float | None = None
 
 
-# --- what the locks tell the pump --------------------------------------------------------------------------------
+# --- from the locks to the pump --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,14 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Lock the next free session with a message waiting. ``Accepted`` brings the answer."""
+    """Lock the next free session with a message waiting. The answer is ``Accepted``."""
 
     ask: int
 
 
 @dataclass(slots=True)
 class ReceiveIn:
-    """Claim the next message of *session*. ``Claimed`` brings the answer; ``Answered`` says that the lock is over."""
+    """Claim the next message of *session*. The answer is ``Claimed``, or ``Answered`` if the lock is over."""
 
     ask: int
     session: SessionLock
@@ -164,7 +164,7 @@ SERVE = Serve()
 
 @dataclass(frozen=True, slots=True)
 class CancelHandler:
-    """Tell the handler of this delivery to stop."""
+    """Cancel the handler of this delivery."""
 
     delivery: Delivery
     why: Why
@@ -172,7 +172,7 @@ class CancelHandler:
 
 @dataclass(frozen=True, slots=True)
 class CancelAll:
-    """Tell every handler to stop, as a drain has come to its deadline. What they leave is given back uncounted.
+    """Cancel every handler, as the deadline of a drain has come. What they leave is given back uncounted.
 
     With ``leave``, those that had time to stop, and did not, are left behind.
     """
@@ -182,9 +182,9 @@ class CancelAll:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the broker answered to a verdict, unless it is what one expects of a complete or a give-back.
+    """The answer of the broker to a verdict, unless it is the usual one to a complete or a give-back.
 
-    If it has lapsed, *why* tells the reason, unless a ``LockEnded`` has told of that before.
+    If it has lapsed, *why* is the reason, unless a ``LockEnded`` has reported it before.
     """
 
     settlement: Settlement
@@ -195,7 +195,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Let the observers know."""
+    """Report an event to the observers."""
 
     event: Event
 

@@ -27,10 +27,10 @@ class Failure:
 
         Nothing that the exception's own methods do comes out of this.
         """
-        told = traceback_of(error)
-        if len(told) > most:
-            told = "…" + told[-most:]
-        return cls(storable(name_of(error))[:TEXT_MAX], storable(text_of(error)[:MESSAGE_MAX]), storable(told))
+        text = traceback_of(error)
+        if len(text) > most:
+            text = "…" + text[-most:]
+        return cls(storable(name_of(error))[:TEXT_MAX], storable(text_of(error)[:MESSAGE_MAX]), storable(text))
 
 
 def traceback_most(deliveries: int, max_deliveries: int) -> int:

@@ -98,7 +98,7 @@ class Handlers:
         )
 
     def is_left_behind(self, delivery: Delivery) -> bool:
-        """Tell whether a thread still works on *delivery*, although no task waits for it any more."""
+        """Return whether a thread still works on *delivery*, although no task waits for it any more."""
         return (delivery.token, delivery.sequence) in self._left
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ def outcome_of(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def is_awaitable(outcome: object) -> TypeGuard[Awaitable[object]]:
-    """Tell whether *outcome* can be awaited, by its type only: the object may lie about its class, or raise."""
+    """Return whether *outcome* can be awaited, by its type only: the object may lie about its class, or raise."""
     return hasattr(type(outcome), "__await__")
 
 

@@ -1,7 +1,7 @@
 """The hints of one backend, received once on each event loop, and shared by all waiters there.
 
 One task listens for each queue. Which waiters it wakes is decided by :class:`~tenure._queue.waiters.Waiters`, one for
-each kind of question: a hint that wakes a ``receive`` also wakes an ``accept``, which asks for something else.
+each kind of request: a hint that wakes a ``receive`` also wakes an ``accept``, which is another request.
 """
 
 from __future__ import annotations
@@ -37,55 +37,58 @@ class HintSubscriptions:
         Args:
             broker: Where hints come from.
             queue: The queue that they are about.
-            kind: The waiter's question; waiters of one kind ask the same.
+            kind: The kind of request it makes; waiters of one kind make the same.
             wake: Called to let it ask at once, or as soon as it can. Returns whether it asks at once.
         """
         loop = asyncio.get_running_loop()
         queues = self._loops.get(loop)
         if queues is None:
             queues = self._loops[loop] = {}
-        heard = queues.get(queue)
-        if heard is None or heard.has_ended:
-            heard = queues[queue] = _Queue(broker, queue, queues)
-        return Subscription(heard.line(kind), wake)
+        listener = queues.get(queue)
+        if listener is None or listener.has_ended:
+            listener = queues[queue] = _Queue(broker, queue, queues)
+        return Subscription(listener.group(kind), wake)
 
 
 class Subscription:
     """A waiter's subscription; each verb is called on its loop."""
 
-    __slots__ = ("_line", "_waiter")
+    __slots__ = ("_group", "_waiter")
 
-    def __init__(self, line: _WaiterGroup, wake: Callable[[], bool]) -> None:
-        self._line = line
-        self._waiter = line.waiters.join(wake)
+    def __init__(self, group: _WaiterGroup, wake: Callable[[], bool]) -> None:
+        self._group = group
+        self._waiter = group.waiters.join(wake)
 
     @property
     def is_asking(self) -> bool:
-        """Whether a question of its own is under way."""
+        """Whether a request of its own is not answered."""
         return self._waiter.asking
 
     def asks(self) -> None:
         """Note that it asks."""
-        self._line.waiters.asks(self._waiter)
+        self._group.waiters.asks(self._waiter)
 
     def answered(self, found: bool, due_in: float | None) -> None:
         """Note the answer: whether it brought something, and in how many seconds time alone will bring more."""
         if due_in:
-            self._line.due(due_in)
-        self._line.waiters.answered(self._waiter, found=found, again=due_in == 0)
+            self._group.due(due_in)
+        self._group.waiters.answered(self._waiter, found=found, again=due_in == 0)
 
     def failed(self) -> None:
         """Note that there was no answer."""
-        self._line.waiters.failed(self._waiter)
+        self._group.waiters.failed(self._waiter)
 
     def leave(self) -> None:
         """Wait no more; may be called twice."""
-        self._line.waiters.leave(self._waiter)
-        self._line.left()
+        self._group.waiters.leave(self._waiter)
+        self._group.left()
 
 
 class _WaiterGroup:
-    """The waiters of one kind, with a timer for ending delays and locks: the waiter that knows may be busy or gone."""
+    """The waiters of one kind, with a timer for the end of delays and locks.
+
+    A waiter that has learned of such an end may be busy or gone by then.
+    """
 
     def __init__(self, queue: _Queue, kind: Hashable) -> None:
         self.waiters: Waiters = Waiters()
@@ -102,9 +105,9 @@ class _WaiterGroup:
         if self._timer is None or at < self._timer.when():
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(at, self._ring)
+            self._timer = loop.call_at(at, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self.waiters.hint()
 
@@ -124,7 +127,7 @@ class _Queue:
         self._broker = broker
         self._name = name
         self._queues = queues
-        self._lines: dict[Hashable, _WaiterGroup] = {}
+        self._groups: dict[Hashable, _WaiterGroup] = {}
         hints = broker.hints(name)  # from here on, none is missed
         self._listening = asyncio.get_running_loop().create_task(self._listen(hints), name="tenure-hints")
 
@@ -133,18 +136,18 @@ class _Queue:
         """Whether the task has ended."""
         return self._listening.done()
 
-    def line(self, kind: Hashable) -> _WaiterGroup:
+    def group(self, kind: Hashable) -> _WaiterGroup:
         """Return the waiters of one *kind*."""
-        line = self._lines.get(kind)
-        if line is None:
-            line = self._lines[kind] = _WaiterGroup(self, kind)
-        return line
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = _WaiterGroup(self, kind)
+        return group
 
-    def forget(self, kind: Hashable, line: _WaiterGroup) -> None:
-        """Note that *line* has no waiters."""
-        if self._lines.get(kind) is line:
-            del self._lines[kind]
-        if not self._lines:
+    def forget(self, kind: Hashable, group: _WaiterGroup) -> None:
+        """Note that *group* has no waiters."""
+        if self._groups.get(kind) is group:
+            del self._groups[kind]
+        if not self._groups:
             self._listening.cancel()
             if self._queues.get(self._name) is self:
                 del self._queues[self._name]
@@ -166,5 +169,5 @@ class _Queue:
             await asyncio.sleep(LISTEN_AGAIN)
 
     def _hint(self) -> None:
-        for line in list(self._lines.values()):
-            line.waiters.hint()
+        for group in list(self._groups.values()):
+            group.waiters.hint()

@@ -47,7 +47,7 @@ class ThreadedHook:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Tell whether *error* may be a Ctrl-C, raised wherever the main thread is: in a handler, or in a hook."""
+    """Return whether *error* may be a Ctrl-C, raised wherever the main thread is: in a handler, or in a hook."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 

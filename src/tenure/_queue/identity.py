@@ -18,8 +18,8 @@ from tenure.errors import ConfigError
 
 ID_MARK = "--"
 """Stands in an id that a broker makes up, before the message's sequence: ``orders--17``. No shell treats it specially,
-and a sender would hardly write it. Ids are made up when they are told, so a message that an older tenure has sent is
-called so as well."""
+and a sender would hardly write it. Ids are made up when messages are read, so those that an older
+version has sent have one, too."""
 
 _FORMER_ID = re.compile(r"(.+)\$([0-9]+)", re.DOTALL)
 """How ids were made up before: ``orders$17``."""
@@ -49,8 +49,8 @@ def chosen(
 def partition_of(key: str | bytes, partitions: int) -> str:
     """Return the session that *key* falls into when a queue is cut into so many *partitions*, in every process alike.
 
-    Messages of one key keep their order, different partitions are worked on at the same time, and nobody has to know
-    how many consumers there are::
+    Messages of one key keep their order, different partitions are worked on at the same time, for any number of
+    consumers::
 
         await queue.send(body, session=partition_of(customer, 16))
     """
@@ -65,13 +65,13 @@ def partition_of(key: str | bytes, partitions: int) -> str:
 
 
 def names_of(id_: str) -> tuple[str, ...]:
-    """Return what a message may be called that somebody has noted as *id_*: in the present form, too."""
+    """Return the ids of a message that was noted as *id_*: that, and its present form."""
     former = _FORMER_ID.fullmatch(id_)
     return (id_, f"{former[1]}{ID_MARK}{former[2]}") if former else (id_,)
 
 
 def spellings_of(id_: str) -> tuple[str, ...]:
-    """Return what an older tenure or this one may have called a message whose id is *id_*, in either form."""
+    """Return the ids that an older version or this one may have noted for a message whose id is *id_*."""
     made_up = _MADE_UP_ID.fullmatch(id_)
     return (id_, f"{made_up[1]}${made_up[2]}") if made_up else names_of(id_)
 

@@ -16,7 +16,7 @@ from tenure._queue.options import ConsumeSettings
 from tenure._queue.outcomes import RULES, Becomes, Ending, Reason, Reports, Rule, Why
 from tenure._queue.processes import NeverBegins, NotBegun
 from tenure._queue.received import Message
-from tenure._queue.reports import event_of, tell_unanswered
+from tenure._queue.reports import event_of, report_unanswered
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 from tenure._queue.tracebacks import place_of
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, Verdict
@@ -36,12 +36,12 @@ WHY = {
 
 
 class InboxUnanswered(Exception):
-    """Nobody knows whether a message was handled before, so it goes to no handler now."""
+    """It is unknown whether a message was handled before, so it goes to no handler now."""
 
 
 def ending_of(outcome: object) -> Ending:
-    """Tell how a handler has ended, from what it returned or raised."""
-    if not issubclass(type(outcome), BaseException):  # only the type is asked: a result may claim to be of any class
+    """Return how a handler has ended, from what it returned or raised."""
+    if not issubclass(type(outcome), BaseException):  # by its type only: a result may claim to be of any class
         return Ending.RETURNED
     match outcome:
         case asyncio.CancelledError():
@@ -92,7 +92,7 @@ class Judge:
         self._end_with = end_with
         self._calling = calling
         self.success: Verdict | None = None
-        """The verdict on a message whose handler has simply returned; None keeps it for somebody else's."""
+        """The verdict on a message whose handler has simply returned; None keeps it for a verdict by other code."""
         if consuming.auto_complete:
             window = consuming.inbox_window
             self.success = Complete(remember=window) if window else COMPLETE
@@ -149,7 +149,7 @@ class Judge:
             self._end_with(interrupt)
 
     async def was_handled(self, delivery: Delivery, timing: Timing) -> bool:
-        """Tell whether the inbox knows the message.
+        """Return whether the inbox knows the message.
 
         Raises:
             InboxUnanswered: It could not be asked; a while ago, so that it isn't asked again and again at once.
@@ -159,7 +159,7 @@ class Judge:
         except Exception as error:
             if (why := self._context.why_unanswered(error)) is None:
                 raise
-            tell_unanswered(self._context, "look into the inbox", why)
+            report_unanswered(self._context, "look into the inbox", why)
             await asyncio.sleep(later(timing.retry_every, self._context.rng))
             raise InboxUnanswered from error
 
@@ -181,7 +181,7 @@ def unusable(error: NeverBegins) -> ConfigError:
 
 
 def judge_failure(context: QueueContext, retry: RetryPolicy, delivery: Delivery, error: BaseException) -> Verdict:
-    """Return the verdict on a message whose handler failed with *error*, and let the observers know."""
+    """Return the verdict on a message whose handler failed with *error*, and report the failure to the observers."""
     most = traceback_most(delivery.delivery_count, context.settings.max_deliveries)
     verdict = verdict_on_failure(error, delivery.delivery_count, retry, context.rng, most, delivery)
     if not isinstance(error, Reject):

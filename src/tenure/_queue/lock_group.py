@@ -1,4 +1,4 @@
-"""What one claim brought: messages locked by one token; shared by the two machines of a consumer."""
+"""The messages of one claim, locked by one token; shared by the two machines of a consumer."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class LockGroup:
     """By sequence: those taken ones whose handler is to stop, and by when; they are not renewed any more. At minus
     infinity, the broker has said that the lock is over."""
     overran: set[int] = field(default_factory=set)
-    """Those of them that were still worked on at that moment."""
+    """Those of them whose handler still ran at that moment, which was reported."""
     over: bool = False
-    """None of it can be believed any more."""
+    """Whether none of the locks can be believed any more."""
     stalled: bool = False
-    """Because this process did not run when it was to be renewed."""
+    """Whether that is because this process did not run when they were to be renewed."""
 
     # --- written by the pump ---
 
@@ -60,11 +60,11 @@ class LockGroup:
     """Those whose handler passes a verdict by itself, not answered yet: a renewal that finds such a message gone may
     have met that verdict. (A handler adds to it from its own thread; the pump removes.)"""
     kept: set[int] = field(default_factory=set)
-    """Those whose handler has ended without a verdict, so that nobody is left who could be told to stop."""
+    """Those whose handler has ended without a verdict, so that no handler is left to cancel."""
     stopped: set[int] = field(default_factory=set)
-    """Those whose handler was told to stop."""
+    """Those whose handler was cancelled."""
     settled: int = 0
-    """How many have been dealt with: settled, lost, or given back."""
+    """How many are settled, lost, or given back."""
 
     def begin(self, now: float) -> Delivery | None:
         """Move the first that waits to ``running``, and return it; None if none waits. Called by the pump."""
@@ -97,7 +97,7 @@ class LockGroup:
             return None
 
     def is_with_handler(self, sequence: int) -> bool:
-        """Tell whether a message was taken, and there is no verdict on it."""
+        """Return whether a message was taken, and there is no verdict on it."""
         entry = self.running.get(sequence)
         return entry is not None and entry[1] != JUDGED
 

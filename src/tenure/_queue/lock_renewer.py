@@ -1,4 +1,4 @@
-"""Renews the locks of a consumer, or of a session, on the renewal thread: does what its machine says."""
+"""Renews the locks of a consumer, or of a session, on the renewal thread: performs the effects of its machine."""
 
 from __future__ import annotations
 
@@ -30,34 +30,35 @@ TIMER_MAX = 1.0
 
 
 class LockRenewer:
-    """Does what :class:`Locks` says, on the renewal loop.
+    """Runs the machine :class:`Locks` on the renewal loop.
 
     Args:
         context: Where the broker is reached.
         locks: The machine.
-        hear: Called with each message of the locks, on the loop that is running now.
+        feed: Called with each message of the locks to the pump, on the loop that is running now.
     """
 
-    def __init__(self, context: QueueContext, locks: Locks, hear: Callable[[LocksMessage], None]) -> None:
+    def __init__(self, context: QueueContext, locks: Locks, feed: Callable[[LocksMessage], None]) -> None:
         self._context = context
         self._locks = locks
-        self._hear = hear
+        self._feed_pump = feed
         self._home = asyncio.get_running_loop()  # where the handlers run
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
 
     def begin(self) -> asyncio.Future[None]:
-        """Start keeping; the future says when. Whoever awaits it takes care not to call that off: see `outlast`."""
+        """Begin to renew; the future is done when that has begun. Await it by `outlast`, which does not cancel it."""
         return self._submit(self._begin)
 
     def end(self) -> asyncio.Future[None]:
-        """Keep no longer, from now on whether the future is awaited or not; what is being given back may arrive."""
+        """Renew no longer, whether the future is awaited or not; requests under way have a second to be answered."""
         return self._submit(self._end)
 
     def _submit(self, step: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[None]:
         done = asyncio.wrap_future(self._context.renewal_thread.submit(step))
-        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that nobody complains
+        # Or asyncio logs that the exception was never retrieved.
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())
         return done
 
     async def _begin(self) -> None:
@@ -74,7 +75,7 @@ class LockRenewer:
                 task.cancel()
 
     def _feed(self, event: LocksInput) -> None:
-        if self._home.is_closed():  # and its handlers with it, whoever was to end us
+        if self._home.is_closed():  # and its handlers have ended with it
             self._ended = True
         messages: list[LocksMessage | Emit] = []
         for effect in self._locks.handle(event, self._context.clock.now()):
@@ -86,7 +87,7 @@ class LockRenewer:
                 case Ended() | Returned() | Emit():
                     messages.append(effect)
         if messages:
-            with suppress(RuntimeError):  # that loop is closed, and its handlers with it
+            with suppress(RuntimeError):  # that loop is closed, and its handlers have ended with it
                 self._home.call_soon_threadsafe(self._deliver, messages)
         if not self._ended:
             if self._timer is not None:
@@ -100,17 +101,17 @@ class LockRenewer:
         except (Exception, asyncio.CancelledError) as error:  # also one that can never work: the locks end in time
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # by us, at the end
+                raise  # this was cancelled at the end
             answers = NoAnswer(str(error) if isinstance(error, TenureError) else f"{name_of(error)}: {text_of(error)}")
         self._feed(Answered(ask, answers))
 
     def _deliver(self, messages: Sequence[LocksMessage | Emit]) -> None:
-        """Hand over what one step of the locks has brought. Called where the handlers run."""
+        """Pass on the messages and events of one step. Called on the loop of the handlers."""
         for message in messages:
             if isinstance(message, Emit):
                 self._context.emit(message.event)
             else:
-                self._hear(message)
+                self._feed_pump(message)
 
     def _spawn(self, work: Any) -> None:
         self._tasks.keep(self._loop.create_task(work))

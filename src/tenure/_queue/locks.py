@@ -36,7 +36,7 @@ from tenure.events import BrokerUnanswered, GivenBack, HandlerOverran, MessageDi
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A renewal under way: when it was asked, and for what."""
+    """A renewal that is not answered: when it was sent, and for which locks."""
 
     asked_at: float
     groups: Sequence[LockGroup]
@@ -68,16 +68,16 @@ class Locks:
         self._groups = groups
         self._asked = 0
         self._questions: dict[int, _Question] = {}
-        self._returning: list[tuple[Settlement, float]] = []  # to be given back, and until when that makes sense
+        self._returning: list[tuple[Settlement, float]] = []  # to be given back, and the end of their locks
         self._return_at = now
         self._returns: dict[int, list[tuple[Settlement, float]]] = {}
-        self._ended: list[tuple[Delivery | SessionLock, Why]] = []  # to be told to the pump
-        self._overslept = 0.0  # how much later than we had asked for we were called
+        self._ended: list[tuple[Delivery | SessionLock, Why]] = []  # for the pump
+        self._late_by = 0.0  # how much later than asked for the call came
 
     def handle(self, event: LocksInput, now: float) -> list[LocksEffect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
         effects: list[LocksEffect] = []
-        self._overslept = now - self.wake_at
+        self._late_by = now - self.wake_at
         match event:
             case Answered(ask, answers) if ask in self._questions:
                 self._take(self._questions.pop(ask), answers, now, effects)
@@ -89,7 +89,7 @@ class Locks:
             self._look_at(group, now, effects)
         self._renew(now, effects)
         self._give_back(now, effects)
-        self._set_alarm(now)
+        self._set_wake_at(now)
         if self._ended:
             effects.append(Ended(now, self._ended))
             self._ended = []
@@ -97,7 +97,7 @@ class Locks:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is kept, and every question has come back."""
+        """Whether no lock is left, and every request is answered."""
         return not (self._groups or self._questions or self._returning or self._returns)
 
     # --- time ---
@@ -105,8 +105,8 @@ class Locks:
     def _look_at(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         end = group.sure_until - self.settings.timing.grace
         if not group.over and now >= end:
-            # We were to be called before that, to renew it: nobody refused to answer, this process did not run.
-            group.stalled = self._overslept >= self.settings.timing.retry_every and now - self._overslept < end
+            # A call was due before that, to renew it: the broker did answer, but this process did not run.
+            group.stalled = self._late_by >= self.settings.timing.retry_every and now - self._late_by < end
             self._end(group, "stalled" if group.stalled else "unanswered", now)
         if group.waiting and group.session is None and (group.over or now >= group.renew_at):
             self._take_out(group, now, effects)
@@ -121,17 +121,17 @@ class Locks:
                 elif now >= began + self.settings.max_hold:
                     self._stop(group, delivery, "max_hold", now)
             elif self._may_overrun(group, sequence) and now >= until:
-                group.overran.add(sequence)  # told once
+                group.overran.add(sequence)  # reported once
                 effects.append(Emit(HandlerOverran(now, self.name, self._holder, *named(delivery))))
-                if group.session is not None and not group.over:  # nobody else may have it as long as this goes on
+                if group.session is not None and not group.over:  # no other consumer may have the session meanwhile
                     self._end(group, "max_hold", now)
 
     def _may_overrun(self, group: LockGroup, sequence: int) -> bool:
-        """Tell whether a handler that was to stop may still run, and nobody was told so."""
+        """Return whether a handler that was cancelled may still run, which was not reported yet."""
         return sequence not in group.kept and sequence not in group.overran and group.ended[sequence] > -NEVER
 
     def _end(self, group: LockGroup, why: Why, now: float) -> None:
-        """Believe no longer: all work under this group is to stop, while its locks are still sure."""
+        """Believe no longer in the locks of *group*: cancel its handlers, while the locks still hold."""
         group.over = True
         for delivery in group.with_handlers():
             if delivery.sequence not in group.ended:
@@ -146,7 +146,7 @@ class Locks:
             group.ended[delivery.sequence] = -NEVER if why == "denied" else group.sure_until
         self._ended.append((delivery, why))
 
-    def _set_alarm(self, now: float) -> None:
+    def _set_wake_at(self, now: float) -> None:
         at = now + self._beat
         for group in list(self._groups.values()):
             if not group.over:
@@ -171,7 +171,7 @@ class Locks:
             return
         held = [(group, one) for group in groups for one in self._worth_renewing(group)]
         for group in groups:
-            group.renew_at = now + later(self.settings.timing.retry_every, self._rng)  # unless answered by then
+            group.renew_at = now + later(self.settings.timing.retry_every, self._rng)  # unless it is answered before
         if held:
             self._asked += 1
             self._questions[self._asked] = _Question(now, groups, held)

@@ -95,7 +95,7 @@ class ConsumeSettings:
         return self.retry or RetryPolicy()
 
     def is_to_raise(self, error: BaseException) -> bool:
-        """Tell whether *error*, of a handler, ends consuming: never if it is a verdict, or no handler was started."""
+        """Return whether *error*, of a handler, ends consuming: never if it is a verdict, or no handler was started."""
         return self.raise_errors and not isinstance(error, (Retry, Reject, NotBegun))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What becomes of a message when its handler has ended, as a table. Pure.
+"""The table of outcomes: the verdict on a message whose handler has ended. Pure.
 
 A handler ends in one of six ways (:class:`Ending`), and may have been cancelled for one of several reasons
 (:class:`Reason`). Each pair has one rule: which verdict is passed, and what is reported.
@@ -31,11 +31,11 @@ class Ending(Enum):
     NEVER_BEGINS = "never begins"
     """It can't be run now or later."""
     INBOX_UNANSWERED = "inbox unanswered"
-    """It was not called: nobody knows whether the message was handled before."""
+    """It was not called: it is unknown whether the message was handled before."""
 
 
 class Reason(Enum):
-    """Why a handler was told to stop."""
+    """Why a handler was cancelled."""
 
     NONE = "none"
     """It was not."""
@@ -78,10 +78,10 @@ class Reason(Enum):
 
 
 class Becomes(Enum):
-    """What becomes of the message."""
+    """The verdict on the message."""
 
     SUCCESS = "success"
-    """It is completed, or as the consumer is told to: kept for somebody else's verdict, remembered in the inbox."""
+    """It is completed, or as the options say: kept for a verdict by other code, remembered in the inbox."""
     FAILURE = "failure"
     """The retry policy decides."""
     GIVE_BACK = "give back"
@@ -91,19 +91,19 @@ class Becomes(Enum):
 
 
 class Reports(Enum):
-    """What is reported beside that."""
+    """The report that goes with it."""
 
     NOTHING = "nothing"
     ERROR = "error"
     """The error hook is called with what the handler has raised; ``raise_errors`` raises it."""
     LOCK_LOST = "lock lost"
-    """The same, with a ``LockLost`` that tells the reason."""
+    """The same, with a ``LockLost`` that names the reason."""
     OVERRUN = "overrun"
-    """The observers are told ``HandlerOverran``."""
+    """``HandlerOverran`` is reported to the observers."""
 
 
 class Rule(NamedTuple):
-    """What follows when a handler has ended; *ends* tells whether the consumer ends, too."""
+    """The consequences when a handler has ended; *ends* is whether the consumer ends, too."""
 
     becomes: Becomes
     reports: Reports

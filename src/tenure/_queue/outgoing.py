@@ -36,7 +36,7 @@ NOT_GIVEN = NotGiven.NOT_GIVEN
 
 
 class SendOptions(TypedDict, total=False):
-    """What can be said of a message beside its body; :class:`Outgoing` tells what each means."""
+    """The properties of a message beside its body; :class:`Outgoing` describes them."""
 
     id: str | None
     headers: Headers

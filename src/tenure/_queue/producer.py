@@ -26,11 +26,11 @@ IDLE = 600.0
 """Seconds after which a reply queue may be deleted, unless its process has refreshed it, as it does more often."""
 
 HANDED_MAX = 10_000
-"""The most answers remembered as handed over without confirmed completion; then the oldest are forgotten."""
+"""The most answers remembered as passed on without confirmed completion; then the oldest are forgotten."""
 
 
 def is_reply_queue(name: str) -> bool:
-    """Tell whether this is the queue in which one process receives answers to its requests."""
+    """Return whether this is the queue in which one process receives answers to its requests."""
     return re.fullmatch(rf".+{re.escape(REPLIES)}[0-9a-f]{{16}}", name) is not None
 
 
@@ -66,7 +66,7 @@ class Requests:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self.reply_to: str = f"{context.name[:150]}{REPLIES}{secrets.token_hex(8)}"
-        self._handed: dict[tuple[int, float], None] = {}  # handed over, and not confirmed as completed
+        self._handed: dict[tuple[int, float], None] = {}  # passed on, and not confirmed as completed
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -166,7 +166,7 @@ class Requests:
         return 0.05 if self._waiting and not self._context.broker.traits.hints else POLL
 
     async def _take_in(self) -> bool:
-        """Hand over the answers that have come; tell whether there may be more."""
+        """Pass on the answers that have come; return whether there may be more."""
         context = self._context
         claim = await context.broker.receive(self.reply_to, 100, context.settings.lock)
         context.tell_of_dead(claim.died, self.reply_to)
@@ -184,8 +184,8 @@ class Requests:
         if _which(delivery) in self._handed:  # it comes again only because its completion was not confirmed
             return Settlement(delivery, COMPLETE)
         if waits is None or waits.done():
-            told = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
-            return Settlement(delivery, DeadLetter(NOBODY_WAITS, told))
+            text = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
+            return Settlement(delivery, DeadLetter(NOBODY_WAITS, text))
         waits.set_result(Received(delivery))
         self._handed[_which(delivery)] = None
         if len(self._handed) > HANDED_MAX:
@@ -194,5 +194,5 @@ class Requests:
 
 
 def _which(delivery: Delivery) -> tuple[int, float]:
-    """Tell one answer from every other, even if the queue has begun anew meanwhile."""
+    """Return a key that no other answer has, even if the queue was created anew meanwhile."""
     return delivery.sequence, delivery.enqueued_at

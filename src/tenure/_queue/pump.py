@@ -3,12 +3,12 @@
 House rules:
 
 - No I/O, no clock, no loop, no randomness of its own. ``handle(event, now)`` returns what is to be done; ``wake_at``
-  says when to call again with ``Tick``. Nobody polls.
+  says when to call again with ``Tick``. Nothing polls.
 - A lock is believed from *before the claim was sent*; see :func:`tenure._lease.trusted_until`.
 - All messages of a claim were locked at one moment, so they share one :class:`LockGroup`: what is kept per message is
   its place in it, and nothing else.
 - The broker decides whether a verdict stands.
-- "Don't know" is asked again. A verdict is forgotten only when it was answered.
+- No answer: ask again. A verdict is forgotten only when it was answered.
 
 The renewal thread's machine is :class:`tenure._queue.locks.Locks`. They meet in the lock groups: a message moves from
 ``waiting`` to ``running`` (by the pump), or from the end of ``waiting`` back to the broker (by the locks), each by one
@@ -73,8 +73,8 @@ BEHIND_MAX = 4
 class Pump:
     """Decide for one consumer of one queue: when and how many to claim, when to pass verdicts, how to stop.
 
-    ``take`` and ``done`` are called for every message, so they do next to nothing; who called them sees that
-    ``handle(Tick())`` follows soon, once for many.
+    ``take`` and ``done`` are called for every message, so they do next to nothing; the caller calls
+    ``handle(Tick())`` soon afterwards, once for many.
 
     Args:
         name: The queue.
@@ -115,11 +115,11 @@ class Pump:
         self._behind_max = BEHIND_MAX * max(settings.prefetch, settings.concurrency)
         self._requests = 0  # number of the newest request
         self._misses = 0  # requests in a row that had no answer
-        self._claiming = 0  # number of the claim under way; 0 for none
+        self._claiming = 0  # number of the claim that is not answered; 0 for none
         self._claim_asked_at = now
         self._denied: list[Delivery] = []  # lost, unless that is due to the verdict that their handler passes
 
-    # --- what others may read ---
+    # --- for the driver ---
 
     @property
     def wake_at(self) -> float:
@@ -173,10 +173,10 @@ class Pump:
         return None
 
     def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
-        """Note that the handler of *delivery* has ended; pass *verdict*, and tell whether the message was still ours.
+        """Note that the handler of *delivery* has ended; pass *verdict*, and return whether the message was still ours.
 
         With None, the message is kept: renewed until ``max_hold``, and waiting for :meth:`settled` or :meth:`judge`.
-        Then its lock is left to run out, for whoever kept it may still act on it.
+        Then its lock is left to run out, as the code that keeps it may still act on it.
         """
         self.busy -= 1
         self._claim_sizes.done += 1
@@ -205,7 +205,7 @@ class Pump:
         if entry is None or entry[1] == JUDGED:
             return False
         if group.ended and -NEVER in (group.ended.get(delivery.sequence), group.sure_until):
-            return False  # the message of the locks that says so is under way, and closes it
+            return False  # a message of the locks says so, and is not here yet
         group.running[delivery.sequence] = (delivery, JUDGED)
         self._settling.add(Settlement(delivery, verdict))
         return True
@@ -217,7 +217,7 @@ class Pump:
             group.asking.add(delivery.sequence)
 
     def heard(self, delivery: Delivery) -> None:
-        """Note that it is answered, or that no answer is waited for."""
+        """Note that the verdict is answered, or that no answer is waited for."""
         group = self._groups.get(delivery.token)
         if group is not None:
             group.asking.discard(delivery.sequence)
@@ -229,7 +229,7 @@ class Pump:
     def settled(self, delivery: Delivery) -> bool:
         """Note that the broker has settled a message that was taken, or called its lock lost, without our asking.
 
-        Returns whether it was with its handler until now, and that not told to stop.
+        Returns whether its handler still ran, and was not cancelled.
         """
         group = self._groups.get(delivery.token)
         if group is None:
@@ -242,7 +242,7 @@ class Pump:
             self._close(group)
         return False
 
-    # --- the one way in for all else ---
+    # --- all other events ---
 
     def handle(self, event: PumpInput, now: float) -> list[PumpEffect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
@@ -280,7 +280,7 @@ class Pump:
         return effects
 
     def _go_on(self, now: float, effects: list[PumpEffect]) -> None:
-        """Do what time and room allow."""
+        """Do whatever is due."""
         if self._denied:
             denied, self._denied = self._denied, []
             for delivery in denied:
@@ -297,11 +297,11 @@ class Pump:
     # --- nothing left ---
 
     def _is_empty(self) -> bool:
-        """Tell whether nothing is in hand."""
+        """Return whether nothing is in hand."""
         return not self._groups
 
     def _found_nothing(self, asked_at: float, due_in: float | None, effects: list[PumpEffect]) -> None:
-        """Note that a claim sent at *asked_at* has brought nothing, which may be the end of the queue."""
+        """Note that a claim sent at *asked_at* has brought nothing; drain, if the queue is empty for good."""
         is_over = self._claim_times.found_nothing(asked_at, due_in)
         if self.settings.until_empty and is_over and self.state is RUNNING:
             effects.append(NothingLeft())
@@ -348,7 +348,7 @@ class Pump:
         if self.state is RUNNING and now < renew_at:
             self._line.append(group)
             effects.append(SERVE)
-        else:  # the answer was too long on its way, or we are stopping
+        else:  # the answer was too late, or the pump is stopping
             if now >= renew_at:
                 self._claim_sizes.ask_less()
             effects.append(Emit(GivenBack(now, self.name, self._holder, len(deliveries))))
@@ -428,7 +428,7 @@ class Pump:
         """Return how long to wait before what had no answer so many times is asked again."""
         return later(self.settings.timing.retry_every / 4, self._rng) * 1.5 ** min(misses, 6)
 
-    # --- what the locks say ---
+    # --- messages of the locks ---
 
     def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
         """Stop the handler of *held*, unless there is a verdict, whose answer says what became of the message."""
@@ -490,7 +490,7 @@ class Pump:
             self._move(STOPPED)
 
     def _is_quiet(self) -> bool:
-        """Tell whether nothing is under way."""
+        """Return whether no handler runs and every request is answered."""
         return not (self.busy or self._claiming or self._settling or self._groups)
 
     def _move(self, to: State) -> None:

@@ -152,7 +152,7 @@ class PumpDriver:
         return requests
 
     def _hint(self) -> bool:
-        """Let the pump look at once; tell whether it asks, for it may have no room."""
+        """Let the pump look at once; return whether it asks, for it may have no room."""
         self.feed(Hint())
         return self._subscription is not None and self._subscription.is_asking
 

@@ -20,8 +20,8 @@ class PumpSettings:
         concurrency: How many handlers run at once.
         prefetch: How many messages may wait in the buffer. How many do follows from the pace of the handlers.
         max_hold: How long a handler may run before it is cancelled, its lock renewed all the while.
-        poll_every: How often to look for messages if nothing tells of them.
-        hints: Whether the broker tells of new messages; without, an idle consumer looks more often.
+        poll_every: How often to look for messages if no hint comes.
+        hints: Whether the broker gives hints of new messages; without, an idle consumer looks more often.
         until_empty: Whether it ends when nothing is left.
 
     Raises:

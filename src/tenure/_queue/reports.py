@@ -1,4 +1,4 @@
-"""What a consumer tells its observers, and the log."""
+"""Reports of a consumer to its observers and the log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tenure.events import (
 
 
 def hint_at(context: QueueContext, running: int) -> None:
-    """Say in the log, when an interrupt has ended a consumer, what it waits for, and how to hurry it."""
+    """Log what a consumer waits for after an interrupt, and how to end it at once."""
     count = f"{running} message{'' if running == 1 else 's'}"
     logger.warning("%s: interrupted: finishing %s; interrupt once more to hurry", context.name, count)
 
 
-def tell_unanswered(context: QueueContext, what: str, why: str) -> None:
-    """Let the observers know that the broker did not answer when it was asked to do *what*."""
+def report_unanswered(context: QueueContext, what: str, why: str) -> None:
+    """Report to the observers that the broker did not answer a request for *what*."""
     context.emit(BrokerUnanswered(context.clock.now(), context.name, context.holder, what, why))
 
 

@@ -96,7 +96,7 @@ class Session:
             raise cut
 
     async def withdraw(self, error: BaseException | None = None) -> None:
-        """Leave, if entered: for a caller that may have been interrupted while entering, and can't tell."""
+        """Leave, if entered: for a caller that may have been interrupted while entering."""
         if self._owner is not None:
             await self.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
 

@@ -4,11 +4,11 @@ House rules, besides those of :mod:`tenure._queue.pump`:
 
 - A session is a lock group with a token of its own: one lock for all messages received in it, which the locks renew.
 - The next message of a session is received when the one before is settled, and its handler has ended. A session in
-  which none waits is released; so is each one at a pause or a drain, as soon as nothing of it is under way.
+  which none waits is released; so is every one at a pause or a drain, once it has no handler and no request.
 - A session that is lost, or left because a handler runs on in it, is never released: its lock runs out by itself.
-- A receive without an answer may have locked messages that nobody knows of, and later ones would overtake them: their
-  session is released, so that they go back.
-- Accepting begins with one question. Each that finds a session doubles how many may be asked at once.
+- A receive without an answer may have locked messages unknown to the consumer, and later ones would overtake them:
+  their session is released, so that they go back.
+- Accepting begins with one request. Each that finds a session doubles the number of requests at a time.
 
 ::
 
@@ -57,20 +57,20 @@ class HeldSession:
     lock: SessionLock
     is_receiving: bool = False
     is_serving: bool = False
-    """A handler runs in it."""
+    """Whether a handler runs in it."""
     is_lost: bool = False
-    """Or left to itself: its lock is over, or runs out."""
+    """Its lock is over, or is left to run out."""
     is_doubtful: bool = False
-    """To be released, not received in again: its lock was nearly over, a handler was told to stop, or nobody knows what
-    was received."""
+    """To be released, not received in again: its lock was nearly over, a handler was cancelled, or a receive got no
+    answer."""
     closed: set[int] = field(default_factory=set)
     """Messages that their handler has settled by itself, and that are watched until it ends."""
     undecided: set[int] = field(default_factory=set)
-    """Messages of which was reported that their verdict may stand or not."""
+    """Messages reported as settled without an answer: the verdict may stand or not."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of it is under way."""
+        """Whether it has no message, no handler and no request."""
         return not (self.is_receiving or self.is_serving or self.group.waiting or self.group.running)
 
 
@@ -87,11 +87,11 @@ class SessionPump(Pump):
         super().__init__(name, holder, settings, rng, groups, now=now, settles_max=settings.concurrency)
         self._sessions: dict[Token, HeldSession] = {}
         self._lost: set[HeldSession] = set()  # those of them that are
-        self._accepting: dict[int, float] = {}  # by question: when it was asked
-        self._accepts_most = 1  # so many may be asked at once
-        self._receiving: dict[int, HeldSession] = {}  # by question
+        self._accepting: dict[int, float] = {}  # by request: when it was sent
+        self._accepts_most = 1  # requests at a time
+        self._receiving: dict[int, HeldSession] = {}  # by request
         self._ready: deque[HeldSession] = deque()  # to receive in next, or to release
-        self._to_release: list[tuple[SessionLock, float]] = []  # and until when that makes sense
+        self._to_release: list[tuple[SessionLock, float]] = []  # and the end of its lock
         self._releasing: dict[int, tuple[SessionLock, float]] = {}
         self._release_at = now
         self._receive_misses = 0  # receives in a row that had no answer
@@ -141,13 +141,13 @@ class SessionPump(Pump):
         return None
 
     def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
-        """Note that the handler of *delivery* has ended; pass *verdict*, and tell if the message was still ours."""
+        """Note that the handler of *delivery* has ended, as :meth:`Pump.done`; its session goes on."""
         passed = super().done(delivery, verdict)
         session = self._sessions.get(delivery.token)
         if session is not None:
             session.is_serving = False
             if not passed:
-                if delivery.sequence in session.group.stopped:  # else the locks have yet to tell us of it
+                if delivery.sequence in session.group.stopped:  # else a message of the locks is under way
                     session.group.running.pop(delivery.sequence, None)
                 self._go_on_with(session)
         return passed
@@ -168,7 +168,7 @@ class SessionPump(Pump):
             self._go_on_with(session)
 
     def _go_on_with(self, session: HeldSession) -> None:
-        """If nothing of *session* is under way, see to what comes next; soon."""
+        """If *session* is idle, receive in it or release it, at the next step."""
         if session.is_idle:
             self._ready.append(session)
 
@@ -223,7 +223,7 @@ class SessionPump(Pump):
     def _room(self) -> int:
         """Return how many sessions to ask for now."""
         free = self.settings.concurrency - len(self._sessions)
-        if self._lost:  # those whose handlers have ended are in nobody's way
+        if self._lost:  # those whose handlers have ended take up no worker
             free += sum(not session.is_serving for session in self._lost)
         if free <= 0:
             return 0
@@ -265,7 +265,7 @@ class SessionPump(Pump):
             return
         if session.is_lost:
             self._drop(session)
-        # What the locks have noted of a delivery must not be taken for the next one of the same message.
+        # The notes of the locks on a delivery must not be taken for notes on the next delivery of the same message.
         elif self.state is RUNNING and not session.is_doubtful and not session.group.ended:
             self._requests += 1
             session.is_receiving = True
@@ -328,7 +328,7 @@ class SessionPump(Pump):
         elif ask in self._releasing:
             del self._releasing[ask]
             self._misses = 0
-            self._claim_times.hurry(now)  # messages sent into it meanwhile bring no further hint
+            self._claim_times.claim_at_once(now)  # no further hint comes for messages sent into it meanwhile
         else:
             asked = self._settling.asked(ask)
             super()._answered(ask, answers, now, effects)
@@ -347,7 +347,7 @@ class SessionPump(Pump):
             what = "receive"
             session = self._receiving.pop(ask)
             session.is_receiving = False
-            session.is_doubtful = True  # nobody knows what was handed out: with the session, it goes back
+            session.is_doubtful = True  # messages may have been locked: they go back with the session
             self._ready.append(session)
             # It is free in a moment, and would be had again at once; an accept that is answered says nothing of this.
             self._receive_misses += 1
@@ -388,7 +388,7 @@ class SessionPump(Pump):
         if not group.is_with_handler(held.sequence) or held.sequence in group.stopped:
             return
         group.stopped.add(held.sequence)
-        session.is_doubtful = True  # what is noted of this delivery must not be taken for its next one
+        session.is_doubtful = True  # the notes on this delivery must not be taken for notes on the next one
         effects.append(Emit(LockEnded(at, self.name, self._holder, *named(held), why)))
         if session.is_serving:
             effects.append(CancelHandler(held, why))
@@ -397,7 +397,7 @@ class SessionPump(Pump):
             self._go_on_with(session)
 
     def _report_undecided(self, asked: Sequence[Settlement], effects: list[PumpEffect]) -> None:
-        """Report those verdicts that were *asked* for in vain and whose session is lost: another may have it."""
+        """Report the verdicts that were *asked* without an answer and whose session is lost: they may stand or not."""
         for settlement in asked:
             sequence = settlement.delivery.sequence
             session = self._sessions.get(settlement.delivery.token)

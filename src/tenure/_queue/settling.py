@@ -34,7 +34,7 @@ class Settling:
         return len(self._waiting) + sum(map(len, self._asked.values()))
 
     def __contains__(self, settlement: object) -> bool:
-        """Tell whether *settlement*, this very one, waits for a request."""
+        """Return whether *settlement* itself, not an equal one, waits to be passed."""
         return any(one is settlement for one in self._waiting)
 
     @property
@@ -68,7 +68,7 @@ class Settling:
         self._not_before = at
 
     def withdraw(self, delivery: Delivery) -> bool:
-        """Drop the verdict on *delivery* if no request has passed it yet; tell whether there was one."""
+        """Drop the verdict on *delivery* if no request has passed it yet; return whether there was one."""
         for index, settlement in enumerate(self._waiting):
             if settlement.delivery is delivery:
                 del self._waiting[index]

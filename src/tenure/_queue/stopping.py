@@ -14,8 +14,8 @@ class State(Enum):
     RUNNING = "running"  # claims, and lets messages be taken
     PAUSED = "paused"  # claims nothing; handlers that run go on
     DRAINING = "draining"  # claims nothing any more; waits for handlers and answers
-    STOPPED = "stopped"  # nothing of it is under way
-    LEFT = "left"  # the time of the drain is over; what is under way is left, and its locks run out
+    STOPPED = "stopped"  # no handler runs and every request is answered
+    LEFT = "left"  # the time of the drain is over; handlers and requests are left, and their locks run out
 
 
 RUNNING, PAUSED, DRAINING, STOPPED, LEFT = State
@@ -31,7 +31,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 """Every legal change of state; the machine refuses any other, whatever it is fed."""
 
 Step = Literal["drain", "leave", "give up"]
-"""A step of a drain: cancel the handlers, leave those that run on, stop with work under way."""
+"""A step of a drain: cancel the handlers, leave those that run on, stop with requests unanswered."""
 
 _STEPS: tuple[Step, ...] = ("drain", "leave", "give up")
 

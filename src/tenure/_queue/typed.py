@@ -69,7 +69,7 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.abc.Mapping, collections
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reader:
-    """What reads whole bodies of a type, and how it wants them."""
+    """The function that reads whole bodies of a type, and the form that it needs."""
 
     read: Read
     takes_bytes: bool
@@ -273,10 +273,10 @@ class _Candidate:
     read: Read
     keys: frozenset[str]
     signs: Mapping[str, Read]
-    """The fields that tell the member from the others, as they are a ``Literal``."""
+    """The fields that distinguish the member from the others, as they are a ``Literal``."""
 
     def may_be(self, value: dict[str, Any]) -> bool:
-        """Tell whether the signs in *value* are this one's."""
+        """Return whether the signs in *value* are this one's."""
         try:
             for key, read in self.signs.items():
                 if key in value:

@@ -1,4 +1,4 @@
-"""What a type is made of: the fields, hints and variables by which a typed body is read."""
+"""The parts of a type: the fields, hints and variables by which a typed body is read."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def required_keys(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
 
 
 def is_mark(origin: Any) -> bool:
-    """Tell whether a type of this *origin* is the type of a field, with a mark on the field around it."""
+    """Return whether a type of this *origin* is the type of a field, with a mark on the field around it."""
     if origin in (Required, NotRequired, typing.Final):
         return True
     return getattr(origin, "__name__", "") == "ReadOnly"  # of Python 3.13, or of typing_extensions

@@ -11,7 +11,7 @@ from tenure._queue.typed_values import Misfit, Read, shown_briefly
 
 
 def is_of(module: str, name: str, kind: Any) -> bool:
-    """Tell whether the type *kind* is one of another module's, without importing that: who has the type has it."""
+    """Return whether the type *kind* is one of another module's, without importing the module."""
     there = sys.modules.get(module)
     return there is not None and isinstance(kind, type) and issubclass(kind, getattr(there, name))
 

@@ -187,7 +187,7 @@ def list_of(make: Callable[[Iterable[Any]], Any], read: Read) -> Read:
         done: list[Any] = []
         try:
             for one in value:
-                done.append(read(one))  # noqa: PERF401  # how far it came tells the place
+                done.append(read(one))  # noqa: PERF401  # its length is the place of an error
         except Misfit as misfit:
             raise misfit.inside(f"[{len(done)}]") from misfit.__cause__
         try:

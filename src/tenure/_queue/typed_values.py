@@ -1,4 +1,4 @@
-"""What readers of typed bodies share: what doesn't fit and how it is shown, numbers as they were written."""
+"""Values that readers of typed bodies share: misfits and how they are shown, numbers as they were written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN_AT = 300
 _Tries = dict[tuple[Read, int], tuple[Any, "Misfit | None"]]
 
 TRIES: ContextVar[_Tries] = ContextVar("tenure_body_tries")
-"""What unions made of the lists and objects of the body that is read, by the identity of these.
+"""The values that unions made of the lists and objects of the body that is read, by the identity of these.
 
 Without it, types that hold unions of themselves read what is deep inside a body 2^depth times.
 """

@@ -1,4 +1,4 @@
-"""What becomes of a delivery: the verdicts on it, and the answers of a broker.
+"""The verdicts on a delivery, and the answers of a broker.
 
 A delivery is named by queue, sequence and token. Every verb carries all three, so that a consumer whose lock is over
 cannot touch the next one's delivery.
@@ -103,14 +103,14 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Yes: the verdict stands. ``dead`` tells that an abandoned message died, as it had no delivery left."""
+    """Yes: the verdict stands. ``dead`` says that an abandoned message died, as it had no delivery left."""
 
     dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """No: this lock is over, for certain and for ever. The message may be with another, settled, or waiting."""
+    """No: this lock is over, for certain and for good. The message may be with another, settled, or waiting."""
 
 
 @dataclass(frozen=True, slots=True)

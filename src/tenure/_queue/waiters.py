@@ -10,7 +10,7 @@ House rules:
   waiter that leaves before passes the hint on; so does one whose question fails. If no other is idle, that one keeps
   the hint until it asks again, or until another has had an answer and takes it over. A failed waiter is not idle until
   it has had an answer, so failures are not passed round in a circle.
-- If no waiter is idle, all are told, and each asks once when it can: a busy one may be the first to have room.
+- If no waiter is idle, all get the hint, and each asks once when it can: a busy one may be the first to have room.
 
 ::
 
@@ -52,7 +52,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._all: dict[Waiter, None] = {}  # the one idle for longest comes first
-        self._kept: dict[Waiter, None] = {}  # those who keep a hint, and can't ask yet
+        self._kept: dict[Waiter, None] = {}  # those that keep a hint, and can't ask yet
 
     def __len__(self) -> int:
         return len(self._all)
