@@ -105,7 +105,7 @@ class Locks:
     def _look_at(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         end = group.sure_until - self.settings.timing.grace
         if not group.over and now >= end:
-            # A call was due before that, to renew it: the broker did answer, but this process did not run.
+            # A call was due before that, to renew it: the broker did not fail, this process did not run.
             group.stalled = self._late_by >= self.settings.timing.retry_every and now - self._late_by < end
             self._end(group, "stalled" if group.stalled else "unanswered", now)
         if group.waiting and group.session is None and (group.over or now >= group.renew_at):

@@ -86,7 +86,7 @@ class SessionPump(Pump):
         # A session has one verdict at a time, which waits for no other session.
         super().__init__(name, holder, settings, rng, groups, now=now, settles_max=settings.concurrency)
         self._sessions: dict[Token, HeldSession] = {}
-        self._lost: set[HeldSession] = set()  # those of them that are
+        self._lost: set[HeldSession] = set()  # those of them that are lost
         self._accepting: dict[int, float] = {}  # by request: when it was sent
         self._accepts_most = 1  # requests at a time
         self._receiving: dict[int, HeldSession] = {}  # by request
@@ -147,7 +147,7 @@ class SessionPump(Pump):
         if session is not None:
             session.is_serving = False
             if not passed:
-                if delivery.sequence in session.group.stopped:  # else a message of the locks is under way
+                if delivery.sequence in session.group.stopped:  # else a message of the locks follows
                     session.group.running.pop(delivery.sequence, None)
                 self._go_on_with(session)
         return passed
@@ -191,7 +191,7 @@ class SessionPump(Pump):
             return False
         return super().judge(delivery, verdict)
 
-    # --- what comes in ---
+    # --- all other events ---
 
     def handle(self, event: PumpInput, now: float) -> list[PumpEffect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
@@ -223,7 +223,7 @@ class SessionPump(Pump):
     def _room(self) -> int:
         """Return how many sessions to ask for now."""
         free = self.settings.concurrency - len(self._sessions)
-        if self._lost:  # those whose handlers have ended take up no worker
+        if self._lost:  # lost ones whose handlers have ended take up no worker
             free += sum(not session.is_serving for session in self._lost)
         if free <= 0:
             return 0
@@ -349,7 +349,7 @@ class SessionPump(Pump):
             session.is_receiving = False
             session.is_doubtful = True  # messages may have been locked: they go back with the session
             self._ready.append(session)
-            # It is free in a moment, and would be had again at once; an accept that is answered says nothing of this.
+            # Once released, it would be accepted again at once: an answer to an accept is no sign of one to a receive.
             self._receive_misses += 1
             self._claim_times.hold_off(again_at)
         elif ask in self._releasing:
@@ -373,7 +373,7 @@ class SessionPump(Pump):
         if not self._is_undecided(settlement.delivery):  # else that was reported
             super()._lapsed(settlement, answer, group, now, effects)
 
-    # --- what the locks say ---
+    # --- messages of the locks ---
 
     def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
         session = self._sessions.get(held.token)
