@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -316,9 +317,10 @@ async def test_a_reset_also_ends_a_connection_that_is_being_made(
 ) -> None:
     connect, may_go_on = asyncio.open_connection, asyncio.Event()
 
-    async def slowly(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        await may_go_on.wait()
-        return await connect(host, port)
+    async def slowly(*server: Any, **client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if server:
+            await may_go_on.wait()
+        return await connect(*server, **client)
 
     reader, writer = await connect(proxy.host, proxy.port)
     monkeypatch.setattr(asyncio, "open_connection", slowly)
@@ -329,3 +331,15 @@ async def test_a_reset_also_ends_a_connection_that_is_being_made(
         await soon(reader.read())
     writer.close()
     assert proxy.open == 0
+
+
+@pytest.mark.parametrize("iterations", range(8))
+async def test_connections_that_are_made_while_it_ends_are_reset(echo: Echo, iterations: int) -> None:
+    async with FaultProxy("127.0.0.1", echo.port) as proxy:
+        made = [socket.create_connection((proxy.host, proxy.port)) for _ in range(20)]
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+    gc.collect()  # a connection that was left open warns
+    for client in made:
+        with client, pytest.raises(ConnectionResetError):
+            client.recv(1)

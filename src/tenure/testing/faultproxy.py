@@ -64,21 +64,21 @@ class FaultProxy:
         """The number of connections accepted so far."""
 
     async def __aenter__(self) -> FaultProxy:
-        self._server = await asyncio.start_server(self._accept, self.host, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        # asyncio's own server leaves connections open that it has accepted just before it is closed.
+        self._listening = socket.create_server((self.host, 0))
+        self._listening.setblocking(False)
+        self.port = self._listening.getsockname()[1]
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
         self.heal()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.close()
-        self.refuse()  # connections that were made, and not accepted yet
+        asyncio.get_running_loop().remove_reader(self._listening)
+        self._listening.close()  # which resets the connections that were made, and not accepted yet
         self.reset()
-        for _ in range(10):  # a new connection is made, accepted and reset, each in one iteration of the loop
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.sleep(0)
-        await self._server.wait_closed()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def open(self) -> int:
@@ -147,25 +147,32 @@ class FaultProxy:
 
     # --- connections ---
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.keep(task)
+    def _accept(self) -> None:
+        """Accept one connection; the loop calls this when one was made."""
+        try:
+            accepted, _ = self._listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # the client has gone meanwhile
+            return
+        accepted.setblocking(False)
+        self._tasks.spawn(self._connect(accepted, self._resets))
+
+    async def _connect(self, accepted: socket.socket, resets: int) -> None:
+        """Connect to the server, and copy data; *resets* is how many resets there had been when it was accepted."""
+        client = await asyncio.open_connection(sock=accepted)
         if self._refusing:
-            _reset(writer)
+            await _reset_and_wait(client[1])
             return
         self.accepted += 1
-        resets = self._resets
         try:
             server = await asyncio.open_connection(*self._target)
         except OSError:
-            _reset(writer)
+            await _reset_and_wait(client[1])
             return
         if self._resets != resets:
-            _reset(writer)
-            _reset(server[1])
+            await _reset_and_wait(client[1])
+            await _reset_and_wait(server[1])
             return
-        connection = _Connection(self, (reader, writer), server)
+        connection = _Connection(self, client, server)
         connection.lose(self.loss)
         self._connections.add(connection)
         try:
@@ -337,6 +344,12 @@ async def late(*proxies: FaultProxy) -> AsyncIterator[Callable[[Awaitable[object
 
 def _or_both(directions: tuple[Direction, ...]) -> tuple[Direction, ...]:
     return directions or ("up", "down")
+
+
+async def _reset_and_wait(writer: asyncio.StreamWriter) -> None:
+    _reset(writer)
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
