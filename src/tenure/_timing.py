@@ -1,4 +1,4 @@
-"""When to renew, when to ask again, how long to trust a lease: durations in seconds, checked when built."""
+"""When to renew, when to repeat a request, how long to trust a lease: durations in seconds, checked when built."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tenure._checks import check_seconds
+from tenure._checks import LONGEST, check_seconds
 from tenure.errors import ConfigError
 
 ATTEMPTS_MIN = 3
@@ -23,6 +23,9 @@ DERIVED: Final[Any] = None
 
 SHORTEST = 1e-6
 """The shortest time between requests, in seconds: no clock and no timer is finer."""
+
+ROOM_MIN = 5 * SHORTEST
+"""The shortest time for the work, in seconds, into which half for a renewal and a quarter for each retry fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +69,22 @@ class Timing:
         if self.drift >= 1.0:
             raise ConfigError(f"drift ({self.drift:g}) must be less than 1: it is a share of ttl; try drift=0.05")
         if self.window <= self.grace:
-            ttl = 3 * (self.grace + max(self.margin, MARGIN_MAX)) / (1 - self.drift)
             raise ConfigError(
                 f"grace ({self.grace:g} s) must be less than ttl − drift·ttl − margin ({self.window:g} s); "
-                f"try {f'grace={_round_down(self.window / 5):g} or ' if self.window > 0 else ''}ttl={math.ceil(ttl)}"
+                f"try {f'grace={_round_down(self.window / 5):g} or ' if self.window > 0 else ''}{self._ample_lease()}"
             )
         if self.renew_every >= self.work_window:
             raise ConfigError(
                 f"renew_every ({self.renew_every:g} s) must be less than ttl − drift·ttl − margin − grace "
-                f"({self.work_window:g} s); try renew_every={_round_down(self.work_window / 2):g}"
+                f"({self.work_window:g} s); try {self._fitting_renewal()}"
             )
         if self.attempts < ATTEMPTS_MIN:
             fits = _round_down((self.work_window - self.renew_every) / (ATTEMPTS_MIN - 1))
+            hint = f"retry_every={fits:g}" if fits >= SHORTEST else self._fitting_renewal()
             raise ConfigError(
                 f"retry_every ({self.retry_every:g} s) leaves room for {self.attempts} attempts to renew between "
                 f"renew_every ({self.renew_every:g} s) and ttl − drift·ttl − margin − grace ({self.work_window:g} s), "
-                f"and {ATTEMPTS_MIN} are needed; try retry_every={fits:g}"
+                f"and {ATTEMPTS_MIN} are needed; try {hint}"
             )
 
     @property
@@ -98,6 +101,17 @@ class Timing:
     def attempts(self) -> int:
         """The number of renewal requests that fit in before the work is cancelled."""
         return 1 + math.floor((self.work_window - self.renew_every) / self.retry_every + 1e-9)
+
+    def _fitting_renewal(self) -> str:
+        """Return a setting that leaves room for renewals: half of the work's time, or a longer lease."""
+        if self.work_window >= ROOM_MIN:
+            return f"renew_every={_round_down(self.work_window / 2):g}"
+        return self._ample_lease()
+
+    def _ample_lease(self) -> str:
+        """Return a setting with which the lease is long enough for the others."""
+        ttl = math.ceil(3 * (self.grace + max(self.margin, MARGIN_MAX)) / (1 - self.drift))
+        return f"ttl={ttl}" if ttl <= LONGEST else "drift=0.05"
 
     def _derive(self, name: str, value: float) -> None:
         if getattr(self, name) is DERIVED:

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tenure._jitter import later, sooner
@@ -65,6 +65,9 @@ def test_every_valid_timing_keeps_every_inequality(given: dict[str, float]) -> N
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+@example(given={"ttl": 0.25, "renew_every": 1.0, "grace": 0.0, "margin": 0.0, "drift": 0.99999})
+@example(given={"ttl": 1.0, "renew_every": 1.0, "grace": 0.0, "margin": 0.0, "drift": 0.9999999999999999})
+@example(given={"ttl": 1.0, "renew_every": 0.949999, "grace": 0.0, "margin": 0.0})
 @given(given=settings)
 def test_the_suggestion_of_a_refusal_does_help(which: int, given: dict[str, float]) -> None:
     """Follow the suggestions one after the other: they soon lead to a timing that builds."""
