@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 
 def publish(module: str, found: Mapping[str, Any]) -> None:
-    """Make those of what was *found* that are from a private module say that they are from *module*; methods, too."""
+    """Set the ``__module__`` of those *found* that are from a private module, and of their methods, to *module*."""
     for name, value in found.items():
         if not isinstance(value, (type, FunctionType)):
             continue
@@ -29,13 +29,13 @@ def publish(module: str, found: Mapping[str, Any]) -> None:
 
 
 def publish_all(module: str) -> None:
-    """Make all that a public *module* exports, and that is from a private one, say that it is from *module*."""
+    """Do the same for all names that a public *module* exports."""
     namespace = vars(modules[module])
     publish(module, {name: namespace[name] for name in namespace["__all__"]})
 
 
 def is_private(module: str) -> bool:
-    """Tell whether a *module* of ours is private by its name, or by that of a package around it."""
+    """Tell whether a *module* of tenure is private by its own name or by that of a package around it."""
     first, *parts = module.split(".")
     return first == "tenure" and any(part.startswith("_") for part in parts)
 

@@ -1,4 +1,4 @@
-"""Which URL scheme is served by which backend, and which extra brings its driver. Loaded only when asked for."""
+"""The table of URL schemes, with the backend for each, and the extra with its driver. Imports a backend on demand."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class MessageFailed(MessageEvent):
     """A handler failed; the message is delivered again after *delay* seconds, unless that was its last delivery.
 
     *delay* is None if a retry can't succeed: the message becomes a dead letter. *place* is file, line and function of
-    the innermost frame that is yours; empty if there is none.
+    the innermost frame of your code; empty if there is none.
     """
 
     error: str

@@ -1,7 +1,7 @@
 """What a broker hands out and shows: a delivery under its lock, a live message, a dead one, the counts of a queue.
 
 Wall-clock moments (``enqueued_at``, ``locked_until``, ``dead_at``) are the store's, in Unix seconds: to be shown, never
-to decide how long a lock is good. That is counted on one's own clock, from before the question was sent.
+to decide how long a lock is good. That is counted on one's own clock, from before the request was sent.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Death:
     description: str
     at: float
     error: Failure | None = None
-    """The last failure told of."""
+    """The last failure that was reported."""
     history: tuple[Attempt, ...] = ()
 
 
@@ -96,7 +96,7 @@ class Died(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message locked to us. A tuple, so that a broker can make thousands out of rows: ``Delivery._make(row)``."""
+    """A locked message. A tuple, so that a broker can make thousands out of rows: ``Delivery._make(row)``."""
 
     queue: str
     sequence: int
@@ -123,7 +123,7 @@ class Delivery(NamedTuple):
 
 
 class SessionLock(NamedTuple):
-    """A session locked to us: its messages come to nobody else."""
+    """A locked session: no other consumer receives its messages."""
 
     queue: str
     session: str

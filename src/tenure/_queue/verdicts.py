@@ -96,7 +96,7 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """Yes: the lock holds for the time asked, from some moment after the question was sent, or for longer."""
+    """Yes: the lock holds for the time asked, from some moment after the request was sent, or for longer."""
 
     locked_until: float
 

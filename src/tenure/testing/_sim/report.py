@@ -121,7 +121,7 @@ def outcome_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Outcome):
-    """The result of one seed of elections; ``recovery`` is how long nobody led after the faults."""
+    """The result of one seed of elections; ``recovery`` is the seconds without a leader after the faults."""
 
     unit: ClassVar[str] = "elections"
 
@@ -135,7 +135,7 @@ class Report(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReport(Outcome):
-    """The result of one seed of a queue; ``recovery`` is how long messages were unsettled after the faults."""
+    """The result of one seed of a queue; ``recovery`` is the seconds after the faults until all were settled."""
 
     command: ClassVar[str] = "tenure sim --queues"
     unit: ClassVar[str] = "messages"

@@ -16,4 +16,4 @@ class LeaseStoreSuite(
     InspectionTests,
     HintTests,
 ):
-    """The promises of :class:`tenure._election.store.LeaseStore`, one test for each."""
+    """The promises of :class:`tenure.ports.LeaseStore`, one test for each."""

@@ -30,4 +30,4 @@ class BrokerSuite(
     DeletionTests,
     ModelTests,
 ):
-    """The promises of :class:`tenure._queue.broker.Broker`, one test for each."""
+    """The promises of :class:`tenure.ports.Broker`, one test for each."""

@@ -28,7 +28,7 @@ USER_SEEDS = 711_251_000
 
 
 def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool) -> float:
-    """Return within how many seconds after the last fault somebody leads, and goes on leading.
+    """Return the number of seconds after the last fault within which a candidate leads, and goes on leading.
 
     The sum of what may have to happen one after the other, each at its worst:
 
