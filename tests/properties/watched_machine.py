@@ -55,7 +55,9 @@ class WatchedMachine:
         twin = copy.copy(self)
         twin.open = dict(self.open)
         twin.machine = copy.copy(self.machine)
-        twin.machine._requests = dict(self.machine._requests)
+        twin.machine._requests = copy.copy(self.machine._requests)
+        twin.machine._requests.unanswered = dict(self.machine._requests.unanswered)
+        twin.machine._tokens = copy.copy(self.machine._tokens)
         twin.machine._term = copy.copy(self.machine._term)
         return twin
 
@@ -65,9 +67,9 @@ class WatchedMachine:
         def ago(moment: float) -> float:
             return round(moment - self.now, 6)
 
-        machine, term = self.machine, self.machine._term
+        machine, unanswered, term = self.machine, self.machine._requests, self.machine._term
         requests = tuple(
-            (ask == machine._awaited_request, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
+            (ask == unanswered.awaited, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
             for ask, (asked, at) in sorted(self.open.items())
         )
         terms = term and (
@@ -76,7 +78,12 @@ class WatchedMachine:
         )
         times = tuple(
             ago(each)
-            for each in (machine._acquire_at, machine._last_acquire_at, machine._yield_until, machine._answer_due)
+            for each in (
+                machine._acquire_at,
+                machine._last_acquire_at,
+                machine._yield_until,
+                unanswered.answer_due,
+            )
         )
         return (machine.state, machine._hinted, machine._stopping, requests, terms, times)
 

@@ -52,6 +52,7 @@ from tenure._election.effects import (
     WorkEnded,
     WorkOverran,
 )
+from tenure._election.requests import Request, Requests, TokenOrder
 from tenure._jitter import Rng, later, sooner
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, trusted_until
 from tenure._timing import RENEWALS_TOGETHER, Timing
@@ -67,7 +68,6 @@ from tenure.events import (
     TermBegan,
     TermEnded,
     TermEnding,
-    TokenFell,
 )
 
 NEVER = math.inf
@@ -96,15 +96,6 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 # --- state ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """An unanswered request: when it was sent, and for which holder name."""
-
-    asked_at: float
-    kind: type[Acquire] | type[Renew] | type[Release]
-    holder: str
 
 
 @dataclass(slots=True)
@@ -145,18 +136,14 @@ class Machine:
         self._holder = holder
         self._rng = rng
         self._hints = hints
-        self._requests: dict[int, _Request] = {}
-        self._newest_request = 0  # number of the newest request
-        self._awaited_request = 0  # number of the request whose answer is awaited; 0 for none
-        self._answer_due = NEVER  # until when it is awaited
+        self._requests = Requests(timing.retry_every)
+        self._tokens = TokenOrder()
         self._acquisition = 1
         self._acquire_at = now  # when to send the next Acquire
         self._last_acquire_at = -math.inf  # when the last Acquire was sent
         self._yield_until = -math.inf  # until then other candidates go first
         self._hinted = False  # a hint came while a request was unanswered
         self._stopping = False
-        self._newest_term: tuple[int, str] = (0, "")  # the newest token reported by the store, and its holder
-        self._newest_term_at = -math.inf  # when that was reported
         self._announced_leader: tuple[str, int] = ("", 0)  # the last leader reported by an event, and its token
         self._term: _TermState | None = None
 
@@ -170,15 +157,15 @@ class Machine:
             case State.STANDBY:
                 return self._acquire_at
             case State.CAMPAIGNING:
-                return self._answer_due
+                return self._requests.answer_due
             case State.LEADING if term:
                 return min(term.renew_at, self._cancel_at(term))
             case State.RENEWING if term:
-                return min(self._answer_due, self._cancel_at(term))
+                return min(self._requests.answer_due, self._cancel_at(term))
             case State.RESIGNING if term and term.work_runs:
                 return NEVER if term.overran else term.stop_by
             case State.RESIGNING:
-                return self._answer_due
+                return self._requests.answer_due
         return NEVER
 
     @property
@@ -214,7 +201,7 @@ class Machine:
     @property
     def is_finished(self) -> bool:
         """Whether it has stopped and every request was answered."""
-        return self.state is State.STOPPED and not self._requests
+        return self.state is State.STOPPED and not self._requests.unanswered
 
     # --- the only entry point ---
 
@@ -233,15 +220,7 @@ class Machine:
                 if now >= self.renewable_from:
                     self._renew(now, effects)
             case Answered(request_id, answer):
-                request = self._requests.pop(request_id, None)
-                if request is not None:
-                    self._check_token_order(request, answer, now, effects)
-                    if request_id == self._awaited_request:
-                        self._awaited_request = 0
-                        self._answer_due = NEVER
-                        self._on_answer(request, answer, now, effects)
-                    else:
-                        self._on_late_answer(request, answer, now, effects)
+                self._on_any_answer(request_id, answer, now, effects)
             case WorkEnded(token, again):
                 self._on_work_ended(token, again, now, effects)
             case Resign():
@@ -250,7 +229,7 @@ class Machine:
             case Stop():
                 self._stopping = True
                 if self.state in (State.STANDBY, State.CAMPAIGNING):
-                    self._abandon_request()
+                    self._requests.abandon()
                     self._set_state(State.STOPPED)
         return effects
 
@@ -275,17 +254,17 @@ class Machine:
                 self._last_acquire_at = now
                 holder = f"{self._holder}#{self._acquisition}"
                 effects.append(Acquire(self._new_request(Acquire, holder, now), holder))
-            case State.CAMPAIGNING if now >= self._answer_due:
-                self._abandon_request()
+            case State.CAMPAIGNING if now >= self._requests.answer_due:
+                self._requests.abandon()
                 self._acquire_later(f"no answer within {self.timing.retry_every:g} s", now, effects)
             case State.LEADING if term and now >= term.renew_at:
                 self._renew(now, effects)
-            case State.RENEWING if term and now >= self._answer_due:
-                self._abandon_request()
+            case State.RENEWING if term and now >= self._requests.answer_due:
+                self._requests.abandon()
                 self._renewal_missed(term, f"no answer within {self.timing.retry_every:g} s", now, effects)
                 self._renew(now, effects)
-            case State.RESIGNING if term and not term.work_runs and now >= self._answer_due:
-                self._abandon_request()
+            case State.RESIGNING if term and not term.work_runs and now >= self._requests.answer_due:
+                self._requests.abandon()
                 self._release_missed(term, f"no answer within {self.timing.retry_every:g} s", now, effects)
                 self._release(term, now, effects)
 
@@ -309,16 +288,8 @@ class Machine:
     # --- requests ---
 
     def _new_request(self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float) -> int:
-        self._newest_request += 1
-        self._requests[self._newest_request] = _Request(now, kind, holder)
-        self._awaited_request = self._newest_request
-        self._answer_due = now + self.timing.retry_every
-        return self._newest_request
-
-    def _abandon_request(self) -> None:
-        """Stop waiting for the answer. A late answer goes to ``_on_late_answer``."""
-        self._awaited_request = 0
-        self._answer_due = NEVER
+        """Note a request whose answer is awaited; return its number."""
+        return self._requests.add(Request(now, kind, holder))
 
     def _renew(self, now: float, effects: list[Effect]) -> None:
         assert self._term is not None
@@ -329,7 +300,18 @@ class Machine:
 
     # --- answers ---
 
-    def _on_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+    def _on_any_answer(self, request_id: int, answer: Answer, now: float, effects: list[Effect]) -> None:
+        found = self._requests.answered(request_id)
+        if found is None:
+            return
+        request, was_awaited = found
+        fell = self._tokens.check(self.name, request, answer, now)
+        if fell is not None:
+            effects.append(Emit(fell))
+        on_answer = self._on_answer if was_awaited else self._on_late_answer
+        on_answer(request, answer, now, effects)
+
+    def _on_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         term = self._term
         match self.state, answer:
             case State.CAMPAIGNING, Granted(grant):
@@ -351,7 +333,7 @@ class Machine:
             case State.RESIGNING, Released() | Lost() if term and not term.work_runs:
                 self._close_term(term, now)
             case State.RESIGNING, NoAnswer(why) if term and not term.work_runs:
-                self._answer_due = now + self.timing.retry_every
+                self._requests.wait(now)
                 self._release_missed(term, why, now, effects)
             case _, NoAnswer():
                 raise AssertionError(f"a candidate that is {self.state.value} waits for no answer")
@@ -359,24 +341,7 @@ class Machine:
                 unknown = NoAnswer(f"the store answered {answer!r} to {request.kind.__name__.lower()}")
                 self._on_answer(request, unknown, now, effects)
 
-    def _check_token_order(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
-        """Report a store that answers with a token older than one it gave before this request."""
-        newest, whose = self._newest_term
-        match answer:
-            case Granted(Grant(holder=holder, token=token)):
-                fell = token < newest or (token == newest and holder != whose)
-            case HeldBy(holder=holder, token=token) if token > 0:  # 0 where the store can't tell
-                fell = token < newest
-            case _:
-                return
-        if fell and request.asked_at < self._newest_term_at:
-            return  # it was the newest when the store answered
-        if fell:
-            effects.append(Emit(TokenFell(now, self.name, holder, token, newest)))
-        if fell or token > newest:
-            self._newest_term, self._newest_term_at = (token, holder), now
-
-    def _on_late_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+    def _on_late_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         """Process an answer that is no longer awaited. Its trusted time still counts from its own request."""
         term = self._term
         match answer:
@@ -388,7 +353,7 @@ class Machine:
                     State.STANDBY,
                     State.CAMPAIGNING,
                 ):
-                    self._abandon_request()
+                    self._requests.abandon()
                     self._begin_term(request, grant, now, effects)
                 else:
                     self._release_unused(grant, now, effects)
@@ -399,11 +364,11 @@ class Machine:
                     self._revoke_trust(term, effects)
                     term.stop_by = min(term.stop_by, now + self.timing.grace)
 
-    def _trust_limit(self, request: _Request) -> float:
+    def _trust_limit(self, request: Request) -> float:
         """Return until when a yes to *request* is trusted: counted from the request, however late the answer is."""
         return trusted_until(request.asked_at, self.timing.ttl, self.timing.drift, self.timing.margin)
 
-    def _begin_term(self, request: _Request, grant: Grant, now: float, effects: list[Effect]) -> None:
+    def _begin_term(self, request: Request, grant: Grant, now: float, effects: list[Effect]) -> None:
         until = self._trust_limit(request)
         if now >= until - self.timing.grace:  # the answer took so long that no time for work is left
             self._release_unused(grant, now, effects)
@@ -417,7 +382,7 @@ class Machine:
         effects.append(StartWork(grant, until))
 
     def _on_renewed(
-        self, term: _TermState, request: _Request, resign_asked: bool, now: float, effects: list[Effect]
+        self, term: _TermState, request: Request, resign_asked: bool, now: float, effects: list[Effect]
     ) -> None:
         term.stalled = False
         self._extend_trust(term, self._trust_limit(request), now, effects)
@@ -488,7 +453,7 @@ class Machine:
     def _end_term(self, reason: Reason, now: float, effects: list[Effect]) -> None:
         term = self._term
         assert term is not None
-        self._abandon_request()
+        self._requests.abandon()
         self._set_state(State.RESIGNING)
         term.end_reason = reason
         # After a denial the trusted time is over already: work still gets its grace to notice.
@@ -504,7 +469,7 @@ class Machine:
         term.work_runs = False
         self._stopping = self._stopping or not again
         if self.state is not State.RESIGNING:
-            self._abandon_request()
+            self._requests.abandon()
             self._set_state(State.RESIGNING)
             term.end_reason = "ended"
         assert term.end_reason is not None
@@ -530,7 +495,7 @@ class Machine:
             effects.append(Emit(ReleaseMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
 
     def _close_term(self, term: _TermState, now: float) -> None:
-        self._abandon_request()
+        self._requests.abandon()
         self._term = None
         self._acquisition += 1
         self._hinted = False
@@ -546,9 +511,8 @@ class Machine:
 
     def _release_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
         """Release a grant that came too late to be used. The answer is not awaited."""
-        self._newest_request += 1
-        self._requests[self._newest_request] = _Request(now, Release, grant.holder)
-        effects.append(Release(self._newest_request, grant))
+        number = self._requests.add_unawaited(Request(now, Release, grant.holder))
+        effects.append(Release(number, grant))
         effects.append(Emit(ReleasedUnused(now, self.name, grant.holder, grant.token)))
 
     def _set_state(self, to: State) -> None:

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from tenure._election.effects import Answer, Effect, Input, Release, Renew, RenewalWithheld
-from tenure._election.machine import NEVER, Machine, State, _Request, _TermState
+from tenure._election.machine import NEVER, Machine, State, _TermState
+from tenure._election.requests import Request
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.events import Reason
 from tenure.testing._sim.client import Client
@@ -25,17 +26,17 @@ from tenure.testing._sim.planted import Mutant
 
 
 class _CountsFromAnswer(Machine):
-    def _on_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+    def _on_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         super()._on_answer(replace(request, asked_at=now), answer, now, effects)
 
 
 class _NoMargin(Machine):
-    def _trust_limit(self, request: _Request) -> float:
+    def _trust_limit(self, request: Request) -> float:
         return request.asked_at + self.timing.ttl
 
 
 class _BelievesLateAnswer(Machine):
-    def _on_late_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+    def _on_late_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         super()._on_late_answer(replace(request, asked_at=now), answer, now, effects)
 
 
@@ -58,7 +59,7 @@ class _IgnoresLateNo(Machine):
 
 
 class _LeadsOnEndedLease(Machine):
-    def _trust_limit(self, request: _Request) -> float:
+    def _trust_limit(self, request: Request) -> float:
         until = super()._trust_limit(request)
         waits = self.state in (State.STANDBY, State.CAMPAIGNING)
         return max(until, self._heard_at + self.timing.grace + 0.1) if waits else until
@@ -69,7 +70,7 @@ class _LeadsOnEndedLease(Machine):
 
 
 class _WithheldIsYes(Machine):
-    def _on_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+    def _on_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         if isinstance(answer, RenewalWithheld) and self._term is not None:
             answer = Granted(self._term.grant)
         super()._on_answer(request, answer, now, effects)
@@ -201,7 +202,7 @@ class _TellsWrongTime(Node):
 
     def _handle(self, event: Input) -> None:
         super()._handle(event)
-        for question in self.machine._requests.values():
+        for question in self.machine._requests.unanswered.values():
             object.__setattr__(question, "asked_at", self.now())
 
 
