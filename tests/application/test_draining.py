@@ -187,15 +187,15 @@ async def test_a_receiver_uses_the_declared_lock(setup: QueueSetup) -> None:
     await first[0].defer()
     await first[1].dead_letter("bad")
 
-    def stranger() -> Queue:
+    def other_process() -> Queue:
         return Queue(
             QueueContext(
                 "orders", setup.broker, RenewalThread.here(), setup.clock, QueueSettings(lock=LOCK), "me", expected={}
             )
         )
 
-    [deferred] = await stranger().receive_deferred(first[0].sequence)
-    [dead] = await stranger().dead_letters.receive()
+    [deferred] = await other_process().receive_deferred(first[0].sequence)
+    [dead] = await other_process().dead_letters.receive()
     await asyncio.sleep(5.0)
     for message in (deferred, dead):
         with pytest.raises(LockLost):

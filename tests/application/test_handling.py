@@ -132,7 +132,7 @@ async def test_later_messages_wake_the_consumer(setup: QueueSetup) -> None:
 @in_virtual_time
 async def test_a_failure_is_retried_with_growing_delays_and_then_dead(setup: QueueSetup) -> None:
     queue = setup.queue(max_deliveries=4)
-    await queue.send(b"poison", id="p")
+    await queue.send(b"failing", id="p")
     tried_at: list[float] = []
     hooked: list[str] = []
 

@@ -343,7 +343,7 @@ async def test_random_bytes_on_the_port_change_nothing() -> None:
         assert await backends[1].leaders() == {}
 
 
-@pytest.mark.parametrize("kind", ["onlookers", "silent strangers"])
+@pytest.mark.parametrize("kind", ["clients", "silent connections"])
 async def test_neither_clients_nor_unauthenticated_connections_keep_a_member_out(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +358,7 @@ async def test_neither_clients_nor_unauthenticated_connections_keep_a_member_out
         host, _, port = settled.members[0].rpartition(":")
         questions = []
         for _ in range(8):
-            if kind == "onlookers":
+            if kind == "clients":
                 onlooker = await stack.enter_async_context(tenure.connect(without_me(fleet[0])))
                 questions.append(asyncio.create_task(onlooker.leaders()))
             else:

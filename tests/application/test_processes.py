@@ -317,7 +317,7 @@ def test_at_exit_a_process_may_have_been_collected_and_closed_meanwhile() -> Non
     call(*arguments)
 
 
-LONELY = """
+ORPHANED = """
 import asyncio, os, subprocess, sys, time, tenure
 
 def handler(message):
@@ -346,10 +346,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("session", [None, "s"])
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_no_process_outlasts_the_lock(number: signal.Signals, session: str | None, tmp_path: Path) -> None:
-    program = tmp_path / "lonely.py"
+    program = tmp_path / "orphaned.py"
     # Stopped, the consumer lets the lock run out; killed, it is missed sooner, and sooner than its pipes are closed.
     lock, within = (6.0, 6.0) if number is signal.SIGSTOP else (120.0, 12.0)
-    program.write_text(textwrap.dedent(LONELY.replace("SESSION", repr(session)).replace("LOCK", repr(lock))))
+    program.write_text(textwrap.dedent(ORPHANED.replace("SESSION", repr(session)).replace("LOCK", repr(lock))))
     pipe, command = subprocess.PIPE, [sys.executable, str(program)]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
         assert child.stdin is not None

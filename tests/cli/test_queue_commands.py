@@ -410,12 +410,12 @@ def test_dead_letters_go_to_another_queue(url: str, capsys: Captured) -> None:
         queue.send_batch([tenure.Outgoing(b"%d" % n, id=f"m{n}") for n in range(3)])
         for message in queue.receive(max=3):
             message.dead_letter("unreadable")
-    redrive = ("dead", "redrive", "orders", "--to", "mended")
-    assert run_cli(capsys, *redrive, "--dry-run") == (0, "3 would be put into mended\n", "")
-    assert run_cli(capsys, *redrive, "--id", "m1") == (0, "1 put into mended\n", "")
+    redrive = ("dead", "redrive", "orders", "--to", "fixed")
+    assert run_cli(capsys, *redrive, "--dry-run") == (0, "3 would be put into fixed\n", "")
+    assert run_cli(capsys, *redrive, "--id", "m1") == (0, "1 put into fixed\n", "")
     output = json.loads(run_cli(capsys, *redrive, "--json")[1])
-    assert output == {"queue": "orders", "to": "mended", "redriven": 2, "would_be": 2}
-    assert [one["id"] for one in json.loads(run_cli(capsys, "queue", "peek", "mended", "--json")[1])] == [
+    assert output == {"queue": "orders", "to": "fixed", "redriven": 2, "would_be": 2}
+    assert [one["id"] for one in json.loads(run_cli(capsys, "queue", "peek", "fixed", "--json")[1])] == [
         "m1",
         "m0",
         "m2",
@@ -424,7 +424,7 @@ def test_dead_letters_go_to_another_queue(url: str, capsys: Captured) -> None:
     assert (code, out) == (78, "")
     assert err.startswith("tenure: error: to ('a$b') must not contain '$'")
     assert run_cli(capsys, "dead", "redrive", "orders", "--to", "")[0] == 78
-    assert run_cli(capsys, "dead", "redrive", "ordres", "--to", "mended")[0] == 3
+    assert run_cli(capsys, "dead", "redrive", "ordres", "--to", "fixed")[0] == 3
 
 
 @pytest.mark.parametrize(

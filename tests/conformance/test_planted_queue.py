@@ -117,18 +117,18 @@ class ReportsDeathsTwice(MemoryBroker):
     _again: Sequence[Died] = ()
 
     def _take_deaths(self, subqueue: Subqueue) -> Sequence[Died]:
-        told = super()._take_deaths(subqueue)
-        self._again, again = told, self._again
-        return told or again
+        reported = super()._take_deaths(subqueue)
+        self._again, again = reported, self._again
+        return reported or again
 
 
 class ReportsDeathsToEachProcess(MemoryBroker):
-    _told = 0
+    _reported = 0
 
     def _take_deaths(self, subqueue: Subqueue) -> Sequence[Died]:
-        told = tuple(self._memory.queues[subqueue.name.removesuffix(DEAD_SUFFIX)].deaths)[self._told :]
-        self._told += len(told)
-        return () if subqueue.is_dead else told
+        reported = tuple(self._memory.queues[subqueue.name.removesuffix(DEAD_SUFFIX)].deaths)[self._reported :]
+        self._reported += len(reported)
+        return () if subqueue.is_dead else reported
 
 
 class ForgetsDeathsWhereNoSessionIs(MemoryBroker):

@@ -72,9 +72,9 @@ def start(folder: Path, temporary: Path) -> Iterator[Start]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    told, happened = process.communicate(timeout=LONG_ENOUGH)
-    assert told, happened
-    return json.loads(told), happened
+    output, happened = process.communicate(timeout=LONG_ENOUGH)
+    assert output, happened
+    return json.loads(output), happened
 
 
 def wait_for_a_leader(process: subprocess.Popen[str]) -> None:
@@ -196,8 +196,8 @@ async def test_no_process_outlives_a_killed_director(start: Start, stopped: bool
 )
 def test_a_wrong_argument_gives_one_line(start: Start, arguments: list[str], code: int, says: str) -> None:
     process = start(*arguments)
-    told, happened = process.communicate(timeout=LONG_ENOUGH)
+    output, happened = process.communicate(timeout=LONG_ENOUGH)
     assert process.returncode == code
-    assert told == ""
+    assert output == ""
     assert says in happened
     assert happened.count("\n") == 1

@@ -55,10 +55,10 @@ async def test_a_handler_that_holds_the_gil_is_stalled_and_its_message_delivered
     tmp_path: Path, handler: Handler
 ) -> None:
     served.clear()
-    told = await consumed(tmp_path, handler, 1.5)
+    events = await consumed(tmp_path, handler, 1.5)
     assert served == [1, 2]
-    assert not [event for event in told if isinstance(event, MessageFailed | MessageDied)]
-    [ended] = [event for event in told if isinstance(event, LockEnded | ResultDiscarded)]
+    assert not [event for event in events if isinstance(event, MessageFailed | MessageDied)]
+    [ended] = [event for event in events if isinstance(event, LockEnded | ResultDiscarded)]
     assert (ended.why, ended.delivery_count) == ("stalled", 1)
 
 

@@ -140,7 +140,7 @@ def test_a_command_gets_term_and_kill_at_their_times_and_not_before(tmp_path: Pa
     deadline, grace = guard.now() + FAR, 2.0
     clock = Clock(tmp_path / "clock", deadline - FAR, deadline - FAR)
     script = f"""
-        trap ': > {tmp_path}/told' TERM; trap ': > {tmp_path}/usr1' USR1; trap ': > {tmp_path}/usr2' USR2
+        trap ': > {tmp_path}/term' TERM; trap ': > {tmp_path}/usr1' USR1; trap ': > {tmp_path}/usr2' USR2
         : > {tmp_path}/ready; while :; do sleep 0.01; done
     """
     started = GuardProcess(
@@ -160,9 +160,9 @@ def test_a_command_gets_term_and_kill_at_their_times_and_not_before(tmp_path: Pa
 
     until((tmp_path / "ready").exists)
     look_at(deadline - grace - 0.001)
-    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "term").exists()
     look_at(deadline - grace)
-    until((tmp_path / "told").exists)
+    until((tmp_path / "term").exists)
     look_at(deadline - grace * guard.KILL_SHARE - 0.001)
     clock.show(deadline - grace * guard.KILL_SHARE)
     started.write(b"signal 10\n")  # read the clock again

@@ -64,11 +64,11 @@ def test_consumers_wait_for_a_server_that_starts_later(kind: type[Server], caplo
             thread = asyncio.create_task(asyncio.to_thread(in_threads, ends_threads))
             loop = asyncio.create_task(on_a_loop(ends))
             try:
-                await until(lambda: sorted(told(events, BrokerAwaited)) == sorted(names), within=WITHIN)
+                await until(lambda: sorted(names_of(events, BrokerAwaited)) == sorted(names), within=WITHIN)
                 await asyncio.to_thread(server.start)
                 await until(lambda: sorted(handled) == sorted(name.encode() for name in names), within=WITHIN)
-                assert sorted(told(events, BrokerAnswered)) == sorted(names)
-                assert sorted(told(events, BrokerAwaited)) == sorted(names)
+                assert sorted(names_of(events, BrokerAnswered)) == sorted(names)
+                assert sorted(names_of(events, BrokerAwaited)) == sorted(names)
             finally:
                 ends.set()
                 ends_threads.set()
@@ -93,11 +93,11 @@ def test_a_consumer_waits_for_a_locked_file(tmp_path: Path) -> None:
     async def main() -> None:
         async with tenure.connect(url, on_event=events.append) as backend:
             consuming = asyncio.create_task(backend.queue("orders", lock=20).consume(handle))
-            await until(lambda: told(events, BrokerAwaited))
+            await until(lambda: names_of(events, BrokerAwaited))
             other.rollback()
             await backend.queue("orders").send(b"one")
             await until(lambda: handled == [b"one"])
-            assert told(events, BrokerAnswered) == ["orders"]
+            assert names_of(events, BrokerAnswered) == ["orders"]
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
 
@@ -129,5 +129,5 @@ def test_permanent_errors_are_not_waited_for(tmp_path: Path) -> None:
             assert ("no answer within 0.2 s" in str(raised.value)) == (wait > 0)
 
 
-def told(events: list[Event], kind: type[Event]) -> list[str]:
+def names_of(events: list[Event], kind: type[Event]) -> list[str]:
     return [event.name for event in events if isinstance(event, kind)]

@@ -341,9 +341,9 @@ def test_verbose_prints_each_start_and_end_with_its_time(setup: LeadSetup) -> No
     process = setup.sh("exit 3", "-v")
     lines = process.communicate(timeout=PATIENCE)[1].splitlines()
     assert all(re.match(r"tenure: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 job: ", line) for line in lines)
-    told = [line.partition(" job: ")[2] for line in lines]
-    assert "the command was started, term 1" in told
-    assert any(re.fullmatch(r"the command ended with code 3 after .*s, term 1", line) for line in told)
+    texts = [line.partition(" job: ")[2] for line in lines]
+    assert "the command was started, term 1" in texts
+    assert any(re.fullmatch(r"the command ended with code 3 after .*s, term 1", line) for line in texts)
 
 
 # --- the command never outlives the term -------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_a_command_that_keeps_forking_does_not_outlive_its_term(setup: LeadSetup
     setup.check_order()
 
 
-@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
+@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "ignoring"])
 def test_a_killed_leader_is_succeeded(setup: LeadSetup, script: str) -> None:
     first = setup.sh(script, *SHORT)
     token = setup.wait_for_start(count=3 if script is FAMILY else 1)
@@ -395,7 +395,7 @@ def test_a_killed_leader_is_succeeded(setup: LeadSetup, script: str) -> None:
     setup.check_order()
 
 
-@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
+@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "ignoring"])
 def test_a_leader_stopped_past_its_lease(setup: LeadSetup, script: str) -> None:
     first = setup.sh(script, *SHORT)
     old = setup.wait_for_start(count=3 if script is FAMILY else 1)
@@ -423,7 +423,7 @@ def test_a_stopped_guard_does_not_keep_the_command(setup: LeadSetup) -> None:
     setup.check_order()
 
 
-@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
+@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "ignoring"])
 def test_a_leader_that_is_asked_to_step_down(setup: LeadSetup, script: str) -> None:
     setup.sh(script, *SHORT)
     token = setup.wait_for_start(count=3 if script is FAMILY else 1)

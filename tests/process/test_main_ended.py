@@ -19,6 +19,6 @@ PROGRAM = Path(__file__).with_name("main_ended.py")
 def test_elections_outlive_the_main_thread(tmp_path: Path) -> None:
     program = [sys.executable, str(PROGRAM), f"sqlite:///{tmp_path}/work.db"]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
-    told = (sorted(ended.stdout.splitlines()), ended.stderr)
-    assert told == (["a host was found", "a loop led on", "a thread led on"], "")
+    output = (sorted(ended.stdout.splitlines()), ended.stderr)
+    assert output == (["a host was found", "a loop led on", "a thread led on"], "")
     assert ended.returncode == 0

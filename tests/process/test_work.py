@@ -264,10 +264,10 @@ def test_verbose_prints_each_start_and_end(setup: WorkerSetup) -> None:
         .communicate(timeout=PATIENCE)[1]
         .splitlines()
     )
-    told = [line.partition("+00:00 ")[2] for line in lines]
-    assert "orders: message 'one', delivery 1: started" in told
-    assert any(re.fullmatch(r"orders: message 'one', delivery 1: done after .*s", line) for line in told)
-    assert any(re.fullmatch(r"orders: message 'two', delivery 1: failed after .*s", line) for line in told)
+    texts = [line.partition("+00:00 ")[2] for line in lines]
+    assert "orders: message 'one', delivery 1: started" in texts
+    assert any(re.fullmatch(r"orders: message 'one', delivery 1: done after .*s", line) for line in texts)
+    assert any(re.fullmatch(r"orders: message 'two', delivery 1: failed after .*s", line) for line in texts)
 
 
 def test_sessions_are_consumed_in_order_and_concurrently(setup: WorkerSetup) -> None:

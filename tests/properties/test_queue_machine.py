@@ -337,9 +337,9 @@ WORDS = st.sampled_from(
         "answer",
         "lose",
         "locks",
-        "told",
+        "deliver",
         "asks",
-        "heard",
+        "seen",
     ]
 )
 
@@ -391,7 +391,7 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
     locks = Locks("q", "me", settings, random.Random(1), holds, now=0.0)
     now, sequence = 0.0, 0
     taken: list[Delivery] = []
-    told: list[LocksMessage] = []
+    undelivered: list[LocksMessage] = []
     for word, number, pause in words:
         now += pause
         before = pump.state
@@ -418,13 +418,13 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
                 for ask, request in list(locks._questions.items()):
                     answer = (LAPSED, Renewed(0.0), NoAnswer("away"))[number % 3]
                     effects = locks.handle(Answered(ask, [answer] * len(request.held)), now)
-                    told += [one for one in effects if isinstance(one, Ended | Returned)]
-                told += [one for one in locks.handle(Tick(), now) if isinstance(one, Ended | Returned)]
-            case "told" if told:
-                pump.handle(told.pop(0), now)
+                    undelivered += [one for one in effects if isinstance(one, Ended | Returned)]
+                undelivered += [one for one in locks.handle(Tick(), now) if isinstance(one, Ended | Returned)]
+            case "deliver" if undelivered:
+                pump.handle(undelivered.pop(0), now)
             case "asks" if taken:
                 pump.asks(taken[0])
-            case "heard" if taken:
+            case "seen" if taken:
                 pump.heard(taken[0])
             case "drain":
                 pump.handle(Drain(now + number), now)

@@ -15,12 +15,14 @@ SCENARIOS = sorted(Path(__file__).parent.glob("*.txt"))
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_machine_does_what_the_scenario_says(path: Path) -> None:
-    told = path.read_text(encoding="utf-8")
-    played = play(told)
+    expected = path.read_text(encoding="utf-8")
+    played = play(expected)
     if os.environ.get("TENURE_UPDATE_GOLDEN"):
         path.write_text(played, encoding="utf-8")
         return
-    assert played.splitlines() == told.splitlines(), "if this is as wanted: TENURE_UPDATE_GOLDEN=1, and read the diff"
+    assert played.splitlines() == expected.splitlines(), (
+        "if this is as wanted: TENURE_UPDATE_GOLDEN=1, and read the diff"
+    )
 
 
 def test_there_are_scenarios() -> None:

@@ -73,7 +73,7 @@ def test_imports_for_type_checkers_and_inside_of_functions_count(tmp_path: Path)
     (package / "second.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    from planted.first import lazy\n")
     script = "import grimp; g = grimp.build_graph('planted', cache_dir=None); from scripts.contracts import cycles;"
     script += "print(cycles({each: g.find_modules_directly_imported_by(each) for each in sorted(g.modules)}))"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script],
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         cwd=tmp_path,
@@ -81,7 +81,7 @@ def test_imports_for_type_checkers_and_inside_of_functions_count(tmp_path: Path)
         text=True,
         check=True,
     )
-    assert told.stdout.strip() == "[['planted.first', 'planted.second', 'planted.first']]"
+    assert done.stdout.strip() == "[['planted.first', 'planted.second', 'planted.first']]"
 
 
 def test_a_private_import_of_an_interface_is_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,14 +25,14 @@ class Echo:
     """A server that echoes and records its input."""
 
     def __init__(self) -> None:
-        self.heard = b""
+        self.received = b""
         self.ended = 0
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(65_536):
-                self.heard += data
+                self.received += data
                 writer.write(data)
                 await writer.drain()
         self.ended += 1
@@ -133,7 +133,7 @@ async def test_data_of_a_closed_connection_is_delivered_late(echo: Echo, proxy: 
         assert await other.ask(b"new") == b"new"
         assert await (await clients.new()).ask(b"newer") == b"newer"
         assert echo.ended == 0
-    assert echo.heard == b"..newnewerold"
+    assert echo.received == b"..newnewerold"
     await until(lambda: echo.ended == 1)  # only now seen as closed
     assert await other.ask(b"x") == b"x"
 
@@ -177,7 +177,7 @@ async def test_a_stall_up_delays_requests(echo: Echo, proxy: FaultProxy, clients
     proxy.stall("up")
     client.writer.write(b"2")
     assert await client.is_silent()
-    assert echo.heard == b"1"
+    assert echo.received == b"1"
     proxy.heal()
     assert await soon(client.reader.readexactly(1)) == b"2"
 
@@ -186,7 +186,7 @@ async def test_a_stall_down_passes_requests_on(echo: Echo, proxy: FaultProxy, cl
     client = await clients.new()
     proxy.stall("down")
     client.writer.write(b"2")
-    await until(lambda: echo.heard == b"2")
+    await until(lambda: echo.received == b"2")
     assert await client.is_silent()
     proxy.heal()
     assert await soon(client.reader.readexactly(1)) == b"2"
@@ -199,7 +199,7 @@ async def test_a_black_hole_accepts_connections_and_does_not_answer(
     client = await clients.new()
     client.writer.write(b"x")
     assert await client.is_silent()
-    assert echo.heard == b""
+    assert echo.received == b""
 
 
 async def test_data_sent_before_closing_arrives_after_the_stall(
@@ -211,9 +211,9 @@ async def test_data_sent_before_closing_arrives_after_the_stall(
     client.writer.write(b"late")
     client.writer.close()
     await asyncio.sleep(SILENCE)
-    assert (echo.heard, echo.ended) == (b"1", 0)
+    assert (echo.received, echo.ended) == (b"1", 0)
     proxy.heal()
-    await until(lambda: echo.heard == b"1late" and echo.ended == 1)
+    await until(lambda: echo.received == b"1late" and echo.ended == 1)
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -227,7 +227,7 @@ async def test_an_answer_is_lost_after_the_request_has_arrived(
     client.writer.write(b"question")
     with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
         await soon(client.reader.readexactly(8))
-    assert echo.heard == b"before!question"
+    assert echo.received == b"before!question"
     if after:
         assert await other.ask(b"??") == b"??"  # each connection has its own count
     proxy.heal()
@@ -240,7 +240,7 @@ async def test_an_answer_can_be_lost_without_a_reset(echo: Echo, proxy: FaultPro
     client.writer.write(b"question")
     assert await soon(client.reader.readexactly(2)) == b"qu"
     assert await client.is_silent()
-    assert echo.heard == b"question"
+    assert echo.received == b"question"
     proxy.heal()
     assert await soon(client.reader.readexactly(6)) == b"estion"
 
@@ -270,7 +270,7 @@ async def test_new_connections_can_be_redirected(echo: Echo, proxy: FaultProxy, 
     new = await clients.new()
     await new.ask(b"b")
     await old.ask(b"c")
-    assert (echo.heard, other.heard) == (b"ac", b"b")
+    assert (echo.received, other.received) == (b"ac", b"b")
     await clients.close()
     server.close()
     await server.wait_closed()

@@ -72,18 +72,18 @@ def test_threads_that_race_get_one_winner_each_time() -> None:
     tokens: list[int] = []
     together = threading.Barrier(len(backends))
 
-    async def compete(backend: memory.MemoryBackend, who: int) -> None:
+    async def compete(backend: memory.MemoryBackend, number: int) -> None:
         for turn in range(200):
-            answer = await backend.leases.acquire("name", f"{who}#{turn}", 60)
+            answer = await backend.leases.acquire("name", f"{number}#{turn}", 60)
             if isinstance(answer, Granted):
                 tokens.append(answer.grant.token)
                 await backend.leases.release(answer.grant)
 
-    def run(backend: memory.MemoryBackend, who: int) -> None:
+    def run(backend: memory.MemoryBackend, number: int) -> None:
         together.wait()
-        asyncio.run(compete(backend, who))
+        asyncio.run(compete(backend, number))
 
-    threads = [threading.Thread(target=run, args=(backend, who)) for who, backend in enumerate(backends)]
+    threads = [threading.Thread(target=run, args=(backend, number)) for number, backend in enumerate(backends)]
     for thread in threads:
         thread.start()
     for thread in threads:

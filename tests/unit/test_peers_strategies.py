@@ -45,8 +45,8 @@ class ElectionRun:
             self.members[me] = kind("chair", fleet, liveness, random.Random(me))
             self.members[me].campaigns = me not in idle  # a candidate that has not begun
 
-    def begin(self, *who: int) -> None:
-        for me in who:
+    def begin(self, *numbers: int) -> None:
+        for me in numbers:
             self.members[me].campaigns = False
             self._do(me, strategies.Campaign())
         self.run()
@@ -65,9 +65,9 @@ class ElectionRun:
         until = self.now + seconds
         while True:
             while self._underway:
-                source, to, told = self._underway.popleft()
+                source, to, sent = self._underway.popleft()
                 if to in self.members and (source, to) not in self.dead:
-                    self._do(to, strategies.Received(source, told.message))
+                    self._do(to, strategies.Received(source, sent.message))
             due = min(self.members, key=lambda me: self.members[me].wake_at)
             if self.members[due].wake_at > until or self.claimed:
                 break
