@@ -60,7 +60,10 @@ TIMING = Timing(LOCK)
 
 
 class Broker:
-    """A broker of sessions that is too simple to be wrong; its time is true time."""
+    """A broker of sessions that is too simple to be wrong; its time is true time.
+
+    As in the stores, a session that is locked hands out its next message whether or not the ones before are settled.
+    """
 
     def __init__(self, sessions: int, messages: int) -> None:
         self.now = 0.0
@@ -68,8 +71,8 @@ class Broker:
         for number in range(sessions):
             self.waiting[f"s{number}"] = [number * 100 + one for one in range(messages)]
         self.deliveries: Counter[int] = Counter()
-        self.locked: dict[str, tuple[int, float]] = {}
-        self.received: dict[int, int] = {}  # sequence: the token under which it is with a consumer
+        self.locked: dict[str, tuple[Token, float]] = {}
+        self.received: dict[int, Token] = {}  # sequence: the token under which it is with a consumer
         self.completed: dict[str, list[int]] = {name: [] for name in self.waiting}
         self.tokens = 0
 
@@ -88,19 +91,18 @@ class Broker:
     def receive(self, lock: SessionLock) -> list[Delivery] | None:
         if not self.holds(lock.session, lock.token):
             return None
-        found = [one for one in self.waiting[lock.session][:1] if self.received.get(one) != lock.token]
-        for one in found:
-            self.received[one] = self.tokens_of(lock)
-            self.deliveries[one] += 1
-        return [
-            Delivery("q", one, lock.token, str(one), b"", NO_HEADERS, self.deliveries[one], 0.0, 0.0, lock.session)
-            for one in found
-        ]
+        for one in self.waiting[lock.session]:
+            if self.received.get(one) != lock.token:
+                self.received[one] = lock.token
+                self.deliveries[one] += 1
+                count = self.deliveries[one]
+                return [Delivery("q", one, lock.token, str(one), b"", NO_HEADERS, count, 0.0, 0.0, lock.session)]
+        return []
 
-    @staticmethod
-    def tokens_of(lock: SessionLock) -> int:
-        assert isinstance(lock.token, int)
-        return lock.token
+    def before(self, delivery: Delivery) -> list[int]:
+        """Return the messages before *delivery* in its session that are with the same consumer, and not settled."""
+        waiting = self.waiting[delivery.session or ""]
+        return [one for one in waiting if one < delivery.sequence and self.received.get(one) == delivery.token]
 
     def release(self, lock: SessionLock) -> Settled | Lapsed:
         if not self.holds(lock.session, lock.token):
@@ -108,14 +110,19 @@ class Broker:
         del self.locked[lock.session]
         for one, token in list(self.received.items()):
             if token == lock.token:
-                del self.received[one]
+                self.give_back(one)
         return SETTLED
+
+    def give_back(self, one: int) -> None:
+        """Take a message back, uncounted."""
+        del self.received[one]
+        self.deliveries[one] -= 1
 
     def renew(self, held: Sequence[SessionLock]) -> list[Renewed | Lapsed]:
         answers: list[Renewed | Lapsed] = []
         for one in held:
             if self.holds(one.session, one.token):
-                self.locked[one.session] = (self.tokens_of(one), self.now + LOCK)
+                self.locked[one.session] = (one.token, self.now + LOCK)
                 answers.append(Renewed(0.0))
             else:
                 answers.append(LAPSED)
@@ -128,7 +135,10 @@ class Broker:
             if not self.holds(one.session, one.token) or self.received.get(one.sequence) != one.token:
                 answers.append(LAPSED)
                 continue
-            del self.received[one.sequence]
+            if verdict is GIVE_BACK:
+                self.give_back(one.sequence)
+            else:
+                del self.received[one.sequence]
             if verdict is COMPLETE:
                 self.waiting[one.session].remove(one.sequence)
                 self.completed[one.session].append(one.sequence)
@@ -194,6 +204,8 @@ class Node:
                 self.violations.append(f"took {taken.sequence} when its lock was not sure")
             if any(one.token == taken.token for one, _ in self.running.values()):
                 self.violations.append(f"took {taken.sequence} while another of its session was handled")
+            if before := self.broker.before(taken):
+                self.violations.append(f"took {taken.sequence} before {before} were settled")
             seconds = self.rng.choice([0.0, 0.1, 3.0, 50.0, 300.0])
             self.running[taken.token, taken.sequence] = (taken, self.broker.now + seconds)
         self.feed(Tick())
@@ -333,6 +345,27 @@ class _ReceivesAtOnce(SessionPump):
         return delivery
 
 
+class _GoesOnUnanswered(SessionPump):
+    """Keeps a session though nobody knows what was handed out, and overtakes it."""
+
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        session = self._receiving.get(ask)
+        super()._unanswered(ask, why, now, effects)
+        if session is not None:
+            session.is_doubtful = False
+
+
+class _ReceivesBeforeSettled(SessionPump):
+    """Receives the next message when a verdict is passed, and not when it is answered."""
+
+    def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
+        passed = super().done(delivery, verdict)
+        if (session := self._sessions.get(delivery.token)) is not None:
+            session.group.running.pop(delivery.sequence, None)
+            self._go_on_with(session)
+        return passed
+
+
 class _ForgetsToRelease(SessionPump):
     def _next_in(self, session: Any, now: float, effects: list[PumpEffect]) -> None:
         if self.state is not State.DRAINING:
@@ -347,7 +380,17 @@ class _NeverLooksAgain(SessionPump):
         self._claim_times.next_at = NEVER
 
 
-@pytest.mark.parametrize("bug", [_CountsFromAnswer, _ReceivesAtOnce, _ForgetsToRelease, _NeverLooksAgain])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        _CountsFromAnswer,
+        _ReceivesAtOnce,
+        _GoesOnUnanswered,
+        _ReceivesBeforeSettled,
+        _ForgetsToRelease,
+        _NeverLooksAgain,
+    ],
+)
 def test_planted_bugs_are_found(bug: type[SessionPump]) -> None:
     for seed in range(60):
         try:
