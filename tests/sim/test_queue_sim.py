@@ -22,6 +22,9 @@ RARE = {
     "serves-while-paused": [81],
     "forgets-returns": [53],
     "old-owner-writes": [117],
+    "tells-of-kept": [53],
+    "session-event-hook-exceptions-only": [38],
+    "leaves-settled": [20],
 }
 """The planted bugs that hardly any seed finds."""
 

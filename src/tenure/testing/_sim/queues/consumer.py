@@ -49,7 +49,7 @@ from tenure.testing._sim.client import Client, Pending
 from tenure.testing._sim.process import Alarm
 from tenure.testing._sim.queues.loop_process import LoopProcess
 from tenure.testing._sim.queues.protocols import ConsumerChecks, ConsumerRun
-from tenure.testing._sim.queues.threads import Interleaved
+from tenure.testing._sim.queues.threads import InterleavedRunning, InterleavedWaiting
 from tenure.testing._sim.queues.trace import describe_effect
 from tenure.testing._sim.queues.tracked import Key, TrackedDeliveries
 from tenure.testing._sim.queues.work import Work
@@ -155,9 +155,13 @@ class Consumer(LoopProcess):
     def take(self) -> Delivery | None:
         """Take the next message that waits."""
         self._deciding = True
-        delivery = self.pump.take(self.now())
-        self._deciding = False
-        return delivery
+        try:
+            return self.pump.take(self.now())
+        except Exception as error:  # whatever it is, it is a finding
+            self._break(Tick(), error)
+            return None
+        finally:
+            self._deciding = False
 
     def _decide(self, event: PumpInput) -> None:
         if self.ended:
@@ -225,8 +229,10 @@ class Consumer(LoopProcess):
             return
         self.checkers.took_in(self, asked, token)
         group = self.lock_groups.get(token)
-        if group is not None and self.plan.interleaves and not isinstance(group.waiting, Interleaved):
-            group.waiting = Interleaved(group.waiting, self._other_thread)
+        if group is not None and self.plan.interleaves and not isinstance(group.waiting, InterleavedWaiting):
+            group.waiting = InterleavedWaiting(group.waiting, self._other_thread)
+            if group.session is not None:  # its messages come one by one, so that few steps are taken in "waiting"
+                group.running = InterleavedRunning(group.running, self._other_thread)
 
     # --- the renewal thread's driver ---
 
@@ -244,20 +250,18 @@ class Consumer(LoopProcess):
         finally:
             self._keeping = False
         self._log(event, effects)
+        for held, why in [lock for effect in effects if isinstance(effect, Ended) for lock in effect.locks]:
+            self.checkers.told_to_stop(self, held, why)
         for effect in effects:
             match effect:
                 case Renew(ask) | Settle(ask):
                     if isinstance(effect, Settle):
                         self.checkers.passes(self, effect.settlements)
                     self._locks_client.ask(ask, effect)
-                case Ended(_, locks):
-                    for held, why in locks:
-                        self.checkers.told_to_stop(self, held, why)
+                case Ended() | Returned():
                     self.world.after(0.0, self.on_loop_soon, self._decide, effect)
-                case Returned():
-                    self.world.after(0.0, self.on_loop_soon, self._decide, effect)
-                case Emit(HandlerOverran(sequence=sequence)):
-                    self.checkers.overran(self, sequence)
+                case Emit(HandlerOverran() as overrun):
+                    self.checkers.overran(self, overrun)
                     self.on_loop_soon(self.workers.call_event_hook)
         if self.running:
             self.checkers.kept(self)

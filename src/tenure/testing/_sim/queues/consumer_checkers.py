@@ -4,7 +4,7 @@
 ``unsure start``   a handler began when its lock was not sure, or its consumer was not to take messages
 ``grace``          a handler was told to stop with less than ``grace`` left, though its process was awake
 ``max hold``       a handler ran for longer than ``max_hold`` and was not told to stop, or its message was kept on
-``false alarm``    a handler was said to run on when its lock had ended, and it had ended before
+``false alarm``    a handler was said to run on when its lock had ended, and it had ended, or was not told to stop
 ``late result``    a verdict was passed on a message whose lock was known to be lost
 ``verdict``        a verdict differs from the handler's outcome, or its message was not held
 ``left behind``    a consumer forgot a message: it stopped, or rested, and never got the answer to a verdict
@@ -43,6 +43,7 @@ from tenure._queue.lock_group import JUDGED, LockGroup
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.stopping import TRANSITIONS, State
 from tenure._queue.verdicts import GIVE_BACK, Settlement, Verdict
+from tenure.events import HandlerOverran
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.oracle import Oracle
 from tenure.testing._sim.queues.plan import Plan
@@ -162,10 +163,18 @@ class ConsumerCheckers:
     def left(self, consumer: Consumer, delivery: Delivery) -> None:
         """The handler of *delivery* has not stopped in time: it runs on, and is waited for no more."""
 
-    def overran(self, consumer: Consumer, sequence: int) -> None:
-        """Observers are told that the handler of message *sequence* runs on."""
-        if all(work.delivery.sequence != sequence for work in consumer.works.values()):
-            self.violated("false alarm", f"{consumer.name} tells that the handler of {sequence} runs, and none does")
+    def overran(self, consumer: Consumer, event: HandlerOverran) -> None:
+        """Observers are told that a handler runs on."""
+        for work in consumer.works.values():
+            delivery = work.delivery
+            if (delivery.sequence, delivery.delivery_count) == (event.sequence, event.delivery_count):
+                tracked = consumer.tracked.find(delivery)
+                if tracked is not None and tracked.cancelled_until is None:
+                    what = f"{consumer.name} tells that the handler of {delivery.id} runs on, and did not stop it"
+                    self.violated("false alarm", what)
+                return
+        what = f"{consumer.name} tells that the handler of {event.id} runs on, and none does"
+        self.violated("false alarm", what)
 
     def broken(self, consumer: Consumer, error: BaseException) -> None:
         """An object of the user's has raised *error*, and it was not caught."""

@@ -57,6 +57,13 @@ def length(run: Run, delivery: Delivery) -> float:
     return plan.pace * lock * rng.random()
 
 
+def runs_on_for(run: Run, work: Work) -> float:
+    """Draw for how many seconds a handler runs on that has settled its message by itself."""
+    if work.session is not None and not run.healed and run.world.rng.random() < 0.3:  # there, max_hold ends it, too
+        return LONGEST * run.plan.timing.ttl * run.world.rng.random()
+    return length(run, work.delivery)
+
+
 def kept_for(run: Run) -> float:
     """Draw for how many seconds a message is kept that its handler has not settled."""
     rng, lock = run.world.rng, run.plan.timing.ttl
@@ -65,7 +72,7 @@ def kept_for(run: Run) -> float:
 
 def fails(run: Run, work: Work) -> BaseException | None:
     """Draw how a handler ends that was not told to stop."""
-    rng, plan = run.world.rng, run.plan
+    rng = run.world.rng
     if work.error is not None:
         return work.error
     match work.nature:
@@ -79,6 +86,13 @@ def fails(run: Run, work: Work) -> BaseException | None:
             return odd_error(rng)
         case "interrupts" if not run.healed and rng.random() < 0.5:
             return KeyboardInterrupt()
+        case "slow" | "blocking" if work.session is not None and rng.random() < 0.5:
+            return Retry(0.0)  # so it may come again in the same session
         case "flaky" if rng.random() < 0.5:
-            return Retry(plan.retry.maximum * rng.random()) if rng.random() < 0.5 else OSError("not now")
+            return _retry(run, work) if rng.random() < 0.5 else OSError("not now")
     return None
+
+
+def _retry(run: Run, work: Work) -> Retry:
+    share = run.world.rng.random()
+    return Retry(0.0 if work.session is not None and share < 0.5 else run.plan.retry.maximum * share)

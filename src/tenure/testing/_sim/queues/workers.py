@@ -19,7 +19,7 @@ from tenure.testing._sim.queues.plan import BLOCKS_MAX
 from tenure.testing._sim.queues.protocols import Host, Hosted
 from tenure.testing._sim.queues.requests import WriteState
 from tenure.testing._sim.queues.tracked import Key, Stage, key_of
-from tenure.testing._sim.queues.work import Work, fails, kept_for, length
+from tenure.testing._sim.queues.work import Work, fails, kept_for, length, runs_on_for
 
 
 class Workers:
@@ -119,7 +119,7 @@ class Workers:
             self.consumer.turn_soon()
         elif self.world.rng.random() < 0.5:
             work.is_settling = False  # it takes no answer for a yes
-        self.consumer.after(length(self.run, delivery), self.consumer.on_loop, self._end_work, work)
+        self.consumer.after(runs_on_for(self.run, work), self.consumer.on_loop, self._end_work, work)
 
     def _waits_no_more(self, delivery: Delivery) -> None:
         """The handler does not wait for an answer of the broker any more."""
@@ -159,7 +159,7 @@ class Workers:
             consumer.checkers.ends(consumer, delivery, None, is_kept=False)
             consumer.pump.forget(delivery)
             return
-        is_kept = verdict is COMPLETE and work.nature == "keeps"
+        is_kept = verdict is COMPLETE and work.nature == "keeps" and work.session is None  # a session allows no others
         consumer.checkers.ends(consumer, delivery, None if is_kept else verdict, is_kept=is_kept)
         if is_kept:
             consumer.after(kept_for(self.run), consumer.on_loop, self._complete_kept, delivery)

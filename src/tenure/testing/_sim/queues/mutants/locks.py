@@ -133,6 +133,13 @@ class _IgnoresMaxHold(Locks):
         super()._look_at(hold, now, effects)
 
 
+class _TellsOfKept(Locks):
+    """Tells that a handler runs on which has ended, and has kept its message."""
+
+    def _may_overrun(self, group: LockGroup, sequence: int) -> bool:
+        return sequence not in group.overran and group.ended[sequence] > -math.inf
+
+
 class _CutIsRenewed(Locks):
     """Takes what could not be asked about for renewed with the others."""
 
@@ -176,6 +183,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "ignores-time": Mutant("a handler is told to stop only by a no", Parts(locks=_IgnoresTime), "not cancelled"),
         "ignores-max-hold": Mutant("a handler may run for ever", Parts(locks=_IgnoresMaxHold), "max hold"),
         "keeps-for-ever": Mutant("what a handler keeps is held on", Parts(locks=_KeepsForEver), "max hold"),
+        "tells-of-kept": Mutant("a handler that has ended is said to run on", Parts(locks=_TellsOfKept), "false alarm"),
         "cut-is-renewed": Mutant(
             "one that can't be asked about counts as renewed", Parts(locks=_CutIsRenewed), "outlives lock"
         ),

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tenure._backends.memory.messages import LockGroup, MessageState, Session, StoredMessage, Subqueue
+from tenure._backends.memory.messages import LockGroup as StoredGroup
+from tenure._backends.memory.messages import MessageState, Session, StoredMessage, Subqueue
 from tenure._queue.broker import NoSession
+from tenure._queue.claiming import ClaimTimes
 from tenure._queue.effects import Accepted, Claimed, PumpEffect
 from tenure._queue.lock_group import NEVER, Why
 from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.pump import Pump
 from tenure._queue.session_pump import HeldSession, SessionPump
 from tenure._queue.stopping import State
-from tenure._queue.verdicts import COMPLETE, Abandon, GiveBack, Lapsed, Settled, Verdict
+from tenure._queue.verdicts import COMPLETE, Abandon, GiveBack, Lapsed, Settled, Settlement, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
 from tenure.testing._sim.queues.parts import Parts
@@ -30,7 +33,7 @@ class _EndsSessionsEarly(SimulatedBroker):
 class _SessionNeverEnds(SimulatedBroker):
     """Waits for the release of a session, also when its owner is dead."""
 
-    def _apply_due(self, subqueue: Subqueue, what: StoredMessage | Session | LockGroup, now: float) -> None:
+    def _apply_due(self, subqueue: Subqueue, what: StoredMessage | Session | StoredGroup, now: float) -> None:
         if not isinstance(what, Session):
             super()._apply_due(subqueue, what, now)
 
@@ -199,6 +202,62 @@ class _KeepsEmptySessions(SessionPump):
             session.is_receiving = False
 
 
+class _LeavesSettled(SessionPump):
+    """Watches a handler no longer once it has settled its message by itself."""
+
+    def settled(self, delivery: Delivery) -> bool:
+        return Pump.settled(self, delivery)
+
+
+class _ReceivesWhilePaused(SessionPump):
+    """Goes on in the sessions that it has."""
+
+    def _next_in(self, session: HeldSession, now: float, effects: list[PumpEffect]) -> None:
+        state, self.state = self.state, State.RUNNING
+        super()._next_in(session, now, effects)
+        self.state = state
+
+
+class _NoPause(ClaimTimes):
+    def _pause(self, due_in: float | None) -> float:
+        return 0.0
+
+
+class _AcceptsWithoutPause(SessionPump):
+    claim_times = _NoPause
+
+
+class _CompletesFailuresInSessions(SessionPump):
+    def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
+        return super().done(delivery, COMPLETE if isinstance(verdict, Abandon) else verdict)
+
+
+class _ForgetsUnansweredInSessions(SessionPump):
+    """Drops a verdict that got no answer."""
+
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        for settlement in self._settling.answered(ask) or ():
+            group = self._groups.get(settlement.delivery.token)
+            if group is not None:
+                group.running.pop(settlement.delivery.sequence, None)
+                self._close(group)
+        super()._unanswered(ask, why, now, effects)
+
+
+class _RenewsNoSession(SimulatedBroker):
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        return super()._renew(one, until, now) if isinstance(one, Delivery) else None
+
+
+class _PassesLateInSessions(SessionPump):
+    """Passes the verdict of a handler whose session is known to be lost."""
+
+    def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
+        if not super().judge(delivery, verdict) and delivery.token in self._groups:
+            self._settling.add(Settlement(delivery, verdict))
+        return True
+
+
 def _broker(about: str, broker: type[SimulatedBroker], shows: str) -> Mutant[Parts]:
     return Mutant(about, Parts(broker=broker), shows)
 
@@ -242,6 +301,20 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "a session is released while its handler runs", _ReleasesWhileRunning, "late release"
         ),
         "keeps-empty-sessions": _pump("an empty session is kept", _KeepsEmptySessions, "left behind"),
+        "leaves-settled": _pump("a handler that settles by itself is not watched on", _LeavesSettled, "max hold"),
+        "receives-while-paused": _pump("a pause does not end sessions", _ReceivesWhilePaused, "after stop"),
+        "accepts-without-pause": _pump("sessions are asked for in a loop", _AcceptsWithoutPause, "busy"),
+        "session-completes-failures": _pump(
+            "a failed message of a session is completed", _CompletesFailuresInSessions, "verdict"
+        ),
+        "session-forgets-unanswered": _pump(
+            "a verdict in a session without an answer is dropped", _ForgetsUnansweredInSessions, "left behind"
+        ),
+        "session-passes-late-results": Mutant(
+            "the result of a lost session is passed on",
+            Parts(broker=_RenewsNoSession, session_pump=_PassesLateInSessions),  # so that enough sessions are lost
+            "late result",
+        ),
     }
 )
 """Bugs that must be found, by name."""

@@ -81,6 +81,13 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "event-hook-exceptions-only": Mutant(
             "an event hook may raise no BaseException", Parts(workers=_EventHookExceptionsOnly), "user object"
         ),
+        "session-loses-slot": Mutant("loses-slot, in a session", Parts(session_workers=_LosesSlot), "slot"),
+        "session-event-hook-exceptions-only": Mutant(
+            "event-hook-exceptions-only, in a session", Parts(session_workers=_EventHookExceptionsOnly), "user object"
+        ),
+        "session-goes-on-after-interrupt": Mutant(
+            "goes-on-after-interrupt, in a session", Parts(session_workers=_GoesOnAfterInterrupt), "interrupt"
+        ),
         "waits-for-hook": Mutant("an error hook that never ends is waited for", Parts(workers=_WaitsForHook), "slot"),
         "renews-on-the-loop": Mutant(
             "locks are kept on the loop that users block", Parts(consumer=_RenewsOnTheLoop), "not cancelled"
