@@ -66,7 +66,7 @@ def test_notes_on_a_delivery_do_not_apply_to_the_next_one() -> None:
     delivery = Delivery("q", 1, 7, "id", b"", NO_HEADERS, 1, 0.0, 0.0, "s")
     pump.handle(Claimed(receive.ask, [delivery]), 0.0)
     assert pump.take(0.0) == delivery
-    pump._groups[7].ended[1] = 20.0  # the locks say so while the loop is blocked; their message is not here yet
+    pump._groups[7].ended[1, 1] = 20.0  # the locks say so while the loop is blocked; their message is not here yet
     assert pump.done(delivery, Abandon())
     [settle] = [one for one in pump.handle(Tick(), 1.0) if isinstance(one, Settle)]
     effects = pump.handle(Answered(settle.ask, [SETTLED]), 1.0)

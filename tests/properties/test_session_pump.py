@@ -487,3 +487,41 @@ def test_a_handler_that_runs_on_keeps_its_session_from_others_until_the_lock_end
     pump.forget(one)
     assert not of(Release, pump.handle(Tick(), now))
     assert groups == {}
+
+
+class _LookedAt(dict[int, tuple[Delivery, float]]):
+    """What runs in a session. After the other thread has looked at it for the first time, the pump goes on."""
+
+    def __init__(self, go_on: Callable[[], object]) -> None:
+        super().__init__()
+        self._go_on: Callable[[], object] | None = go_on
+
+    def values(self) -> Any:
+        found = list(super().values())
+        if found and self._go_on is not None:
+            go_on, self._go_on = self._go_on, None
+            go_on()
+        return found
+
+
+def test_a_message_that_is_received_again_while_the_locks_look_at_its_last_delivery_is_watched_by_itself() -> None:
+    pump, locks, groups = lone(concurrency=1, max_hold=5.0)
+    [first] = of(Accept, pump.handle(Tick(), 0.0))
+    [receive] = of(ReceiveIn, pump.handle(Accepted(first.ask, SessionLock("q", "s", 1, 0.0)), 0.0))
+    one, two = (Delivery("q", 1, 1, "a", b"", NO_HEADERS, count, 0.0, 0.0, "s") for count in (1, 2))
+
+    def abandon_and_receive_again() -> None:
+        assert pump.done(one, Abandon())
+        [settle] = of(Settle, pump.handle(Tick(), 5.0))
+        [again] = of(ReceiveIn, pump.handle(Answered(settle.ask, [SETTLED]), 5.0))
+        pump.handle(Claimed(again.ask, [two]), 5.0)
+        assert pump.take(5.0) is two
+
+    groups[1].running = _LookedAt(abandon_and_receive_again)
+    pump.handle(Claimed(receive.ask, [one]), 0.0)
+    assert pump.take(0.0) is one
+    [late] = of(Ended, locks.handle(Tick(), 5.0))
+    assert not of(CancelHandler, pump.handle(late, 5.0))
+    assert pump.sure_until(two) == groups[1].sure_until
+    [ended] = of(Ended, locks.handle(Tick(), 10.0))
+    assert [stopped.delivery for stopped in of(CancelHandler, pump.handle(ended, 10.0))] == [two]

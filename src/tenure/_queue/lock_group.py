@@ -18,6 +18,10 @@ Why = Literal["denied", "unanswered", "stalled", "max_hold"]
 """Why a lock is over: see :class:`tenure.events.LockEnded`."""
 
 
+Key = tuple[int, int]
+"""Names one delivery of a lock group: its sequence, and its delivery count."""
+
+
 @dataclass(slots=True, eq=False)
 class LockGroup:
     """The deliveries of one claim, or a session, and how long their locks may be believed.
@@ -39,10 +43,11 @@ class LockGroup:
 
     # --- written by the locks ---
 
-    ended: dict[int, float] = field(default_factory=dict)
-    """By sequence: those taken ones whose handler is to stop, and by when; they are not renewed any more. At minus
-    infinity, the broker has said that the lock is over."""
-    overran: set[int] = field(default_factory=set)
+    ended: dict[Key, float] = field(default_factory=dict)
+    """Those taken deliveries whose handler is to stop, and by when; they are not renewed any more. At minus infinity,
+    the broker has said that the lock is over. (By :func:`key_of`: while the locks look at one delivery of a message, a
+    session may receive its next one.)"""
+    overran: set[Key] = field(default_factory=set)
     """Those of them whose handler still ran at that moment, which was reported."""
     over: bool = False
     """Whether none of the locks can be believed any more."""
@@ -105,9 +110,15 @@ class LockGroup:
         """Return the messages that were taken, and on which there is no verdict."""
         return [delivery for delivery, began in list(self.running.values()) if began != JUDGED]
 
-    def sure_until_of(self, sequence: int) -> float:
+    def sure_until_of(self, delivery: Delivery) -> float:
         """Return until when the lock of a message that was taken may be believed; minus infinity if it is over."""
-        return min(self.ended.get(sequence, NEVER), self.sure_until) if sequence in self.running else -NEVER
+        if delivery.sequence not in self.running:
+            return -NEVER
+        return min(self.ended.get(key_of(delivery), NEVER), self.sure_until)
+
+
+def key_of(delivery: Delivery) -> Key:
+    return delivery.sequence, delivery.delivery_count
 
 
 def named(delivery: Delivery) -> tuple[str, int, int]:

@@ -26,7 +26,7 @@ from tenure._queue.effects import (
     Returned,
     Settle,
 )
-from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named
+from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, key_of, named
 from tenure._queue.message import EXPIRED, Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Renewed, Settled, Settlement
@@ -113,37 +113,37 @@ class Locks:
         for delivery, began in list(group.running.values()):
             if began == JUDGED:
                 continue
-            sequence = delivery.sequence
-            until = group.ended.get(sequence)
+            until = group.ended.get(key_of(delivery))
             if until is None:
                 if group.over:  # it was taken while the group ended
                     self._stop(group, delivery, "stalled" if group.stalled else "unanswered", now)
                 elif now >= began + self.settings.max_hold:
                     self._stop(group, delivery, "max_hold", now)
-            elif self._may_overrun(group, sequence) and now >= until:
-                group.overran.add(sequence)  # reported once
+            elif self._may_overrun(group, delivery) and now >= until:
+                group.overran.add(key_of(delivery))  # reported once
                 effects.append(Emit(HandlerOverran(now, self.name, self._holder, *named(delivery))))
                 if group.session is not None and not group.over:  # no other consumer may have the session meanwhile
                     self._end(group, "max_hold", now)
 
-    def _may_overrun(self, group: LockGroup, sequence: int) -> bool:
+    def _may_overrun(self, group: LockGroup, delivery: Delivery) -> bool:
         """Return whether a handler that was cancelled may still run, which was not reported yet."""
-        return sequence not in group.kept and sequence not in group.overran and group.ended[sequence] > -NEVER
+        key = key_of(delivery)
+        return delivery.sequence not in group.kept and key not in group.overran and group.ended[key] > -NEVER
 
     def _end(self, group: LockGroup, why: Why, now: float) -> None:
         """Believe no longer in the locks of *group*: cancel its handlers, while the locks still hold."""
         group.over = True
         for delivery in group.with_handlers():
-            if delivery.sequence not in group.ended:
+            if key_of(delivery) not in group.ended:
                 self._stop(group, delivery, why, now)
         if group.session is not None:
             self._ended.append((group.session, why))
 
     def _stop(self, group: LockGroup, delivery: Delivery, why: Why, now: float) -> None:
         if group.session is not None and why in ("denied", "max_hold"):  # its lock is over already, or renewed on
-            group.ended[delivery.sequence] = now + self.settings.timing.grace
+            group.ended[key_of(delivery)] = now + self.settings.timing.grace
         else:
-            group.ended[delivery.sequence] = -NEVER if why == "denied" else group.sure_until
+            group.ended[key_of(delivery)] = -NEVER if why == "denied" else group.sure_until
         self._ended.append((delivery, why))
 
     def _set_wake_at(self, now: float) -> None:
@@ -154,10 +154,10 @@ class Locks:
             for delivery, began in list(group.running.values()):
                 if began == JUDGED:
                     continue
-                until = group.ended.get(delivery.sequence)
+                until = group.ended.get(key_of(delivery))
                 if until is None:
                     at = min(at, began + self.settings.max_hold)
-                elif self._may_overrun(group, delivery.sequence):
+                elif self._may_overrun(group, delivery):
                     at = min(at, until)
         if self._returning and not self._returns:
             at = min(at, self._return_at)
@@ -186,7 +186,7 @@ class Locks:
         if group.session is not None:
             return [group.session]
         running = list(group.running.values())
-        return [one for one, began in running if began == JUDGED or one.sequence not in group.ended]
+        return [one for one, began in running if began == JUDGED or key_of(one) not in group.ended]
 
     def _take(
         self,

@@ -58,7 +58,7 @@ from tenure._queue.effects import (
     Returned,
     Tick,
 )
-from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named
+from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, key_of, named
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.settling import Settling
@@ -146,12 +146,12 @@ class Pump:
     def sure_until(self, delivery: Delivery) -> float:
         """Return until when the lock of a message that was taken may be believed; minus infinity if it is over."""
         group = self._groups.get(delivery.token)
-        return -NEVER if group is None else group.sure_until_of(delivery.sequence)
+        return -NEVER if group is None else group.sure_until_of(delivery)
 
     def has_overrun(self, delivery: Delivery) -> bool:
         """Return whether it was reported that the handler of *delivery* runs on though its lock is over."""
         group = self._groups.get(delivery.token)
-        return group is not None and delivery.sequence in group.overran
+        return group is not None and key_of(delivery) in group.overran
 
     @property
     def releasable(self) -> Sequence[SessionLock]:
@@ -204,7 +204,7 @@ class Pump:
         entry = group.running.get(delivery.sequence)
         if entry is None or entry[1] == JUDGED:
             return False
-        if group.ended and -NEVER in (group.ended.get(delivery.sequence), group.sure_until):
+        if group.ended and -NEVER in (group.ended.get(key_of(delivery)), group.sure_until):
             return False  # a message of the locks says so, and is not here yet
         group.running[delivery.sequence] = (delivery, JUDGED)
         self._settling.add(Settlement(delivery, verdict))

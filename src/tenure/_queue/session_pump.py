@@ -40,7 +40,7 @@ from tenure._queue.effects import (
     Release,
     Report,
 )
-from tenure._queue.lock_group import LockGroup, Why, named
+from tenure._queue.lock_group import JUDGED, LockGroup, Why, named
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings, sure_until
@@ -385,8 +385,9 @@ class SessionPump(Pump):
             group.waiting.clear()
             self._go_on_with(session)
             return
-        if not group.is_with_handler(held.sequence) or held.sequence in group.stopped:
-            return
+        entry = group.running.get(held.sequence)
+        if entry is None or entry[0] is not held or entry[1] == JUDGED or held.sequence in group.stopped:
+            return  # there is a verdict, or the message was received again
         group.stopped.add(held.sequence)
         session.is_doubtful = True  # the notes on this delivery must not be taken for notes on the next one
         effects.append(Emit(LockEnded(at, self.name, self._holder, *named(held), why)))

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from tenure._jitter import Rng
 from tenure._lease import NoAnswer
 from tenure._queue.effects import LocksEffect, PumpEffect
-from tenure._queue.lock_group import LockGroup, Why
+from tenure._queue.lock_group import LockGroup, Why, key_of
 from tenure._queue.locks import Locks, _Question
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
@@ -136,8 +136,8 @@ class _IgnoresMaxHold(Locks):
 class _TellsOfKept(Locks):
     """Tells that a handler runs on which has ended, and has kept its message."""
 
-    def _may_overrun(self, group: LockGroup, sequence: int) -> bool:
-        return sequence not in group.overran and group.ended[sequence] > -math.inf
+    def _may_overrun(self, group: LockGroup, delivery: Delivery) -> bool:
+        return key_of(delivery) not in group.overran and group.ended[key_of(delivery)] > -math.inf
 
 
 class _CutIsRenewed(Locks):
