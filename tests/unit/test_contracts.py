@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_imports_for_type_checkers_and_inside_of_functions_count(tmp_path: Path)
     script += "print(cycles({each: g.find_modules_directly_imported_by(each) for each in sorted(g.modules)}))"
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
         cwd=tmp_path,
         capture_output=True,
         text=True,
