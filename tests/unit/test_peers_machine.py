@@ -242,7 +242,7 @@ def test_a_candidate_without_a_quorum_gets_the_reason_and_a_hint_when_that_chang
     cluster.run(5.0)
     ask = cluster.acquire(2)
     cluster.run(0.1 * TTL + 2 * STEP)
-    assert cluster.answers[ask] == NoAnswer("nobody was elected; 1 of 3 members are alive, 2 are needed")
+    assert cluster.answers[ask] == NoAnswer("no member was elected; 1 of 3 members are alive, 2 are needed")
     cluster.hinted.clear()
     cluster.start(1)
     cluster.run(0.5)

@@ -34,7 +34,7 @@ class MemoryBackend:
         self.broker: MemoryBroker = MemoryBroker(clock, memory)
 
     async def describe(self) -> Sequence[Fact]:
-        """Tell whether it is shared, and how many names it holds."""
+        """Return whether it is shared, and how many names it holds."""
         return diagnose(self._memory)
 
     async def close(self) -> None:

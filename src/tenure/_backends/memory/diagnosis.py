@@ -7,7 +7,7 @@ from tenure._opened import Fact
 
 
 def diagnose(memory: Memory) -> list[Fact]:
-    """Tell by whom *memory* can be used, and how many names it holds."""
+    """Return whether other backends of this process share *memory*, and how many names it holds."""
     shared = f"shared in this process as {memory.name!r}" if memory.name else "private"
     with memory.lock:
         names = len(memory.claims)

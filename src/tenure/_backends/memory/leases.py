@@ -84,7 +84,7 @@ class MemoryLeases(Client):
         return Released(grant)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Tell who holds *name*."""
+        """Return the holder of *name*, if there is one."""
         require_name(name)
         with self._memory.lock:
             now = self._clock.now()

@@ -129,7 +129,7 @@ class Subqueue:
         return session.ready[0]
 
     def is_ready(self, sequence: int) -> bool:
-        """Tell whether a message is ready."""
+        """Return whether a message is ready."""
         message = self.messages.get(sequence)
         return message is not None and message.state is MessageState.READY
 
@@ -161,7 +161,7 @@ class Subqueue:
         return max(0.0, self.due[0][0] - now) if self.due else None
 
     def is_pending(self, what: StoredMessage | Session | LockGroup) -> bool:
-        """Tell whether time alone may still change something about *what*."""
+        """Return whether time alone may still change something about *what*."""
         if isinstance(what, LockGroup):
             return any(
                 message.token == what.token and message.state is MessageState.LOCKED for message in what.messages
@@ -186,7 +186,7 @@ class RememberedIds:
         heapq.heappush(self._ends, (until, name))
 
     def knows(self, name: str, now: float) -> bool:
-        """Tell whether *name* is remembered *now*."""
+        """Return whether *name* is remembered *now*."""
         return self._until.get(name, -NEVER) > now
 
     def forget(self, now: float) -> None:
@@ -224,13 +224,13 @@ def sequence_of(rank: int) -> int:
 
 
 def is_selected_dead(message: StoredMessage, which: Selection) -> bool:
-    """Tell whether *which* selects this dead letter."""
+    """Return whether *which* selects this dead letter."""
     assert message.death is not None
     return which.fits(message.sequence, message.id, message.death)
 
 
 def is_selected_live(message: StoredMessage, which: LiveSelection) -> bool:
-    """Tell whether *which* selects this live message."""
+    """Return whether *which* selects this live message."""
     session = message.session.name if message.session else None
     return which.wants(STATE_NAMES[message.state]) and which.fits(
         message.sequence, lambda: message.id, session, message.enqueued_at

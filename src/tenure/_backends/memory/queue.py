@@ -198,7 +198,7 @@ class MemoryBroker(Transitions):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         """Apply many verdicts."""
         answers: list[Settled | Lapsed] = []
-        ring: set[str] = set()
+        notified: set[str] = set()
         with self._memory.lock:
             now = self._clock.now()
             for delivery, verdict in settlements:
@@ -214,10 +214,10 @@ class MemoryBroker(Transitions):
                 match verdict:
                     case Complete():
                         self._set_state(subqueue, message, MessageState.GONE)
-                        ring.update(self._complete(subqueue, message, verdict, now))
+                        notified.update(self._complete(subqueue, message, verdict, now))
                         answers.append(SETTLED)
                     case Abandon() | GiveBack():
-                        ring.add(subqueue.name)
+                        notified.add(subqueue.name)
                         answers.append(SETTLED_DEAD if self._put_back(subqueue, message, verdict, now) else SETTLED)
                     case Defer():
                         message.is_deferred = True
@@ -227,7 +227,7 @@ class MemoryBroker(Transitions):
                         self._record_attempt(message, "rejected", error, now)
                         self._dead_letter(subqueue, message, reason, description, now)
                         answers.append(SETTLED)
-        for name in sorted(ring):
+        for name in sorted(notified):
             self._notify(name)
         return answers
 
@@ -443,7 +443,7 @@ class MemoryBroker(Transitions):
             return len(messages)
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
-        """Tell for each of *ids* whether the inbox remembers it."""
+        """Return, for each of *ids*, whether the inbox remembers it."""
         with self._memory.lock:
             now = self._clock.now()
             known = self._memory.queues.get(queue)

@@ -1,4 +1,4 @@
-"""Bully: a member that sees that nobody leads asks all that rank higher; the highest that lives and wants it claims.
+"""Bully: a member that sees no leader asks all that rank higher; the highest live one that wants the name claims it.
 
 Source: Hector Garcia-Molina, "Elections in a distributed computing system", IEEE Transactions on Computers C-31(1),
 January 1982, pp. 48–59: the first of its two algorithms, for networks that deliver in bounded time.
@@ -6,7 +6,7 @@ January 1982, pp. 48–59: the first of its two algorithms, for networks that de
 - **Assumes** (there) that a message arrives and is handled within a known time, and that a member that does not answer
   within it is dead. Here, a wrong guess makes two members claim at once, and the votes decide.
 - **Differs**: a leader that lives is not deposed by a higher member that comes back; it would cost a change for
-  nothing. The paper's COORDINATOR is the claim itself. A member that lives but does not want the name keeps silent.
+  nothing. The paper's COORDINATOR is the claim itself. A live member that does not want the name does not answer.
 - **Failure detection**: heartbeats between all members. ELECTION goes only to those that live.
 - **Messages** of an election in which every live member begins once, all ``n`` alive: ``n(n − 1)/2`` ELECTION, as many
   OK, and ``n − 1`` claims: ``n² − 1`` at most, O(n²). If only the highest begins: ``n − 1`` claims. To the claims
@@ -19,7 +19,7 @@ January 1982, pp. 48–59: the first of its two algorithms, for networks that de
     IDLE ─────────────────────────────────────▶ ASKING ── no higher member answers OK in time ──▶ claims
      ▲                                            │ OK
      │ LeaderKnown                                ▼
-     └─────────────────────────────────────── YIELDING ── nobody leads in time ──▶ ASKING
+     └─────────────────────────────────────── YIELDING ── no leader in time ──▶ ASKING
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tenure._jitter import Rng
 from tenure._lease import Grant, Granted, HeldBy, Lost, Metadata, NoAnswer
 
 EARLY_ANSWER_AFTER = 0.1
-"""Share of a lease after which a candidate learns that nobody can be elected now, while its caller still waits."""
+"""Share of a lease after which a candidate learns that no member can be elected now, while its caller still waits."""
 
 RETRIES = 3
 """How often a claim that was refused for its token is made again at once with a higher one."""
@@ -50,7 +50,7 @@ class Claims(Questions):
     def __init__(self, fleet: Fleet, rng: Rng, *, floor: int, nonce: int, now: float) -> None:
         super().__init__(fleet, rng, floor=floor, nonce=nonce, now=now)
         self._candidates: dict[str, list[_Candidate]] = {}
-        self._waiting: dict[str, float] = {}  # until when a candidate that was told to wait is taken to wait still
+        self._waiting: dict[str, float] = {}  # until when a candidate that was answered is assumed to wait
         self._turns: dict[str, float] = {}  # until when a candidate that asks for a name may claim it at once
         self._claims: dict[str, int] = {}  # the round of the claim that is under way for a name
         self._retries: dict[str, int] = {}  # how often it was made again for its token
@@ -64,7 +64,7 @@ class Claims(Questions):
                 # Its answer was lost or late: ask all once more, under the same token.
                 claim = self._renewal(promise, name, event.ttl)
                 if self.fleet.quorum == "majority":
-                    # Nobody has acted on it, so others may have led meanwhile: like a new claim, it may be outdated.
+                    # No work began under it, so others may have led meanwhile: like a new claim, it may be outdated.
                     claim = replace(claim, renewal=False)
                 lost = NoAnswer("the claim was lost while its answer was asked for once more")
                 self._begin(ClaimRound(self.fleet, claim, [event.ask], lost, now, holds=True), now, effects)
@@ -132,15 +132,15 @@ class Claims(Questions):
             )
         alive = len(self.liveness.alive(now))
         return NoAnswer(
-            f"nobody was elected; {alive} of {self.fleet.size} members are alive, {self.fleet.needed} are needed"
+            f"no member was elected; {alive} of {self.fleet.size} members are alive, {self.fleet.needed} are needed"
         )
 
     def _can_elect(self, now: float) -> bool:
-        """Return whether somebody can be elected now, as far as this member knows."""
+        """Return whether a member can be elected now, as far as this one knows."""
         return self.voter.awake and len(self.liveness.alive(now)) >= self.fleet.needed
 
     def _wake_waiting(self, now: float, effects: list[Effect]) -> None:
-        """From now on somebody can be elected: wake the candidates that campaigned in vain."""
+        """Wake the candidates that campaigned in vain: from now on a member can be elected."""
         waiting = [name for name, until in self._waiting.items() if now < until]
         effects.extend(Hint(name) for name in waiting if self.voter.promise(name, now) is None)
 
@@ -251,7 +251,7 @@ class Claims(Questions):
         self._begin(ReleaseRound(self.fleet, request, [], now + self.fleet.question_lasts), now, effects)
 
     def _answer_candidates(self, name: str, answer: HeldBy, now: float, effects: list[Effect]) -> None:
-        """Tell all candidates here that another holder leads *name*."""
+        """Answer all candidates here: another holder leads *name*."""
         if name in self._claims:
             self._withdraw_claim(name, now, effects)
         candidates = self._candidates.pop(name, ())
@@ -323,7 +323,7 @@ class Claims(Questions):
 
     @abstractmethod
     def _follow(self, name: str, now: float, effects: list[Effect]) -> None:
-        """Act on a new promise: somebody else may lead now."""
+        """Act on a new promise: another holder may lead now."""
 
 
 def _no_room() -> NoAnswer:

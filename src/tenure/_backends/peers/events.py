@@ -53,7 +53,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Find out who leads *name*."""
+    """Find out which holder leads *name*."""
 
     ask: int
     name: str

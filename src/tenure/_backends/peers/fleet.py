@@ -31,7 +31,7 @@ class Fleet:
             those that it could reach, and a partition may give two leaders. Unset: a majority, with three members or
             more.
         ttl_max: The longest lease. A restarted member has lost its promises, and does not vote for so long.
-        heartbeat: How often each member tells the others that it is alive.
+        heartbeat: Seconds between the heartbeats that each member sends to the others.
         patience: The longest that a message and its handling should take; the wait for an answer is twice that.
 
     Raises:

@@ -86,7 +86,7 @@ class PeersLeases:
             return NoAnswer(str(error))
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Tell all members that the name is free."""
+        """Ask all members to free their votes for the claim."""
         await self._member.open()
         return _expect(await self._member.ask(lambda ask: Release(ask, grant)), Released, Lost)
 

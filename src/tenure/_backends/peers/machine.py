@@ -2,7 +2,7 @@
 
 House rules:
 
-- No I/O, no clock, no loop, no random numbers of its own. ``handle(event, now)`` returns what is to be done;
+- No I/O, no clock, no loop, no random numbers of its own. ``handle(event, now)`` returns the effects;
   ``wake_at`` says when to call again with ``Tick``.
 - To the election above it, a fleet is a store of leases: the same questions, the same three answers. So the promises of
   a lease (when to stop believing in it, never to release it while work runs) are decided in one place,
@@ -123,7 +123,7 @@ class Machine(Startup):
         return self._timers.wake_at
 
     def handle(self, event: Input, now: float) -> list[Effect]:
-        """Take in *event* at *now* and return what is to be done, in this order."""
+        """Process *event* at *now* and return the effects, to be performed in this order."""
         effects: list[Effect] = []
         match event:
             case Received(sender, message):
@@ -226,7 +226,7 @@ class Machine(Startup):
             self._follow(claim.name, now, effects)
 
     def _follow(self, name: str, now: float, effects: list[Effect]) -> None:
-        """After a vote for another member's claim, tell the candidates here."""
+        """Notify the candidates here, after a vote for another member's claim."""
         promise = self.voter.promise(name, now)
         effects.append(Hint(name))
         if promise is not None:
@@ -235,7 +235,7 @@ class Machine(Startup):
                 self._timers.set(self.liveness.dies_at(promise.member), "suspect", name)
 
     def _suspect(self, name: str, now: float, effects: list[Effect]) -> None:
-        """Without a quorum, a leader that fell silent no longer leads."""
+        """Without a quorum, a leader whose heartbeats have stopped no longer leads."""
         record = self.voter.last(name)
         if record is None or record.member == self.fleet.me or now >= record.until:
             return

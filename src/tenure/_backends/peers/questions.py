@@ -133,7 +133,7 @@ class Questions(ABC):
         asked = self._rounds.get(number)
         if asked is None:
             return
-        self._evaluate(asked, now, effects)  # a member that was waited for may count as dead by now
+        self._evaluate(asked, now, effects)  # a member whose reply was awaited may count as dead by now
         if number not in self._rounds:
             return
         if now >= asked.ends_at:
@@ -217,4 +217,4 @@ class Questions(ABC):
 
     @abstractmethod
     def _resolve_conflict(self, claim: Claim, refusal: Refusal, now: float, effects: list[Effect]) -> None:
-        """Act on a refusal that tells of another leader; without a quorum only."""
+        """Act on a refusal that names another leader; without a quorum only."""

@@ -66,7 +66,7 @@ class Promise:
 class Record:
     """A voter's record of one name. It is never deleted, so that its tokens never fall."""
 
-    newest: int = 0  # the highest token voted for or heard of: a new claim must be higher
+    newest: int = 0  # the highest token voted for or received: a new claim must be higher
     term: int = 0  # the highest token voted for that may have been won: a leader that renews must not be older
     before: int = 0  # what ``term`` was before the newest vote, to return to if that claim is not won
     closed: int = 0  # the term under this token was released: no vote for it or an earlier one any more
@@ -239,7 +239,7 @@ class Voter:
         return True
 
     def adopt(self, name: str, other: StandingPromise, now: float) -> bool:
-        """Without a quorum: believe another member about who leads; return whether that is news."""
+        """Without a quorum: take over another member's promise to a leader; return whether it is new here."""
         if self._fleet.quorum == "majority" or other.member == self._fleet.me:
             return False
         record = self._record(name)

@@ -5,14 +5,14 @@ configurations of processes", Communications of the ACM 22(5), May 1979, pp. 281
 
 - **Assumes** (there) a ring that is whole, and messages that arrive. Here the ring is repaired by passing over members
   that count as dead; a message whose owner died is dropped after two rounds. If an election has no result when two
-  rounds should be over, each participant claims: a member may count as alive, because it is heard, and still never
-  receive what is passed on to it, and another round would fare no better. Where several claim, the votes decide.
+  rounds should be over, each participant claims: a member may count as alive, because its heartbeats arrive, and still
+  never receive what is passed on to it; another round would fail as well. Where several claim, the votes decide.
 - **Differs**: a member that does not want the name passes messages on and is no participant.
 - **Failure detection**: heartbeats between all members, so that each knows its next live neighbour.
 - **Messages** of one election among ``n`` live members. Begun by one: at most ``n − 1`` until the highest receives it,
-  ``n`` until that has come round, and ``n`` to tell: ``3n − 1``. Begun by all at once: ``n(n + 1)/2`` and ``n`` at
-  worst, ``n·H(n)`` and ``n`` on average, with H(n) = 1 + 1/2 + … + 1/n. To these come ``n − 1`` claims and ``n − 1``
-  votes, which the paper does not have.
+  ``n`` until that has come round, and ``n`` to announce it: ``3n − 1``. Begun by all at once: ``n(n + 1)/2`` and ``n``
+  at worst, ``n·H(n)`` and ``n`` on average, with H(n) = 1 + 1/2 + … + 1/n. To these come ``n − 1`` claims and
+  ``n − 1`` votes, which the paper does not have.
 - **Time**: up to ``2n`` messages one after the other, the longest of the three.
 """
 
@@ -70,9 +70,9 @@ class Ring(ElectionStrategy):
         return self._begin(now)
 
     def _wait(self, now: float) -> None:
-        """Claim if there is no result when two rounds should be over, and before the candidate is told that it failed.
+        """Claim if there is no result when two rounds should be over, and before the candidate gets its answer.
 
-        Later messages do not move that moment, or members that begin again and again would never let it come.
+        Later messages do not postpone that moment: members that begin again and again could postpone it without end.
         """
         if not self._waits:
             self._waits = True
@@ -85,7 +85,7 @@ class Ring(ElectionStrategy):
 
     def _pass(self, message: RingElection | RingElected, now: float) -> list[Effect]:
         if message.hops >= 2 * self.fleet.size:
-            return []  # its owner is gone, and nobody else would stop it
+            return []  # its owner is gone, and no other member would stop it
         to = self._next(now)
         if to == self.me:
             return []

@@ -125,7 +125,7 @@ class ClaimRound(Round):
         return bound[short - 1] if 0 < short <= len(bound) else 0.0
 
     def winner(self) -> StandingPromise | None:
-        """Return the leader's promise, if the refusals show for certain that somebody leads."""
+        """Return the leader's promise, if the refusals prove that there is one."""
         standing = self.poll.standing
         if standing is None or self.fleet.quorum == "none":
             return standing
@@ -163,7 +163,7 @@ class ReleaseRound(Round):
 
 
 class InspectRound(Round):
-    """The members' views of who leads."""
+    """The members' views of the leader."""
 
     def __init__(self, fleet: Fleet, question: Question, name: str, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
@@ -177,7 +177,7 @@ class InspectRound(Round):
             self._replies[member] = reply
 
     def outcome(self, awaited: Collection[int]) -> HeldBy | Vacant | None:
-        """Return who leads, None for not known yet; *awaited* are the members that must reply first."""
+        """Return the leader, None if it is not known yet; *awaited* are the members that must reply first."""
         promises = self._most_voted()
         if promises and len(promises) >= self.fleet.needed and self.fleet.quorum == "majority":
             return self._held_by(promises)

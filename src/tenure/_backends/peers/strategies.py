@@ -24,7 +24,7 @@ from tenure._jitter import Rng
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """A candidate here wants the name, and as far as this member knows nobody leads."""
+    """A candidate here wants the name, and this member knows no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class LeaderKnown:
-    """Somebody leads."""
+    """There is a leader."""
 
 
 @dataclass(frozen=True, slots=True)

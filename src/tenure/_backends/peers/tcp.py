@@ -2,8 +2,8 @@
 
 House rules:
 
-- ``send`` never waits. A message that can't be sent soon is dropped: the member asks again, and a stale message helps
-  nobody.
+- ``send`` never waits. A message that can't be sent soon is dropped: the member asks again, and a stale message is
+  useless.
 - A member sends on the connections that it has dialled. A client gets its answers on its own connection.
 - Everything is bounded: frames by length, an outbox by bytes and age, strangers by number and time, clients by number.
   Of too many connections, the oldest is closed, so that no flood can keep a member out.
@@ -208,7 +208,7 @@ class TcpTransport:
                 self._reachable[sender].set()  # it is alive: dial it at once
                 await self._read(reader, channel, sender, self._silence_max)
         except (OSError, EOFError, Broken, TimeoutError, asyncio.CancelledError) as error:
-            # The other side connects again. Nobody waits for this task, so it can also end here when it is cancelled:
+            # The other side connects again. No task awaits this one, so it can also end here when it is cancelled:
             # because it was crowded out, or because the transport is closed.
             _forget_frames(error)
         finally:
@@ -375,7 +375,7 @@ def _forget_frames(error: BaseException | None) -> None:
 def _close_at_once(writer: asyncio.StreamWriter) -> None:
     """Release the port without the usual minute's wait.
 
-    A process that dials a port of this machine on which nobody listens may be given this very port for its own end: it
+    A process that dials a port of this machine on which no process listens may get this very port for its own end: it
     reaches itself. As long as it keeps the port, the member that it belongs to can't listen on it.
     """
     link: socket.socket = writer.get_extra_info("socket")
