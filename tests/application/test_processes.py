@@ -98,7 +98,7 @@ if __name__ == "__main__":
 def test_a_script_that_would_consume_in_each_process_is_refused(session: str | None, tmp_path: Path) -> None:
     program = UNFIT.replace("SESSION", repr(session)) + "\nasyncio.run(main())\n"
     output = output_of(program, tmp_path)
-    assert "refused: each process for handlers runs the script once more" in output
+    assert "refused: each process for handlers runs the script again" in output
     assert "if __name__ == '__main__': 0 0 " in output
     assert session is not None or output.endswith("0 0 [1]\n")  # given back, uncounted
     assert "Traceback" not in output
@@ -106,7 +106,7 @@ def test_a_script_that_would_consume_in_each_process_is_refused(session: str | N
 
 def test_a_process_without_children_is_refused(tmp_path: Path) -> None:
     output = output_of(UNFIT.replace("SESSION", "None").replace("3600", "0") + DAEMONIC, tmp_path)
-    assert "refused: run_in='process' makes processes, but the daemonic process" in output
+    assert "refused: run_in='process' starts processes, but the daemonic process" in output
     assert "0 0 [1]" in output
 
 
@@ -189,7 +189,7 @@ def test_a_failure_to_make_a_process_is_not_counted(
             assert {type(error) for error in failures} == {NotBegun}
             assert (await queue.stats()).dead == 0
             assert [type(event) for event in events] == [HandlerNotBegun] * len(failures)
-            assert "could not be started (no process could be made for the handler: ValueError" in caplog.text
+            assert "could not be started (no process could be started for the handler: ValueError" in caplog.text
 
     asyncio.run(main())
 

@@ -82,7 +82,7 @@ async def test_an_inbox_that_can_not_be_asked_is_no_failure_of_the_message(setup
             await asyncio.sleep(10.0)
             assert counts == [1]
         assert hooked == []
-        assert setup.emitted(BrokerUnanswered)[0].what == "look into the inbox"
+        assert setup.emitted(BrokerUnanswered)[0].what == "read the inbox"
         assert await queue.stats() == Stats()
 
 
@@ -111,7 +111,7 @@ async def test_a_reply_that_no_request_waits_for_is_reported_during_closing(setu
             await asyncio.sleep(0.01)
     await queue.close()
     await replying
-    assert [one.reason for one in setup.emitted(MessageDied)] == ["nobody_waits"]
+    assert [one.reason for one in setup.emitted(MessageDied)] == ["request_ended"]
 
 
 @in_virtual_time
@@ -169,10 +169,10 @@ async def test_a_reply_that_no_request_waits_for_is_kept(setup: QueueSetup) -> N
         await asyncio.sleep(10.0)
         [name] = [one for one in await setup.broker.names() if "replies" in one]
         [dead] = await setup.queue(name).dead_letters.peek()
-        assert (dead.body, dead.reason, dead.correlation_id) == (b"at last", "nobody_waits", "mine")
+        assert (dead.body, dead.reason, dead.correlation_id) == (b"at last", "request_ended", "mine")
         await asyncio.sleep(100.0)
         [died] = setup.emitted(MessageDied)
-        assert (died.name, died.id, died.reason, died.delivery_count) == (name, dead.id, "nobody_waits", 1)
+        assert (died.name, died.id, died.reason, died.delivery_count) == (name, dead.id, "request_ended", 1)
     with pytest.raises(ConfigError, match="reply queue of its own"):
         await queue.request(b"?", reply_to="elsewhere")
     await queue.send(b"no answer wanted")
@@ -259,7 +259,7 @@ async def test_the_reply_queue_of_a_process_that_died_is_deleted_by_the_next(set
         await setup.broker.delete_when_idle(one.reply_to, IDLE)  # as it does when it begins
     await setup.broker.send(letter.reply_to, [Outgoing(b"late")])
     await setup.broker.delete_when_idle("orders.replies.of.a.user", 1.0)
-    listening = asyncio.ensure_future(alive._listen())
+    listening = asyncio.ensure_future(alive._receive_all())
     await asyncio.sleep(IDLE * 1.5)
     names = await setup.broker.names()
     assert dead.reply_to not in names

@@ -32,7 +32,7 @@ async def test_a_session_has_one_consumer_and_is_in_order(setup: QueueSetup) -> 
     await queue.send_batch([Outgoing(b"%d" % number, session="ab"[number % 2]) for number in range(6)])
     async with queue.session() as first, queue.session() as second:
         assert (first.name, second.name, first.state) == ("a", "b", None)
-        with pytest.raises(tenure.TimedOut, match="no session with a message waiting is free"):
+        with pytest.raises(tenure.TimedOut, match="no free session has a message"):
             async with queue.session(wait=1.0):
                 pass
         with pytest.raises(tenure.TimedOut, match=r"session 'a' of 'orders'.*locked to another"):

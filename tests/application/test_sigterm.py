@@ -303,7 +303,7 @@ def interrupt(child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]) -
         assert time.monotonic() < give_up
         time.sleep(0.01)
         output += capfd.readouterr().err
-    assert output == "orders: interrupted: finishing 1 message; interrupt once more to hurry\n"
+    assert output == "orders: interrupted: finishing 1 message; interrupt again to stop without waiting\n"
 
 
 def go_on(child: subprocess.Popen[str]) -> None:

@@ -108,12 +108,12 @@ async def test_what_a_client_gives_up_the_server_gives_up(server: Postgres, name
                 asked[0].cancel()
             for answer in await asyncio.gather(*asked, return_exceptions=True):
                 assert isinstance(answer, asyncio.CancelledError if way == "pooled" else Unavailable), question
-            await until(lambda: nobody_waits(watch), what=question)
+            await until(lambda: request_ended(watch), what=question)
         await stranger.execute("ROLLBACK")
         await until(lambda: answers(backend))
 
 
-async def nobody_waits(watch: Native) -> bool:
+async def request_ended(watch: Native) -> bool:
     return await all_wait(watch, 0)
 
 
@@ -144,7 +144,7 @@ async def test_the_server_gives_up_by_itself_what_a_cut_off_client_has_asked(ser
 
         await until(lambda: all_wait(watch, len(asked)))
         proxy.stall()  # so that nothing can be called off
-        await until(lambda: nobody_waits(watch))
+        await until(lambda: request_ended(watch))
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(answer, Unavailable)
 
@@ -166,7 +166,7 @@ async def test_behind_a_pooler_the_server_gives_up_what_waits_for_locks(server: 
             ]
             await until(lambda: all_wait(watch, len(asked)))
             proxy.stall()  # so that nothing can be called off
-            await until(lambda: nobody_waits(watch))
+            await until(lambda: request_ended(watch))
             for answer in await asyncio.gather(*asked, return_exceptions=True):
                 assert isinstance(answer, Unavailable)
 

@@ -150,8 +150,8 @@ async def _waits_for_the_hook(on_error: Any, message: Any, error: BaseException)
 IN_CONSUMERS = {
     "outcomes travel as exceptions": (handlers, "outcome_of", _raises_what_it_is, "handler"),
     "texts are taken as they come": (failures, "text_of", str, "handler"),
-    "hooks are awaited": (judge, "complain", _waits_for_the_hook, "hook"),
-    "hooks are awaited in sessions": (judge, "complain", _waits_for_the_hook, "hook"),
+    "hooks are awaited": (judge, "call_error_hook", _waits_for_the_hook, "hook"),
+    "hooks are awaited in sessions": (judge, "call_error_hook", _waits_for_the_hook, "hook"),
 }
 
 

@@ -357,7 +357,7 @@ def test_fields_that_a_type_does_not_know_are_ignored() -> None:
         (b"1e400", float, "the body must be float, and is too large for one"),
         (b'"NaN"', Decimal, "the body must be a Decimal that is a number, not 'NaN'"),
         (b"Infinity", Decimal, "the body is no JSON: it has no Infinity"),
-        (b'{"1":1,"1.0":2}', dict[Decimal, int], "the body has the key '1.0', which is the same as one before it"),
+        (b'{"1":1,"1.0":2}', dict[Decimal, int], "the body has the key '1.0', which equals an earlier one"),
         (b'"x"', UUID, "the body must be a UUID (UUID), not 'x'"),
         (b'"x"', Decimal, "the body must be a Decimal, as text or number, not 'x'"),
         (b'"*"', bytes, "the body must be bytes in base64 (bytes), not '*'"),
@@ -571,7 +571,7 @@ def test_a_field_that_is_read_only_is_read_as_its_type() -> None:
         ({"a": [1, Line(object(), 2)]}, r"object has no JSON form, at \['a'\]\[1\]\['article'\]"),  # type: ignore[arg-type]
         ({(1, 2): 3}, r"tuple can't be a key in JSON, at \[\(1, 2\)\]"),
         (math.nan, "not JSON compliant"),
-        ({"a": Decimal("NaN")}, "NaN is no number in JSON"),
+        ({"a": Decimal("NaN")}, "NaN is not a number in JSON"),
         ("\ud800", "can't be written as JSON"),
     ],
 )

@@ -23,7 +23,7 @@ from tenure._queue.pump import Pump
 from tenure._queue.pump_driver import PumpDriver
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.received import Message
-from tenure._queue.reports import hint_at
+from tenure._queue.reports import log_interrupt
 from tenure._queue.session_pump import SessionPump
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
@@ -54,7 +54,7 @@ class Consumer:
         Raises:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
-        with on_shutdown_signal(self.drain, self._consuming.sigterm, lambda: hint_at(self._context, self._busy)):
+        with on_shutdown_signal(self.drain, self._consuming.sigterm, lambda: log_interrupt(self._context, self._busy)):
             if await is_to_begin(self._context, self._is_drained, stop, self._consuming.wait):
                 await self._consume(stop)
 

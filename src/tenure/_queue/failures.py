@@ -1,4 +1,4 @@
-"""Exceptions as text that outlives their process and that every store can keep."""
+"""Exceptions as text, which outlives their process and which every store can keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tenure._queue.checks import TEXT_MAX
 
 TRACEBACK_MAX = 16_384
 TRACEBACK_BRIEF = 1_024
-"""So much is kept of the traceback of a delivery that is neither the first nor the last allowed: so the history of a
+"""Characters kept of the traceback of a delivery that is neither the first nor the last allowed: so the history of a
 message that failed fifty times stays below 100 KB."""
 MESSAGE_MAX = 4_096
 
@@ -23,14 +23,14 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, most: int = TRACEBACK_MAX) -> Failure:
-        """Write down *error*; of a traceback longer than *most* characters its end is kept, which says what happened.
+        """Return *error* as text; of a traceback longer than *most* characters, its end, which is the most relevant.
 
-        Nothing that the exception's own methods do comes out of this.
+        Exceptions raised by methods of *error* are not passed on.
         """
-        text = traceback_of(error)
-        if len(text) > most:
-            text = "…" + text[-most:]
-        return cls(storable(name_of(error))[:TEXT_MAX], storable(text_of(error)[:MESSAGE_MAX]), storable(text))
+        traceback = traceback_of(error)
+        if len(traceback) > most:
+            traceback = "…" + traceback[-most:]
+        return cls(storable(name_of(error))[:TEXT_MAX], storable(text_of(error)[:MESSAGE_MAX]), storable(traceback))
 
 
 def traceback_most(deliveries: int, max_deliveries: int) -> int:
@@ -45,23 +45,23 @@ def name_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return ``str(error)``, or a note in its place if the exception's own ``__str__`` fails, in whatever way."""
+    """Return ``str(error)``, or a note if the exception's own ``__str__`` fails in any way."""
     try:
         return str.__str__(str(error))  # never a subclass of str, which could have methods of its own
     except BaseException:
-        return "(its text could not be had)"
+        return "(its text can't be printed)"
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of *error* as text, or a note in its place if it can't be had."""
-    from traceback import format_exception  # dear to import, and seldom needed
+    """Return the traceback of *error* as text, or a note if it can't be printed."""
+    from traceback import format_exception  # expensive to import, and seldom needed
 
     try:
         return "".join(format_exception(error))
-    except BaseException:  # __str__ and __notes__ are forgiven by the module itself, but not everything they can raise
-        return f"{name_of(error)}: (its traceback could not be had)"
+    except BaseException:  # the module itself catches only some exceptions of __str__ and __notes__
+        return f"{name_of(error)}: (its traceback can't be printed)"
 
 
 def storable(text: str) -> str:
-    """Return *text* with what no store would take (lone surrogates, NUL) escaped."""
+    """Return *text* with the characters escaped that some store can't keep (lone surrogates, NUL)."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

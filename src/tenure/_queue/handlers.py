@@ -1,4 +1,4 @@
-"""Running a handler: async ones on the loop, plain functions in threads, heavy ones in processes."""
+"""Runs handlers: async ones on the loop, plain functions in threads, CPU-bound ones in processes."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ Served = Callable[[Message], Awaitable[object]]
 """Calls the handler, and returns what it returns; of one in a thread or a process, also the exception it raises."""
 
 PAUSE = 1.0
-"""Seconds before another try after no process could be made."""
+"""Seconds until the next attempt after no process could be started."""
 
 KILL_SHARE = 0.25
-"""The share of the grace that is left, after a process has ended itself, until the lock counts as over."""
+"""The share of the grace between the end of a process by itself and the end of the trust in the lock."""
 
 CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
 """The consumer that calls the handler of this context, also in tasks that it starts; None outside of handlers."""
 
 
-class RanOn(asyncio.CancelledError):
+class RanToEnd(asyncio.CancelledError):
     """A handler was cancelled, but its thread ran to the end, with this *outcome*: an exception or a result."""
 
     def __init__(self, outcome: object) -> None:
@@ -49,8 +49,8 @@ class RanOn(asyncio.CancelledError):
         self.outcome = outcome
 
 
-class Keeping(Protocol):
-    """Keeps the locks while handlers run. Called from any thread."""
+class LockTimes(Protocol):
+    """The times of the locks while handlers run: the consumer. Called from any thread."""
 
     @property
     def timing(self) -> Timing:
@@ -69,11 +69,11 @@ class Handlers:
         handler: ``handler(message)``, async or not.
         run_in: ``"auto"`` runs async ones on the loop and others in threads; ``"process"`` needs a function that can be
             imported, and gives it the message without verbs.
-        concurrency: How many run at once.
-        keeping: Says for how long a process may go on by itself.
+        concurrency: The number of handlers that run at once.
+        lock_times: The times that limit how long a process may run by itself.
     """
 
-    def __init__(self, handler: Handler, run_in: RunIn, concurrency: int, keeping: Keeping) -> None:
+    def __init__(self, handler: Handler, run_in: RunIn, concurrency: int, lock_times: LockTimes) -> None:
         if not callable(handler):
             raise ConfigError(f"handler must be a function that takes a message, not {handler!r:.80}")
         refuse_generator("handler", handler)
@@ -89,7 +89,7 @@ class Handlers:
             _check_portable(handler)
         self._handler = handler
         self._concurrency = concurrency
-        self._keeping = keeping
+        self._lock_times = lock_times
         self._threads: DaemonThreads | None = None
         self._processes: Processes | None = None
         self._left: set[tuple[Token, int]] = set()
@@ -113,14 +113,14 @@ class Handlers:
         call = cast(Callable[[BlockingMessage], object], self._handler)
         running = self._pool(message).submit(contextvars.copy_context().run, outcome_of, call, mine)
         outcome = await self._end_of(message, running)
-        # A plain function that only looks like one, such as a lambda around an async one.
+        # The plain function may return an awaitable, as a lambda around an async function does.
         return await outcome if is_awaitable(outcome) else outcome
 
     async def _in_process(self, message: Message) -> object:
         if self._processes is None:
             self._processes = Processes(self._handler)
         content = Received(message._delivery)
-        lock = Lock(functools.partial(self._until, message), self._keeping.timing.renew_every / 4)
+        lock = Lock(functools.partial(self._until, message), self._lock_times.timing.renew_every / 4)
         task = self._processes.task(content, lock)
         outcome = await self._end_of(message, self._pool(message).submit(outcome_of, task), task.stop)
         if isinstance(outcome, NotBegun):
@@ -132,9 +132,9 @@ class Handlers:
         return outcome
 
     def _until(self, message: Message) -> float:
-        """Return when a process ends its handler if that still runs; the consumer may be gone by then."""
-        now = CLOCK.now()  # before we ask what remains: never too late
-        return now + self._keeping.remaining(message) - KILL_SHARE * self._keeping.timing.grace
+        """Return when a process ends its handler if that still runs; the consumer may have ended by then."""
+        now = CLOCK.now()  # read before the remaining time, so that the result is never too late
+        return now + self._lock_times.remaining(message) - KILL_SHARE * self._lock_times.timing.grace
 
     def _pool(self, message: Message) -> DaemonThreads:
         if self._threads is None:
@@ -142,26 +142,25 @@ class Handlers:
         return self._threads
 
     async def _end_of(self, message: Message, running: Future[Any], stop: Callable[[], None] | None = None) -> Any:
-        """Return the result of *running*. If we are cancelled, *stop* it.
+        """Return the result of *running*. If this task is cancelled, call *stop*.
 
-        Its end is still awaited, as a thread can't be stopped. A second cancellation leaves it behind.
+        Its end is still awaited, as a thread can't be stopped. After a second cancellation it is no longer awaited.
 
         Raises:
-            RanOn: We were cancelled, and it ran to its own end while we waited.
+            RanToEnd: This task was cancelled, and the thread ran to its end meanwhile.
         """
         ended = asyncio.wrap_future(running)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
-            ended.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # or asyncio logs an exception never retrieved
+            # Otherwise asyncio would log an exception that was never retrieved.
+            ended.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not running.cancel():
                 if stop is not None:
                     stop()
                 await self._wait_for(message.delivery, running, ended)
-                if stop is None and (ran_on := _ran_on(running)) is not None:
-                    raise ran_on from None
+                if stop is None and (ran_to_end := _ran_to_end(running)) is not None:
+                    raise ran_to_end from None
             raise
 
     async def _wait_for(self, delivery: Delivery, running: Future[Any], ended: asyncio.Future[Any]) -> None:
@@ -187,28 +186,28 @@ def outcome_of(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def is_awaitable(outcome: object) -> TypeGuard[Awaitable[object]]:
-    """Return whether *outcome* can be awaited, by its type only: the object may lie about its class, or raise."""
+    """Return whether *outcome* can be awaited, by its type only: ``__class__`` of the object may be wrong, or raise."""
     return hasattr(type(outcome), "__await__")
 
 
-def _ran_on(ended: Future[Any]) -> RanOn | None:
+def _ran_to_end(ended: Future[Any]) -> RanToEnd | None:
     result = ended.result()
     if not is_awaitable(result):
-        return RanOn(result)
-    if inspect.iscoroutine(result):  # from a function that only looks plain; there is no time left to await it
+        return RanToEnd(result)
+    if inspect.iscoroutine(result):  # from a plain function; there is no time left to await it
         result.close()
     return None
 
 
 def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run the coroutine that *start* makes on the consumer's loop, and block this thread until it ends."""
-    question = start()
+    request = start()
     try:
-        asking = asyncio.run_coroutine_threadsafe(question, loop)
+        answer = asyncio.run_coroutine_threadsafe(request, loop)
     except RuntimeError as error:  # the loop is closed
-        question.close()
-        raise Unavailable("the consumer and its loop have ended; the message is no longer in hand") from error
-    return asking.result()
+        request.close()
+        raise Unavailable("the consumer and its loop have ended; the message is no longer locked to it") from error
+    return answer.result()
 
 
 def _is_async(handler: object) -> bool:
@@ -221,7 +220,7 @@ def _check_may_have_children() -> None:
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):
         why = (
-            "run_in='process' runs this script once more in each process it makes, which would consume as well; "
+            "run_in='process' runs this script again in each process, which would start a consumer, too; "
             "put the code that starts the script under: if __name__ == '__main__':"
         )
         if process.name == NAME:  # made by a consumer: no caller here could handle an exception
@@ -231,7 +230,7 @@ def _check_may_have_children() -> None:
         raise ConfigError(why)
     if process.daemon:
         raise ConfigError(
-            f"run_in='process' makes processes, but the daemonic process {process.name!r} may not; "
+            f"run_in='process' starts processes, but the daemonic process {process.name!r} may not; "
             "start it with daemon=False, or use run_in='thread'"
         )
 
@@ -250,7 +249,7 @@ def _check_portable(handler: Handler) -> None:
     file = getattr(main, "__file__", None)
     if file is not None and not os.path.exists(file):  # python - < file
         raise ConfigError(
-            f"run_in='process' runs this script once more in each process, but there is no file {file!r}; "
+            f"run_in='process' runs this script again in each process, but there is no file {file!r}; "
             "put the script into a file"
         )
     while isinstance(handler, functools.partial):

@@ -16,10 +16,10 @@ from tenure._runtime.threads import DaemonThreads
 OnError = Callable[[Message, BaseException], Awaitable[None] | None]
 
 HOOK_MAX = 10.0
-"""Seconds that an async error hook may take; its message stays in hand meanwhile."""
+"""Seconds that an async error hook may take; its message stays locked meanwhile."""
 
 HOOKS_AT_ONCE = 8
-"""The most calls of a hook that run in threads at once; a call that never ends keeps its thread."""
+"""The number of calls of a hook that run in threads at once; a call that never ends keeps its thread."""
 
 FAILED = "the error hook of a tenure consumer failed"
 
@@ -34,27 +34,27 @@ class ThreadedHook:
     async def __call__(self, message: Message, error: BaseException) -> None:
         """Call it, and return when it has ended."""
         run = contextvars.copy_context().run
-        asking = asyncio.get_running_loop().run_in_executor(self._threads, run, outcome_of, self._hook, message, error)
-        answer = await asking
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(self._threads, run, outcome_of, self._hook, message, error)
         if issubclass(type(answer), BaseException):
             raise answer
         if is_awaitable(answer):
             await answer
 
     def close(self) -> None:
-        """Call it no more; a call that still runs is not waited for."""
+        """Call the hook no more; a call that still runs is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether *error* may be a Ctrl-C, raised wherever the main thread is: in a handler, or in a hook."""
+    """Return whether *error* may be a Ctrl-C: it is raised where the main thread is, in a handler or in a hook."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-async def complain(on_error: OnError | None, message: Message, error: BaseException) -> BaseException | None:
+async def call_error_hook(on_error: OnError | None, message: Message, error: BaseException) -> BaseException | None:
     """Call the error hook, and return a Ctrl-C that interrupts it, which must end the consumer.
 
-    Any other exception is reported to the loop's exception handler; a hook that does not end is left behind.
+    Any other exception is reported to the loop's exception handler; a hook that does not end is no longer awaited.
     """
     if on_error is None:
         return None
@@ -72,7 +72,7 @@ async def complain(on_error: OnError | None, message: Message, error: BaseExcept
         raise
     if not running.done():
         running.cancel()
-        report(FAILED, TimeoutError(f"on_error did not end within {HOOK_MAX:g} s; it was cancelled and left behind"))
+        report(FAILED, TimeoutError(f"on_error did not end within {HOOK_MAX:g} s; it was cancelled"))
     elif not running.cancelled() and (failure := running.exception() or running.result()) is not None:
         return _interrupt_or_reported(failure)
     return None
@@ -86,7 +86,7 @@ def _interrupt_or_reported(failed: BaseException) -> BaseException | None:
 
 
 async def _failure_of(answer: Awaitable[Any]) -> BaseException | None:
-    """Await *answer*, and return the exception it raises: raised by a task, some would end the loop."""
+    """Await *answer*, and return the exception that it raises: raised by a task, some would end the loop."""
     try:
         await answer
     except GeneratorExit:  # perhaps the hook's own, perhaps the end of the loop

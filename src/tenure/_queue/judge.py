@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 from tenure._jitter import later
 from tenure._queue.context import QueueContext, loss_message
 from tenure._queue.failures import text_of, traceback_most
-from tenure._queue.handlers import CALLING, Handlers, RanOn
-from tenure._queue.hooks import complain
+from tenure._queue.handlers import CALLING, Handlers, RanToEnd
+from tenure._queue.hooks import call_error_hook
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.outcomes import RULES, Becomes, Ending, Reason, Reports, Rule, Why
@@ -28,20 +28,20 @@ from tenure.events import (
 )
 
 WHY = {
-    "denied": "the broker says that it is over",
+    "denied": "the broker answered that its lock is over",
     "unanswered": "renewals got no answer in time",
-    "stalled": "this process did not run in time to renew it; work that holds the GIL belongs into run_in='process'",
+    "stalled": "this process did not run in time to renew it; use run_in='process' for work that holds the GIL",
     "max_hold": "the handler ran for longer than max_hold",
 }
 
 
 class InboxUnanswered(Exception):
-    """It is unknown whether a message was handled before, so it goes to no handler now."""
+    """The inbox gave no answer: a message may have been handled before, so no handler gets it now."""
 
 
 def ending_of(outcome: object) -> Ending:
-    """Return how a handler has ended, from what it returned or raised."""
-    if not issubclass(type(outcome), BaseException):  # by its type only: a result may claim to be of any class
+    """Return how a handler has ended, from its result or its exception."""
+    if not issubclass(type(outcome), BaseException):  # by type: __class__ of a result may be anything
         return Ending.RETURNED
     match outcome:
         case asyncio.CancelledError():
@@ -110,7 +110,7 @@ class Judge:
             believed: Knows until when the lock of a message may be believed.
         """
         delivery = message.delivery
-        if isinstance(outcome, RanOn) and why in ("drain", "leave"):
+        if isinstance(outcome, RanToEnd) and why in ("drain", "leave"):
             outcome = outcome.outcome  # its lock was kept all the while, so the verdict on it is as good as any
         ending = ending_of(outcome)
 
@@ -126,7 +126,7 @@ class Judge:
             outcome = LockLost(_loss_message(delivery, why))
         if reports in (Reports.ERROR, Reports.LOCK_LOST):
             assert isinstance(outcome, BaseException)
-            await self.complain(message, outcome)
+            await self.call_error_hook(message, outcome)
             if self._consuming.is_to_raise(outcome):
                 self._end_with(self._consuming.raised_for(outcome))
         becomes, _, ends = rule()  # once more: the error hook may have taken until the lock was over
@@ -142,24 +142,24 @@ class Judge:
         assert isinstance(outcome, BaseException)
         return judge_failure(self._context, self._consuming.policy, delivery, outcome)
 
-    async def complain(self, message: Message, error: BaseException) -> None:
-        """Call the error hook with *error*, of the handler of *message*."""
+    async def call_error_hook(self, message: Message, error: BaseException) -> None:
+        """Call the error hook with *error*, a failure of the handler of *message*."""
         CALLING.set(self._calling)
-        if (interrupt := await complain(self._consuming.on_error, message, error)) is not None:
+        if (interrupt := await call_error_hook(self._consuming.on_error, message, error)) is not None:
             self._end_with(interrupt)
 
     async def was_handled(self, delivery: Delivery, timing: Timing) -> bool:
-        """Return whether the inbox knows the message.
+        """Return whether the message is in the inbox.
 
         Raises:
-            InboxUnanswered: It could not be asked; a while ago, so that it isn't asked again and again at once.
+            InboxUnanswered: The inbox gave no answer. Raised after a pause, so that requests are not repeated at once.
         """
         try:
             return (await self._context.handled([delivery.id]))[0]
         except Exception as error:
             if (why := self._context.why_unanswered(error)) is None:
                 raise
-            report_unanswered(self._context, "look into the inbox", why)
+            report_unanswered(self._context, "read the inbox", why)
             await asyncio.sleep(later(timing.retry_every, self._context.rng))
             raise InboxUnanswered from error
 
@@ -174,20 +174,20 @@ def _loss_message(delivery: Delivery, why: Why | None) -> str:
 
 
 def unusable(error: NeverBegins) -> ConfigError:
-    """Return what to end a consumer with whose handler can never be begun."""
+    """Return the error that ends a consumer whose handler can never be started."""
     failure = ConfigError(str(error))
     failure.__cause__ = error.__cause__
     return failure
 
 
 def judge_failure(context: QueueContext, retry: RetryPolicy, delivery: Delivery, error: BaseException) -> Verdict:
-    """Return the verdict on a message whose handler failed with *error*, and report the failure to the observers."""
+    """Return the verdict on a message whose handler failed with *error*, and emit the event of it."""
     most = traceback_most(delivery.delivery_count, context.settings.max_deliveries)
     verdict = verdict_on_failure(error, delivery.delivery_count, retry, context.rng, most, delivery)
     if not isinstance(error, Reject):
         delay = verdict.delay if isinstance(verdict, Abandon) else None
         what, place = f"{type(error).__name__}: {text_of(error)}", place_of(error)
-        # Of a body that can't be decoded, the text says all.
+        # For a body that can't be decoded, the text is enough.
         is_news = not isinstance(error, (Retry, DecodeError)) and context.is_news(delivery, f"{type(error)} {place}")
         event = event_of(MessageFailed, context, delivery, what, delay, place)
         context.emit(event, error if is_news else None)

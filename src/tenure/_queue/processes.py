@@ -1,4 +1,4 @@
-"""Processes for handlers: one message at a time in each, and each can be stopped at any moment."""
+"""Processes for handlers: one message at a time in each; each process can be killed at any time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Handler = Callable[[Any], Any]
 CLOCK = SystemClock()
 """The clock for the time at which a process must end: all processes of a machine share it."""
 
-NOTABLE = 0.01
-"""Seconds: a smaller move of a lock's end is not sent to the process."""
+EXTENSION_MIN = 0.01
+"""Seconds: a smaller extension of a lock is not sent to the process."""
 
 _MOMENT = struct.Struct("d")
 
@@ -40,12 +40,12 @@ NAME = "tenure-handler"
 """The name of the processes."""
 
 UNGUARDED = 78
-"""The exit code of a process that was about to consume, as the script that it imports does."""
+"""The exit code of a process whose imported script would start a consumer, as it has no ``__main__`` guard."""
 
-DYING = 5.0
+EXIT_WITHIN = 5.0
 """Seconds for a process to end after its pipe is closed."""
 
-LOOK_AGAIN = 0.5
+CHECK_EVERY = 0.5
 """Seconds between checks that a process still runs: its end need not close its pipe."""
 
 
@@ -54,19 +54,19 @@ class HandlerDied(Exception):
 
 
 class NotBegun(Exception):
-    """The handler could not be started, through no fault of the message."""
+    """The handler could not be started, and the message is not the cause."""
 
 
 class NeverBegins(NotBegun):
-    """The handler can't be started now or later: its code has to be corrected."""
+    """The handler can never be started: its code has to be corrected."""
 
 
 class Lock(NamedTuple):
-    """The lock of a message, as the process of its handler needs to know it.
+    """The lock of a message, as the process of its handler needs it.
 
     Args:
         until: Returns the moment, by :data:`CLOCK`, at which a handler that still runs must be ended.
-        every: Seconds between checks that this moment has moved.
+        every: Seconds between checks whether this moment has changed.
     """
 
     until: Callable[[], float]
@@ -76,7 +76,7 @@ class Lock(NamedTuple):
 class Processes:
     """One process per message handled at once, made when needed, kept for the next message.
 
-    A process handles one message at a time: if it dies, the message that it died on is known.
+    A process handles one message at a time: if it dies, the message that it handled is known.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -93,7 +93,7 @@ class Processes:
         """Return a process that is not in use.
 
         Raises:
-            NotBegun: There is none, and none can be made.
+            NotBegun: None is idle, and none can be started.
         """
         with self._guard:
             idle = self._idle.pop() if self._idle else None
@@ -107,7 +107,7 @@ class Processes:
             return _Process()
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise NotBegun(f"no process could be made for the handler: {what}") from error
+            raise NotBegun(f"no process could be started for the handler: {what}") from error
 
     def put_back(self, process: _Process) -> None:
         """Keep *process* for another message."""
@@ -168,19 +168,19 @@ class _Process:
     def __init__(self) -> None:
         # Spawned: forking a process that has threads, as ours does, can hang the child.
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), name=NAME)
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_end,), name=NAME)
         try:
             self._process.start()
         except BaseException:
             self._pipe.close()
             raise
         finally:
-            theirs.close()
+            child_end.close()
         # The interpreter waits for it at exit, unless it is killed first.
         self._finalizer = Finalize(self, _kill, args=(self._process,), exitpriority=10)
         self._guard = threading.Lock()
-        self._is_collected = False  # or about to be: another process may get its number
+        self._is_collected = False  # or about to be: then another process may get its pid
         self._code: int | None = None
         self._is_ready = False
         self.is_usable = True
@@ -192,7 +192,7 @@ class _Process:
     def call(self, handler: Handler, message: object, lock: Lock) -> object:
         try:
             work = pickle.dumps((pickle.dumps(handler), message))
-        except Exception as error:  # it could be pickled when the consumer was made
+        except Exception as error:  # although the handler could be pickled when the consumer was made
             raise NotBegun(
                 f"the handler can't be sent to a process: {type(error).__name__}: {text_of(error)}"
             ) from error
@@ -207,28 +207,28 @@ class _Process:
         if until <= CLOCK.now():
             self.is_usable = True
             raise NotBegun("the lock of the message ended before a process was ready")
-        try:  # from here on it has the message: if the body kills it, an uncounted try would repeat forever
+        try:  # the process gets the message, which may kill it: from here on the delivery counts, or it would repeat
             self._pipe.send_bytes(_MOMENT.pack(until) + work)
             answer = self._receive(lock, until)
         except (EOFError, OSError) as error:
             how = self._end(with_group=True)
             raise HandlerDied(f"the process of the handler ended without an answer, {how}") from error
         self.is_usable = True
-        return _read(answer)
+        return _result_of(answer)
 
     def _receive(self, lock: Lock | None = None, until: float = 0.0) -> bytes:
-        """Return its next answer; meanwhile, send it each new end of the *lock* after *until*.
+        """Return the next answer of the process; meanwhile, send it each extension of the *lock* beyond *until*.
 
         Raises:
-            EOFError: It has ended, even if a process that it forked keeps its end of the pipe open.
+            EOFError: The process has ended, even if a process that it forked keeps its end of the pipe open.
         """
-        pause = LOOK_AGAIN if lock is None else min(LOOK_AGAIN, lock.every)
+        pause = CHECK_EVERY if lock is None else min(CHECK_EVERY, lock.every)
         while not self._pipe.poll(pause):
             if not self.is_alive and not self._pipe.poll(0):
                 raise EOFError
-            if lock is not None and (later := lock.until()) > until + NOTABLE:
+            if lock is not None and (later := lock.until()) > until + EXTENSION_MIN:
                 until = later
-                with suppress(OSError):  # it has just ended, perhaps after an answer
+                with suppress(OSError):  # the process has just ended, perhaps after an answer
                     self._pipe.send_bytes(_MOMENT.pack(until))
         return self._pipe.recv_bytes()
 
@@ -236,32 +236,32 @@ class _Process:
         how = self._end(with_group=True)
         if self._code == UNGUARDED:
             return NeverBegins(
-                "each process for handlers runs the script once more, and would consume as well; "
+                "each process for handlers runs the script again, and would start a consumer, too; "
                 "put the code that starts the script under: if __name__ == '__main__':"
             )
         return NotBegun(f"a process for handlers ended before it was ready, {how}; see its output on stderr")
 
     def kill(self) -> None:
-        """Kill it, with all that it has started, and wake the thread that waits for it."""
+        """Kill the process and all that it has started, and wake the thread that waits for it."""
         with self._guard:
             if not self._is_collected:
                 _kill(self._process)
                 _shut(self._pipe)
 
     def close(self) -> None:
-        """Close its pipe, and wait for it to end by itself."""
+        """Close the pipe, and wait for the process to end by itself."""
         self._end()
 
     def _end(self, *, with_group: bool = False) -> str:
-        """Make sure that it has ended, and return how it ended.
+        """Make sure that the process has ended, and return how it ended.
 
         Args:
-            with_group: Also kill the processes that it left behind. Always done if it has to be killed.
+            with_group: Also kill the processes that it has started. Always done if it has to be killed.
         """
         with self._guard:
             self._pipe.close()
         if not self._is_collected:
-            has_ended = _has_ended_within(self._process, DYING)
+            has_ended = _has_ended_within(self._process, EXIT_WITHIN)
             with self._guard:
                 if with_group or not has_ended:
                     _kill(self._process)
@@ -269,7 +269,7 @@ class _Process:
             self._process.join()
             self._code = self._process.exitcode
             self._finalizer.cancel()
-            with suppress(ValueError):  # another thread has collected it
+            with suppress(ValueError):  # another thread has collected the process
                 self._process.close()
         code = self._code or 0
         return f"killed by signal {-code} ({_name(-code)})" if code < 0 else f"with exit code {code}"
@@ -277,7 +277,7 @@ class _Process:
 
 class _State(Enum):
     RUNNING = "running"
-    ENDED = "ended"  # and not collected: its number is still its own
+    ENDED = "ended"  # and not collected: no other process can have its pid
     COLLECTED = "collected"
 
 
@@ -327,13 +327,13 @@ def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return "of no name"
+        return "unknown"
 
 
 # --- answers, from process to process --------------------------------------------------------------------------------
 
 
-def _worked_off(work: bytes) -> bytes:
+def _handle(work: bytes) -> bytes:
     """Return the answer to *work*: the handler's result, its exception, or why it could not be started."""
     written, message = pickle.loads(work)
     try:
@@ -357,10 +357,10 @@ def _worked_off(work: bytes) -> bytes:
             return pickle.dumps((None, None, b"", name, text, place_of(error)))
 
 
-def _read(answer: bytes) -> object:
-    hindrance, result, error, name, text, place = pickle.loads(answer)
-    if hindrance is not None:
-        raise hindrance(
+def _result_of(answer: bytes) -> object:
+    not_begun, result, error, name, text, place = pickle.loads(answer)
+    if not_begun is not None:
+        raise not_begun(
             f"a process can't load the handler: {name}; define it at the top of a module that can be imported "
             "without running this script"
         ) from ThereTraceback(text, place)
@@ -380,21 +380,21 @@ def _read(answer: bytes) -> object:
 
 def _serve(pipe: Connection) -> None:
     """Handle each message that comes through *pipe*, until it is closed."""
-    _stand_alone()
+    _leave_group()
     if sys.platform != "win32":  # a child that outlives us must not hold our end of the pipe
         os.set_inheritable(pipe.fileno(), False)
         os.register_at_fork(after_in_child=pipe.close)
     watch = _Watch(pipe)
-    with suppress(OSError):  # the consumer is gone; or the handler forked us, and returned
+    with suppress(OSError):  # the consumer has ended; or the handler forked this process, and returned
         pipe.send_bytes(b"")
         while (work := watch.work.get()) is not None:
-            answer = _worked_off(work)
+            answer = _handle(work)
             watch.is_busy = False
             pipe.send_bytes(answer)
 
 
-def _stand_alone() -> None:
-    """Leave the consumer's process group, and ignore signals that are sent to all of a service."""
+def _leave_group() -> None:
+    """Leave the consumer's process group, and ignore signals that are sent to all processes of a service."""
     if os.name == "posix":
         os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGTERM):  # the consumer decides what they mean
@@ -424,41 +424,41 @@ class _Watch:
             while True:
                 left = self._left()
                 while left <= 0 and self._pipe.poll(0):
-                    # A handler that held the GIL kept us from reading that the lock was renewed meanwhile.
-                    if not self._listen(0):
+                    # A handler that held the GIL may have kept this thread from reading an extension of the lock.
+                    if not self._read_pipe(0):
                         return
                     left = self._left()
-                if left <= 0 or not self._listen(min(left, LOOK_AGAIN)):
+                if left <= 0 or not self._read_pipe(min(left, CHECK_EVERY)):
                     return
-        finally:  # in any case: nothing else would watch the lock
+        finally:  # in any case: no other thread watches the lock
             _end_group()
 
     def _left(self) -> float:
-        """Return for how many seconds there is nothing to do."""
-        return self._until - CLOCK.now() if self.is_busy else LOOK_AGAIN
+        """Return the seconds until the next check."""
+        return self._until - CLOCK.now() if self.is_busy else CHECK_EVERY
 
-    def _listen(self, seconds: float) -> bool:
+    def _read_pipe(self, seconds: float) -> bool:
         """Read what the consumer sends within *seconds*; return False if the process must end."""
         ready = wait([self._pipe, self._parent.sentinel], seconds)
         if self._parent.sentinel in ready or (os.name == "posix" and os.getppid() != self._parent.pid):
             return False
         if self._pipe in ready:
             try:
-                said = self._pipe.recv_bytes()
+                data = self._pipe.recv_bytes()
             except (EOFError, OSError):
                 return self._close()
-            if self.is_busy or len(said) > _MOMENT.size:  # else it is about a message already handled
-                self._until = _MOMENT.unpack_from(said)[0]
-            if len(said) > _MOMENT.size:
+            if self.is_busy or len(data) > _MOMENT.size:  # else it is about a message already handled
+                self._until = _MOMENT.unpack_from(data)[0]
+            if len(data) > _MOMENT.size:
                 self.is_busy = True
-                self.work.put(said[_MOMENT.size :])
+                self.work.put(data[_MOMENT.size :])
         return True
 
     def _close(self) -> bool:
         """Let the process end by itself, if no message is being handled."""
         if not self.is_busy:
             self.work.put(None)
-            wait([self._parent.sentinel], DYING)
+            wait([self._parent.sentinel], EXIT_WITHIN)
         return False
 
 

@@ -1,4 +1,4 @@
-"""Where messages are sent, and where answers to requests come back."""
+"""Sends messages, and receives the answers to requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tenure._queue.received import Received
 from tenure._queue.verdicts import COMPLETE, DeadLetter, NotEmpty, Settled, Settlement
 from tenure.errors import ConfigError, TenureError, TimedOut, Unavailable
 
-NOBODY_WAITS = "nobody_waits"
-"""The reason of an answer that died because its request had been given up."""
+REQUEST_ENDED = "request_ended"
+"""The reason of the dead letter of an answer that came after its request had ended."""
 
 REPLIES = ".replies."
 
 IDLE = 600.0
-"""Seconds after which a reply queue may be deleted, unless its process has refreshed it, as it does more often."""
+"""Seconds after which a reply queue may be deleted. Its process refreshes it more often while it runs."""
 
 HANDED_MAX = 10_000
-"""The most answers remembered as passed on without confirmed completion; then the oldest are forgotten."""
+"""The number of answers remembered as handed over without confirmed completion; then the oldest are forgotten."""
 
 
 def is_reply_queue(name: str) -> bool:
@@ -41,14 +41,14 @@ class Producer:
         self._context = context
 
     async def send(self, message: Outgoing) -> str:
-        """Send one message; return its id once it is kept."""
+        """Send one message; return its id once the store has it."""
         context = self._context
         await context.ready()
         ready = checked((message,), context.settings.body_max, context.broker.traits.body_max)
         return (await context.broker.send(context.name, ready))[0]
 
     async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
-        """Send many messages in one step; return their ids once they are kept."""
+        """Send many messages in one step; return their ids once the store has them."""
         context = self._context
         await context.ready()
         ready = checked(list(messages), context.settings.body_max, context.broker.traits.body_max)
@@ -58,9 +58,9 @@ class Producer:
 class Requests:
     """The requests of one process that wait for an answer, and the queue that brings the answers.
 
-    An answer whose request has ended goes to that queue's dead letters, with the reason ``nobody_waits``. The
-    queue is deleted when the process has no more use for it; if the process has died, by another that makes requests.
-    Both only if it is empty.
+    An answer whose request has ended goes to that queue's dead letters, with the reason ``request_ended``. The
+    process deletes the queue when it is closed; if the process has died, another one that makes requests does. Both
+    only if it is empty.
     """
 
     def __init__(self, context: QueueContext) -> None:
@@ -76,7 +76,7 @@ class Requests:
         """Send *message* and return the answer to it.
 
         Raises:
-            TimedOut: None came within *timeout* seconds.
+            TimedOut: No answer came within *timeout* seconds.
             Unavailable: The store could not be asked, or the backend was closed meanwhile.
         """
         check_seconds("timeout", timeout, least=0.0)
@@ -91,14 +91,14 @@ class Requests:
         self._waiting[correlation] = answer
         if self._listener is None or self._listener.done():
             self._is_closing = False
-            self._listener = asyncio.ensure_future(self._listen())
+            self._listener = asyncio.ensure_future(self._receive_all())
         try:
             async with asyncio.timeout(timeout):
                 await producer.send(message)
                 self._woken.set()
                 return await answer
         except TimeoutError:
-            if answer.done() and not answer.cancelled():  # it came at the last moment, and no other caller will get it
+            if answer.done() and not answer.cancelled():  # it came at the last moment, and is not delivered again
                 return answer.result()
             raise TimedOut(
                 f"no answer to request {correlation!r} on {self._context.name!r} within {timeout:g} s; one that comes "
@@ -108,7 +108,7 @@ class Requests:
             del self._waiting[correlation]
 
     async def close(self) -> None:
-        """Stop listening, and dead-letter the answers that have come meanwhile."""
+        """Stop receiving, and dead-letter the answers that have come meanwhile."""
         if self._listener is None:
             return
         self._is_closing = True  # and not cancelled: it has to settle and report the answers it has claimed
@@ -121,19 +121,19 @@ class Requests:
                     Unavailable(f"request {correlation!r} on {self._context.name!r} got no answer before it was closed")
                 )
         with suppress(Unavailable):
-            await self._take_in()
+            await self._receive()
             await self._context.broker.delete(self.reply_to)  # not if dead-lettered answers are in it
 
-    async def _listen(self) -> None:
+    async def _receive_all(self) -> None:
         context = self._context
         place = context.hints.join(context.broker, self.reply_to, self, self._wake)
-        staying = asyncio.ensure_future(self._stay())
+        keeping = asyncio.ensure_future(self._keep_queue())
         try:
             while not self._is_closing:
                 self._woken.clear()
                 place.asks()
                 try:
-                    more = await self._take_in()
+                    more = await self._receive()
                 except Unavailable:
                     more = False
                 place.answered(more, None)  # it is the only waiter, so a failure need not be passed on
@@ -144,55 +144,55 @@ class Requests:
                         await self._woken.wait()
         finally:
             place.leave()
-            staying.cancel()
+            keeping.cancel()
 
     def _wake(self) -> bool:
         self._woken.set()
         return True
 
-    async def _stay(self) -> None:
+    async def _keep_queue(self) -> None:
         """Keep the reply queue while this process runs, and delete those of processes that have died."""
         broker = self._context.broker
         while True:
-            with suppress(TenureError):  # the next time comes soon enough
+            with suppress(TenureError):  # the next attempt is soon enough
                 await broker.delete_when_idle(self.reply_to, IDLE)
                 for name in await broker.idle():
                     is_others = is_reply_queue(name) and name != self.reply_to
                     if is_others and isinstance(await broker.delete(name), NotEmpty):
-                        await broker.delete_when_idle(name, IDLE)  # or it would hide others, as few are listed
+                        await broker.delete_when_idle(name, IDLE)  # it would hide others: only a few are listed
             await asyncio.sleep(IDLE / 4)
 
     def _pause(self) -> float:
         return 0.05 if self._waiting and not self._context.broker.traits.hints else POLL
 
-    async def _take_in(self) -> bool:
-        """Pass on the answers that have come; return whether there may be more."""
+    async def _receive(self) -> bool:
+        """Hand over the answers that have come; return whether there may be more."""
         context = self._context
         claim = await context.broker.receive(self.reply_to, 100, context.settings.lock)
         context.tell_of_dead(claim.died, self.reply_to)
-        for_whom = [self._waiting.get(one.correlation_id or "") for one in claim.deliveries]
-        settlements = [self._judge(one, waits) for one, waits in zip(claim.deliveries, for_whom, strict=True)]
+        waiting = [self._waiting.get(one.correlation_id or "") for one in claim.deliveries]
+        settlements = [self._settlement(one, request) for one, request in zip(claim.deliveries, waiting, strict=True)]
         if settlements:
             answers = await context.broker.settle(settlements)
             for (delivery, verdict), answer in zip(settlements, answers, strict=True):
-                if isinstance(answer, Settled):  # else it may come again
-                    self._handed.pop(_which(delivery), None)
+                if isinstance(answer, Settled):  # otherwise it may be delivered again
+                    self._handed.pop(_identity(delivery), None)
                     context.tell_if_dead(delivery, verdict, answer)
         return bool(settlements) or claim.due_in == 0
 
-    def _judge(self, delivery: Delivery, waits: asyncio.Future[Received] | None) -> Settlement:
-        if _which(delivery) in self._handed:  # it comes again only because its completion was not confirmed
+    def _settlement(self, delivery: Delivery, request: asyncio.Future[Received] | None) -> Settlement:
+        if _identity(delivery) in self._handed:  # delivered again only because its completion was not confirmed
             return Settlement(delivery, COMPLETE)
-        if waits is None or waits.done():
-            text = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
-            return Settlement(delivery, DeadLetter(NOBODY_WAITS, text))
-        waits.set_result(Received(delivery))
-        self._handed[_which(delivery)] = None
+        if request is None or request.done():
+            why = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
+            return Settlement(delivery, DeadLetter(REQUEST_ENDED, why))
+        request.set_result(Received(delivery))
+        self._handed[_identity(delivery)] = None
         if len(self._handed) > HANDED_MAX:
             del self._handed[next(iter(self._handed))]
         return Settlement(delivery, COMPLETE)
 
 
-def _which(delivery: Delivery) -> tuple[int, float]:
-    """Return a key that no other answer has, even if the queue was created anew meanwhile."""
+def _identity(delivery: Delivery) -> tuple[int, float]:
+    """Return a key that is unique to this answer, even if the queue was deleted and created again."""
     return delivery.sequence, delivery.enqueued_at

@@ -225,7 +225,7 @@ class PumpDriver:
         self._context.emit(event_of(ResultDiscarded, self._context, delivery, why))
 
     def _complain(self, settlement: Settlement, text: str) -> None:
-        self._spawn(self._judge.complain(Message(settlement.delivery, self._context), LockLost(text)))
+        self._spawn(self._judge.call_error_hook(Message(settlement.delivery, self._context), LockLost(text)))
 
     # --- ending ---
 

@@ -173,7 +173,7 @@ class Queue:
 
         Raises:
             TimedOut: No answer came in time. One that comes later is kept among the dead letters of the reply
-                queue, with the reason ``nobody_waits``.
+                queue, with the reason ``request_ended``.
         """
         if self.name not in self._requests:
             self._requests[self.name] = Requests(self._context)

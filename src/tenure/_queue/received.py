@@ -35,12 +35,12 @@ class Received:
 
     @property
     def queue(self) -> str:
-        """The queue it came from."""
+        """The queue from which it was received."""
         return self._delivery.queue
 
     @property
     def id(self) -> str:
-        """Its id, given by its sender or the broker."""
+        """The id, given by the sender or the broker."""
         return self._delivery.id
 
     @property
@@ -55,7 +55,7 @@ class Received:
 
     @property
     def delivery_count(self) -> int:
-        """How many times it was handed out, this time included."""
+        """The number of deliveries, this one included."""
         return self._delivery.delivery_count
 
     @property
@@ -65,7 +65,7 @@ class Received:
 
     @property
     def lock_token(self) -> str:
-        """The proof that it is locked to us; new with every delivery."""
+        """The token of this delivery's lock; new with every delivery."""
         return f"{self._delivery.token}.{self._delivery.sequence}"
 
     @property
@@ -90,7 +90,7 @@ class Received:
 
     @property
     def reply_to(self) -> str | None:
-        """The queue that waits for the answer."""
+        """The queue to which the answer is to be sent."""
         return self._delivery.reply_to
 
     @property
@@ -100,29 +100,29 @@ class Received:
 
     @property
     def reason(self) -> str | None:
-        """Why it died; None unless it was received from the dead letters. So are the next three."""
+        """The reason of a dead letter; None for other messages. So are the next three."""
         return self._delivery.death.reason if self._delivery.death else None
 
     @property
     def description(self) -> str | None:
-        """The description of why it was dead-lettered."""
+        """The description of a dead letter."""
         return self._delivery.death.description if self._delivery.death else None
 
     @property
     def error(self) -> Failure | None:
-        """The last failure before its death."""
+        """The last failure of a dead letter."""
         return self._delivery.death.error if self._delivery.death else None
 
     @property
     def history(self) -> tuple[Attempt, ...]:
-        """The deliveries that failed before its death."""
+        """The failed deliveries of a dead letter."""
         return self._delivery.death.history if self._delivery.death else ()
 
     def json(self) -> Any:
         """Return the JSON in the body.
 
         Raises:
-            DecodeError: It is none. A handler that lets this out has its message dead-lettered at once.
+            DecodeError: The body is no JSON. If a handler does not catch this, its message is dead-lettered at once.
         """
         return self._read(loads)
 
@@ -136,11 +136,11 @@ class Received:
         Args:
             kind: A dataclass, TypedDict or NamedTuple, a pydantic model, a msgspec struct; or what can stand in their
                 fields, such as ``list[Order]``, ``dict[UUID, Decimal]``, ``Order | None``. Fields it doesn't know are
-                ignored, and nothing is turned into another type in silence: ``"7"`` is no ``int``.
+                ignored, and no value is converted to another type silently: ``"7"`` is no ``int``.
 
         Raises:
-            DecodeError: The body is no JSON, or doesn't fit; the message says where. It is a ``ValueError``. A handler
-                that lets it out has its message dead-lettered at once, as ``undecodable``.
+            DecodeError: The body is no JSON, or doesn't fit; the error says where. It is a ``ValueError``. If a handler
+                does not catch it, its message is dead-lettered at once, as ``undecodable``.
             ConfigError: Bodies can't be read as a *kind*, whatever is in them.
 
         Example::
@@ -164,10 +164,10 @@ class Received:
 
 
 class Message(Received):
-    """A message that is locked to us, until it is settled by one of the verbs or the lock ends.
+    """A message that is locked to this consumer, until it is settled by one of the verbs or the lock ends.
 
-    Each verb returns once the broker has confirmed it, or raises ``LockLost`` (it doesn't stand: another consumer may
-    have the message) or ``Unavailable`` (no answer: it may stand or not).
+    Each verb returns once the broker has confirmed it, or raises ``LockLost`` (it has no effect: another consumer may
+    have the message) or ``Unavailable`` (no answer: it may have had an effect or not).
     """
 
     __slots__ = ("_context", "_tracker")
@@ -188,21 +188,21 @@ class Message(Received):
         await self._settle(completion(self._context, sends, remember))
 
     async def abandon(self, delay: float = 0.0, *, error: BaseException | None = None) -> None:
-        """Unlock the message, to be delivered again after *delay* seconds; or dead, if that was its last delivery."""
+        """Unlock the message, to be delivered again after *delay* seconds; dead-lettered after its last delivery."""
         check_seconds("delay", delay, least=0.0)
         await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
 
     async def defer(self) -> None:
-        """Put the message aside, to be received again only by its sequence; see ``Queue.receive_deferred``."""
+        """Set the message aside, to be received again only by its sequence; see ``Queue.receive_deferred``."""
         await self._settle(Defer())
 
     async def dead_letter(self, reason: str, description: str = "", *, error: BaseException | None = None) -> None:
         """Move the message to the dead letters.
 
         Args:
-            reason: A word or two, to group and to filter by; up to 255 characters.
+            reason: A short text to group and filter by; up to 255 characters.
             description: For later inspection; up to 4,096 characters of it are kept.
-            error: The exception behind it, if there is one; its type, text and traceback are kept.
+            error: The exception that is the cause, if there is one; its type, text and traceback are kept.
         """
         check_text("reason", reason)
         await self._settle(DeadLetter(reason, description, Failure.of(error) if error is not None else None))
@@ -229,15 +229,15 @@ class Message(Received):
         await self._settle(completion(self._context, [answer_to(self, body, headers, json)], 0.0))
 
     def note_settling(self) -> None:
-        """Take note that it is being settled by other means, as in a transaction of your own that is now committed.
+        """Note that the message is being settled by other means, as by the commit of a transaction of your own.
 
-        A renewal that finds it gone meanwhile takes that for no loss. :meth:`note_settled` follows.
+        A renewal that does not find it meanwhile does not report a loss. Call :meth:`note_settled` after that.
         """
         if self._tracker is not None:
             self._tracker.asks(self._delivery)
 
     def note_settled(self, stands: bool = True) -> None:
-        """Take note that it was settled by other means, if that *stands*; the broker isn't asked."""
+        """Note that the message was settled by other means, if that *stands*; no request is sent to the broker."""
         if stands:
             self._gone()
         if self._tracker is not None:
@@ -254,7 +254,7 @@ class Message(Received):
             raise
         else:
             self._gone()
-        finally:  # Unavailable: it may be ours yet, and be settled once more
+        finally:  # after Unavailable, it may still be ours, and can be settled again
             if tracker is not None:
                 tracker.heard(self._delivery)
 
@@ -293,7 +293,7 @@ class BlockingMessage(Received):
         self._call(lambda: self._message.abandon(delay, error=error))
 
     def defer(self) -> None:
-        """Put the message aside. See :meth:`Message.defer`."""
+        """Set the message aside. See :meth:`Message.defer`."""
         self._call(self._message.defer)
 
     def dead_letter(self, reason: str, description: str = "", *, error: BaseException | None = None) -> None:
@@ -310,11 +310,11 @@ class BlockingMessage(Received):
         return end
 
     def note_settling(self) -> None:
-        """Take note that it is being settled by other means. See :meth:`Message.note_settling`."""
-        self._message.note_settling()  # which needs no loop: a transaction is open, and is not to wait for one
+        """Note that the message is being settled by other means. See :meth:`Message.note_settling`."""
+        self._message.note_settling()  # without the loop: an open transaction must not wait for it
 
     def note_settled(self, stands: bool = True) -> None:
-        """Take note that it was settled by other means. See :meth:`Message.note_settled`."""
+        """Note that the message was settled by other means. See :meth:`Message.note_settled`."""
 
         async def note() -> None:
             self._message.note_settled(stands)
@@ -337,7 +337,7 @@ def completion(context: QueueContext, sends: Sequence[tuple[str, Outgoing]], rem
 
 
 def answer_to(message: Received, body: bytes, headers: Headers | None, json: object) -> tuple[str, Outgoing]:
-    """Return the answer to *message*, and where it goes."""
+    """Return the queue for the answer to *message*, and the answer."""
     if message.reply_to is None:
         raise ConfigError(f"message {message.id!r} of {message.queue!r} has no reply_to: its sender expects no answer")
     options: SendOptions = {"correlation_id": message.correlation_id or message.id}

@@ -1,4 +1,4 @@
-"""Reports of a consumer to its observers and the log."""
+"""The events that a consumer emits to its observers, and its lines in the log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tenure.events import (
 )
 
 
-def hint_at(context: QueueContext, running: int) -> None:
-    """Log what a consumer waits for after an interrupt, and how to end it at once."""
+def log_interrupt(context: QueueContext, running: int) -> None:
+    """Log, after an interrupt, what the consumer waits for, and how to stop it without waiting."""
     count = f"{running} message{'' if running == 1 else 's'}"
-    logger.warning("%s: interrupted: finishing %s; interrupt once more to hurry", context.name, count)
+    logger.warning("%s: interrupted: finishing %s; interrupt again to stop without waiting", context.name, count)
 
 
 def report_unanswered(context: QueueContext, what: str, why: str) -> None:
-    """Report to the observers that the broker did not answer a request for *what*."""
+    """Emit the event that the broker did not answer the request to do *what*."""
     context.emit(BrokerUnanswered(context.clock.now(), context.name, context.holder, what, why))
 
 

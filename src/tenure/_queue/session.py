@@ -26,10 +26,10 @@ FOREVER = 1e9
 
 
 class Session:
-    """A session that is locked to us, as a block: ``async with queue.session() as session:``.
+    """A session that is locked to this process, as a block: ``async with queue.session() as session:``.
 
-    Its lock is renewed while the block runs. When it is lost all the same, the block is cancelled, and ``LockLost``
-    comes out of it. At the end of the block, unsettled messages are given back uncounted, and the session is free.
+    Its lock is renewed while the block runs. When the lock is lost all the same, the block is cancelled, and raises
+    ``LockLost``. At the end of the block, unsettled messages are given back uncounted, and the session is free.
 
     Iterating yields its messages, one by one and in order, until none is waiting.
 
@@ -69,7 +69,7 @@ class Session:
             await self._keep(held, asked_at)
             self._lock()  # it may be lost again by now, if the loop was blocked
         except BaseException:
-            await self._let_go()
+            await self._end()
             self.lost.set()
             raise
         # Only now, as there is a block to cancel: a caller whose entry failed must not be cancelled later.
@@ -85,40 +85,41 @@ class Session:
         owner, self._owner = self._owner, None  # from here on, the loss of the lock doesn't cancel us
         ours = False
         try:
-            cut = await self._let_go()
+            cancellation = await self._end()
         finally:
             # As in asyncio.timeout: raise LockLost only if nothing else has cancelled the task as well.
             if self._interrupted and owner is not None:
                 ours = owner.uncancel() <= self._cancelling
         if ours and (kind is None or issubclass(kind, (asyncio.CancelledError, LockLost))):
             raise LockLost(self._loss_message()) from error
-        if cut is not None and not ours:
-            raise cut
+        if cancellation is not None and not ours:
+            raise cancellation
 
     async def withdraw(self, error: BaseException | None = None) -> None:
-        """Leave, if entered: for a caller that may have been interrupted while entering."""
+        """Leave the block if it was entered: for a caller that may have been interrupted while it entered."""
         if self._owner is not None:
             await self.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
-    async def _let_go(self) -> asyncio.CancelledError | None:
-        """Keep the lock no longer, and give it back if it is ours; return the first cancellation that came meanwhile.
+    async def _end(self) -> asyncio.CancelledError | None:
+        """Stop renewing the lock, and release it if it is ours; return the first cancellation that came meanwhile.
 
-        None of them prevents it: the lock would be renewed for ever.
+        A cancellation does not prevent this: otherwise the lock would be renewed for ever.
         """
         assert self._held is not None
-        cut = None
+        cancellation = None
         try:
             if self._renewer is not None:
-                cut = await outlast(self._renewer.end())
+                cancellation = await outlast(self._renewer.end())
         finally:
             if not self.lost.is_set():
-                cut = await outlast(asyncio.ensure_future(self._context.broker.release(self._held))) or cut
-        return cut
+                releasing = asyncio.ensure_future(self._context.broker.release(self._held))
+                cancellation = await outlast(releasing) or cancellation
+        return cancellation
 
     async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as Queue.receive
         """Return the next up to *max* messages, in order; wait so many seconds for the first.
 
-        A message that was abandoned with a delay holds up those behind it until it is due.
+        A message that was abandoned with a delay blocks those behind it until it is due.
 
         Raises:
             LockLost: The session is no longer ours.
@@ -139,10 +140,10 @@ class Session:
             yield messages[0]
 
     async def set_state(self, state: bytes | None) -> None:
-        """Store *state* for this session, for its next holder. None forgets it.
+        """Store *state* for this session, for its next holder. None removes it.
 
         Raises:
-            ConfigError: It is no bytes.
+            ConfigError: *state* is neither bytes nor None.
             LockLost: The session is no longer ours.
         """
         given: object = state
@@ -155,7 +156,7 @@ class Session:
         self.state = state
 
     async def renew(self) -> float:
-        """Extend the lock now (it is done in the background anyhow), and return its new end.
+        """Extend the lock now (it is also renewed in the background), and return its new end.
 
         Raises:
             LockLost: The session is no longer ours.
@@ -192,9 +193,7 @@ class Session:
             try:
                 answer = await asyncio.shield(asking)
             except asyncio.CancelledError:
-                asking.add_done_callback(
-                    self._release
-                )  # a session that is still accepted is released, and not left locked
+                asking.add_done_callback(self._release)  # a session that is accepted later must not stay locked
                 raise
             if isinstance(answer, NoSession):
                 context.tell_of_dead(answer.died)
@@ -204,9 +203,9 @@ class Session:
 
         held = await context.wait_for(look, self._wait, kind=("session", self._asked_for))
         if held is None:
-            what = "no session with a message waiting is free" if self._asked_for is None else "it is locked to another"
+            what = "no free session has a message" if self._asked_for is None else "it is locked to another consumer"
             named = "" if self._asked_for is None else f"session {self._asked_for!r} of "
-            raise TimedOut(f"{named}{context.name!r} could not be had within {self._wait:g} s: {what}")
+            raise TimedOut(f"{named}{context.name!r} could not be locked within {self._wait:g} s: {what}")
         return held, asked_at
 
     def _release(self, asked: asyncio.Future[SessionLock | NoSession]) -> None:
@@ -225,11 +224,11 @@ class Session:
         self._group = group
         groups: dict[Token, LockGroup] = {held.token: group}
         locks = Locks(context.name, context.holder, PumpSettings(timing), context.rng, groups, now=context.clock.now())
-        self._renewer = LockRenewer(context, locks, self._hear_locks)
-        if cut := await outlast(self._renewer.begin()):
-            raise cut
+        self._renewer = LockRenewer(context, locks, self._on_locks_message)
+        if cancellation := await outlast(self._renewer.begin()):
+            raise cancellation
 
-    def _hear_locks(self, message: LocksMessage) -> None:
+    def _on_locks_message(self, message: LocksMessage) -> None:
         if self.lost.is_set() or not isinstance(message, Ended):
             return
         self.lost.set()

@@ -1,12 +1,13 @@
 """Typed bodies: how a value of JSON becomes a dataclass, a ``UUID``, a ``list[Order]``; and what those are as JSON.
 
-House rules:
+Rules:
 
-- A value is never turned into another kind in silence: ``"7"`` is no ``int``, and ``7`` is no ``str``.
+- A value is never converted to another type silently: ``"7"`` is no ``int``, and ``7`` is no ``str``.
 - Fields that a type doesn't know are ignored: the sender may be newer than the reader.
 - A type that can't be read at all is a ``ConfigError``, whatever the body; a body that doesn't fit is a ``Misfit``.
-- What a body costs grows with its length, whatever is in it: each value is read once for each type it may have.
-- pydantic and msgspec read and write their own types. They are never imported here: a type of theirs has been.
+- The cost of a body is proportional to its length: each value is read once for each type that it may have.
+- pydantic and msgspec read and write their own types. They are not imported here: a program that uses one of their
+  types has imported them.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 from tenure._queue.typed_kinds import (
     bound_of,
+    discriminators_of,
     fields_of,
     flattened,
     hints_of,
     is_mark,
     is_named_tuple,
     is_typed_dict,
+    key_values,
     keys_of,
     matched_variables,
-    readings_of_key,
     required_keys,
-    signs_of,
     variables_of,
 )
-from tenure._queue.typed_libraries import borrowed_reader, constrained_by, is_of, library_of
+from tenure._queue.typed_libraries import constrained_by, is_of, library_of, library_reader
 from tenure._queue.typed_readers import (
     anything,
     choice_of,
@@ -69,33 +70,33 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.abc.Mapping, collections
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reader:
-    """The function that reads whole bodies of a type, and the form that it needs."""
+    """Reads whole bodies of a type."""
 
     read: Read
     takes_bytes: bool
-    """It is another library's, and takes the bytes of a body as they are."""
+    """Whether another library reads the type, from the bytes of the body."""
     exact: bool
-    """There is a ``Decimal`` in it: numbers are to be ``written`` ones."""
+    """Whether the type has a ``Decimal`` in it: then numbers must be ``written`` ones."""
 
 
 def reader(kind: Any) -> Reader:
-    """Return what reads a *kind*.
+    """Return the reader of bodies of this *kind*.
 
     Raises:
         ConfigError: Bodies can't be read as a *kind*.
     """
     try:
-        return _made(kind, repr(kind))  # unions are equal in whatever order, and read in the order written
+        return _built(kind, repr(kind))  # equal unions may have another order, in which they are read
     except TypeError:  # it can't be hashed
-        return _Maker().whole(kind)
+        return _ReaderBuilder().whole(kind)
 
 
 @lru_cache(maxsize=512)
-def _made(kind: Any, spelled: str) -> Reader:
-    return _Maker().whole(kind)
+def _built(kind: Any, text: str) -> Reader:
+    return _ReaderBuilder().whole(kind)
 
 
-class _Maker:
+class _ReaderBuilder:
     """Makes the readers of a type and of all types inside it; those of recursive types once."""
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class _Maker:
         return Reader(read_whole, takes_bytes, self._exact)
 
     def _plain(self, read: Read) -> Read:
-        """Return a *read* that knows nothing of ``Written`` numbers, for a type that may stand beside a ``Decimal``."""
+        """Return *read* with ``Written`` numbers converted to floats first, as there may be a ``Decimal`` elsewhere."""
         return lambda value: read(rounded(value)) if self._exact else read(value)
 
     def of(self, kind: Any, bound: Mapping[Any, Any]) -> Read:
@@ -130,7 +131,7 @@ class _Maker:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin is Annotated:
             if library := constrained_by(kind.__metadata__):
-                return self._plain(borrowed_reader(library, kind))
+                return self._plain(library_reader(library, kind))
             return self.of(arguments[0], bound)
         if is_mark(origin):
             return self.of(arguments[0], bound)
@@ -145,7 +146,7 @@ class _Maker:
         if origin is Literal:
             return choice_of(arguments)
         if (library := library_of(alias)) is not None:
-            return self._plain(borrowed_reader(library, kind))
+            return self._plain(library_reader(library, kind))
         if kind is Any or kind is object:
             return self._plain(anything)
         if is_of("decimal", "Decimal", kind):
@@ -176,7 +177,9 @@ class _Maker:
         reads = [(kind, self.of(kind, bound)) for kind in flat]
         scalars = (bool, int, float, type(None))
         exact = {one: read for kind, read in reads for one in scalars if kind is one}
-        records = [_Candidate(kind, read, keys_of(kind), signs_of(kind)) for kind, read in reads if fields_of(kind)]
+        records = [
+            _Candidate(kind, read, keys_of(kind), discriminators_of(kind)) for kind, read in reads if fields_of(kind)
+        ]
         others = [(kind, read) for kind, read in reads if not fields_of(kind)]
         only = [read for kind, read in reads if kind is not type(None)]
         named = ", ".join(name_of_type(kind) for kind in flat)
@@ -186,7 +189,7 @@ class _Maker:
         def read_union(value: Any) -> Any:
             if (fitting := exact.get(type(value))) is not None:
                 return fitting(value)
-            if len(only) == 1:  # Optional: it says best what is wrong
+            if len(only) == 1:  # Optional: the error of the one type is the most precise
                 return only[0](value)
             return once_each(value) if type(value) in (dict, list) else choose(value)
 
@@ -199,7 +202,7 @@ class _Maker:
                 try:
                     return read(value)
                 except Misfit as misfit:
-                    if misfit.at or (isinstance(value, dict) and fields_of(kind)):  # it came so far
+                    if misfit.at or (isinstance(value, dict) and fields_of(kind)):  # the error is inside of the value
                         problems.append(f"{name_of_type(kind)}: {misfit.at.lstrip('.') or 'it'} {misfit.problem}")
                         last = misfit
             if last is not None and len(likely) == len(problems) == 1:
@@ -211,7 +214,7 @@ class _Maker:
         return read_union
 
     def _tuple(self, kind: Any, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Read:
-        if kind in (tuple, typing.Tuple):  # noqa: UP006  # as it was once written
+        if kind in (tuple, typing.Tuple):  # noqa: UP006  # the older spelling
             return list_of(tuple, self.of(Any, bound))
         if len(arguments) == 2 and arguments[1] is ...:
             return list_of(tuple, self.of(arguments[0], bound))
@@ -234,7 +237,7 @@ class _Maker:
             try:
                 return read(text)
             except Misfit as misfit:
-                for form in readings_of_key(text):
+                for form in key_values(text):
                     try:
                         return read(form)
                     except Misfit:
@@ -244,7 +247,7 @@ class _Maker:
         return read_key
 
     def _once(self, kind: Any, bound: Mapping[Any, Any], make: Callable[[], Read]) -> Read:
-        """Return the reader of a *kind* that may stand inside of itself; begun there once more, it is that outside."""
+        """Return the reader of a *kind* that may be recursive: inside of itself, it is read by the same reader."""
         key = (kind, repr(sorted((str(variable), repr(given)) for variable, given in bound.items())))
         if key not in self._begun:
             made: list[Read] = []
@@ -272,13 +275,13 @@ class _Candidate:
     kind: Any
     read: Read
     keys: frozenset[str]
-    signs: Mapping[str, Read]
-    """The fields that distinguish the member from the others, as they are a ``Literal``."""
+    discriminators: Mapping[str, Read]
+    """The discriminators: the fields that distinguish the member, as they are a ``Literal``."""
 
     def may_be(self, value: dict[str, Any]) -> bool:
-        """Return whether the signs in *value* are this one's."""
+        """Return whether the discriminators in *value* are those of this member."""
         try:
-            for key, read in self.signs.items():
+            for key, read in self.discriminators.items():
                 if key in value:
                     read(value[key])
         except Misfit:
@@ -287,9 +290,9 @@ class _Candidate:
 
 
 def _likely(value: dict[str, Any], records: list[_Candidate]) -> list[_Candidate]:
-    """Return which *records* an object may be: those that know most of its fields; all, if its signs are of none.
+    """Return which *records* an object may be: those that know most of its fields; all, if no discriminators fit.
 
-    One that knows fewer isn't tried when that misfits: it would leave out in silence what makes *value* another type.
+    One that knows fewer is not tried after a misfit: it would silently ignore the fields by which *value* differs.
     """
     fitting = [one for one in records if one.may_be(value)]
     if not fitting:

@@ -1,4 +1,4 @@
-"""The parts of a type: the fields, hints and variables by which a typed body is read."""
+"""The parts of a type by which a typed body is read: its fields, hints and variables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fields_of(kind: Any) -> Mapping[str, object]:
     kind = typing.get_origin(kind) or kind
     if dataclasses.is_dataclass(kind):
         of_class = getattr(dataclasses, "_FIELD_CLASSVAR")  # noqa: B009  # it has no public name
-        every: dict[str, Any] = kind.__dataclass_fields__  # dataclasses.fields() leaves out what is an InitVar
+        every: dict[str, Any] = kind.__dataclass_fields__  # dataclasses.fields() omits InitVars
         return {name: field for name, field in every.items() if field.init and field._field_type is not of_class}
     if is_named_tuple(kind):
         return dict.fromkeys(kind._fields)
@@ -50,29 +50,29 @@ def keys_of(kind: Any) -> frozenset[str]:
     return frozenset(keys)
 
 
-def signs_of(kind: Any) -> dict[str, Read]:
+def discriminators_of(kind: Any) -> dict[str, Read]:
     """Return the readers of those fields of a *kind* that are a ``Literal``, or the tag of a msgspec struct."""
     kind = typing.get_origin(kind) or kind
     try:
         hints = hints_of(kind)
-    except ConfigError:  # of a type whose library finds what they name
+    except ConfigError:  # of a type whose own library can resolve them
         hints = {}
-    signs = {}
+    discriminators = {}
     for name, hint in hints.items():
         _, hint = unmarked(hint)
         if typing.get_origin(hint) is Literal:
-            signs[name] = choice_of(typing.get_args(hint))
+            discriminators[name] = choice_of(typing.get_args(hint))
     tagged = getattr(kind, "__struct_config__", None)
     if tagged is not None and tagged.tag is not None:
-        signs[tagged.tag_field] = choice_of((tagged.tag,))
-    return signs
+        discriminators[tagged.tag_field] = choice_of((tagged.tag,))
+    return discriminators
 
 
 def required_keys(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
     if is_named_tuple(kind):
         return [name for name in kind._fields if name not in kind._field_defaults]
     if is_typed_dict(kind):
-        marks = {name: unmarked(hint)[0] for name, hint in hints.items()}  # as text they were not understood
+        marks = {name: unmarked(hint)[0] for name, hint in hints.items()}  # given as text, they were not recognised
         return [
             name
             for name in hints
@@ -87,7 +87,7 @@ def required_keys(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
 
 
 def is_mark(origin: Any) -> bool:
-    """Return whether a type of this *origin* is the type of a field, with a mark on the field around it."""
+    """Return whether *origin* is a qualifier of a field, such as ``Required``, around the field's type."""
     if origin in (Required, NotRequired, typing.Final):
         return True
     return getattr(origin, "__name__", "") == "ReadOnly"  # of Python 3.13, or of typing_extensions
@@ -128,7 +128,7 @@ def bound_of(variable: TypeVar, bound: Mapping[Any, Any]) -> Any:
 
 
 def matched_variables(variables: Iterable[Any], arguments: Iterable[Any], bound: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return what *variables* stand for, where the arguments may be variables that are *bound* outside."""
+    """Return the types of *variables*, where the arguments may be variables that are *bound* outside."""
     return {variable: _closed(argument, bound) for variable, argument in zip(variables, arguments, strict=False)}
 
 
@@ -142,7 +142,7 @@ def _closed(kind: Any, bound: Mapping[Any, Any]) -> Any:
 
 
 def variables_of(kind: Any, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return what the type variables of *kind* and of its bases stand for."""
+    """Return the types of the type variables of *kind* and of its bases."""
     matched = matched_variables(getattr(kind, "__parameters__", ()), arguments, bound)
     for base in getattr(kind, "__orig_bases__", ()):
         if (origin := typing.get_origin(base)) is not None and origin is not typing.Generic:
@@ -159,8 +159,8 @@ def flattened(kinds: Iterable[Any], bound: Mapping[Any, Any]) -> Iterable[Any]:
             yield closed
 
 
-def readings_of_key(text: str) -> Iterable[Any]:
-    """Return which other values of JSON a key may stand for, that are written as this *text*."""
+def key_values(text: str) -> Iterable[Any]:
+    """Yield the other JSON values that are written as *text*, for which a key may stand."""
     if text in ("true", "false", "null"):
         yield {"true": True, "false": False, "null": None}[text]
     try:

@@ -1,4 +1,4 @@
-"""Types of pydantic and msgspec in typed bodies. Neither is imported here: a type of theirs has been."""
+"""Types of pydantic and msgspec in typed bodies. Neither is imported here: a program with their types has done so."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tenure._queue.typed_values import Misfit, Read, shown_briefly
 
 
 def is_of(module: str, name: str, kind: Any) -> bool:
-    """Return whether the type *kind* is one of another module's, without importing the module."""
-    there = sys.modules.get(module)
-    return there is not None and isinstance(kind, type) and issubclass(kind, getattr(there, name))
+    """Return whether *kind* is the type *name* of *module*, or derived from it, without importing the module."""
+    imported = sys.modules.get(module)
+    return imported is not None and isinstance(kind, type) and issubclass(kind, getattr(imported, name))
 
 
 def library_of(kind: Any) -> str | None:
@@ -26,7 +26,7 @@ def library_of(kind: Any) -> str | None:
 
 
 def constrained_by(metadata: tuple[Any, ...]) -> str | None:
-    """Return the library that minds what an ``Annotated`` says, if it is here."""
+    """Return the library that checks the constraints of an ``Annotated``, if it is imported."""
     for one in metadata:
         home = type(one).__module__.partition(".")[0]
         if home in ("annotated_types", "pydantic", "pydantic_core") and "pydantic" in sys.modules:
@@ -36,7 +36,7 @@ def constrained_by(metadata: tuple[Any, ...]) -> str | None:
     return None
 
 
-def borrowed_reader(library: str, kind: Any) -> Read:
+def library_reader(library: str, kind: Any) -> Read:
     return _by_pydantic(kind) if library == "pydantic" else _by_msgspec(kind)
 
 
@@ -59,7 +59,7 @@ def _by_pydantic(kind: Any) -> Read:
 
 
 def _as_misfit(error: Any) -> Misfit:
-    """Return what pydantic says, in one line."""
+    """Return an error of pydantic, in one line."""
     first, *others = error.errors(include_url=False, include_context=False)
     more = f" (and {len(others)} more)" if others else ""
     at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
@@ -75,7 +75,7 @@ def _by_msgspec(kind: Any) -> Read:
                 return msgspec.json.decode(value, type=kind)
             return msgspec.convert(value, kind, str_keys=True)
         except (msgspec.MsgspecError, ValueError) as error:
-            said, _, place = str(error).partition(" - at `$")
-            raise Misfit(f"does not fit: {said}", place.rstrip("`")) from error
+            text, _, place = str(error).partition(" - at `$")
+            raise Misfit(f"does not fit: {text}", place.rstrip("`")) from error
 
     return read_with_msgspec

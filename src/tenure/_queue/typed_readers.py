@@ -28,18 +28,18 @@ from tenure._queue.typed_writing import form_of
 
 
 def tried_once(read: Read) -> Read:
-    """Return a reader of lists and objects that asks *read* once for each of them, however often it is asked."""
+    """Return a reader of lists and objects that calls *read* once for each of them, and keeps the result."""
 
     def read_once(value: Any) -> Any:
         tries = TRIES.get()
-        key = (read, id(value))  # all of the body is alive while it is read
+        key = (read, id(value))  # the id is unique: the whole body exists while it is read
         if key not in tries:
             try:
                 tries[key] = (read(value), None)
             except Misfit as misfit:
                 tries[key] = (None, misfit)
         made, problem = tries[key]
-        if problem is not None:  # as a new one: those around it write their place into it
+        if problem is not None:  # a new exception: the outer readers add their place to it
             raise Misfit(problem.problem, problem.at) from problem.__cause__
         return made
 
@@ -160,7 +160,7 @@ def _enum(kind: type[Enum]) -> Read:
                 return member
         if type(value) in (int, str):
             try:
-                return kind(value)  # combined flags, and whatever its _missing_ knows
+                return kind(value)  # combined flags, and values of its _missing_
             except Exception as error:  # raised by the enumeration's own code, too
                 raise Misfit(f"must be one of {choices[:200]}, not {shown_briefly(value)}") from error
         raise Misfit(f"must be one of {choices[:200]}, not {shown_briefly(value)}")
@@ -192,7 +192,7 @@ def list_of(make: Callable[[Iterable[Any]], Any], read: Read) -> Read:
             raise misfit.inside(f"[{len(done)}]") from misfit.__cause__
         try:
             return make(done)
-        except TypeError as error:  # a set, of what has no hash
+        except TypeError as error:  # a set of unhashable values
             raise Misfit(f"can't be a set: {error}") from error
 
     return read_list
@@ -219,7 +219,7 @@ def mapping_of(kind: Any, read_key: Read, read: Read) -> Read:
             except Misfit as misfit:
                 raise Misfit(f"has the key {shown_briefly(key)}, which {misfit.problem}") from misfit.__cause__
             if name in made:
-                raise Misfit(f"has the key {shown_briefly(key)}, which is the same as one before it")
+                raise Misfit(f"has the key {shown_briefly(key)}, which equals an earlier one")
             try:
                 made[name] = read(one)
             except Misfit as misfit:
@@ -230,7 +230,7 @@ def mapping_of(kind: Any, read_key: Read, read: Read) -> Read:
 
 
 def structure_of(kind: Any, reads: dict[str, Read], required: frozenset[str]) -> Read:
-    """Return the reader of a *kind* with named fields, out of an object."""
+    """Return the reader that makes a *kind* with named fields from an object."""
 
     def read_structure(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -255,7 +255,7 @@ def structure_of(kind: Any, reads: dict[str, Read], required: frozenset[str]) ->
 
 
 def named_tuple_of(kind: Any, from_object: Read, reads: list[Read], least: int) -> Read:
-    """Return the reader of a NamedTuple, which JSON has as a list; more items than it knows are ignored."""
+    """Return the reader of a NamedTuple, from a list or an object; items beyond its fields are ignored."""
 
     def read_named_tuple(value: Any) -> Any:
         if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Values that readers of typed bodies share: misfits and how they are shown, numbers as they were written."""
+"""Shared by the readers of typed bodies: the error for a value that doesn't fit, and numbers as they were written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 Read = Callable[[Any], Any]
-"""Makes the value of a type out of a value of JSON, or raises ``Misfit``."""
+"""Makes a value of a type from a value of JSON, or raises ``Misfit``."""
 
 TEXTS = (("uuid", "UUID"), ("pathlib", "PurePath"), *(("ipaddress", f"IPv{n}{of}") for n in (4, 6) for of in (
     "Address", "Network", "Interface"
@@ -24,22 +24,22 @@ DURATION = re.compile(
 )
 
 SHOWN = 80
-"""So many characters of a value are shown that doesn't fit."""
+"""The characters shown of a value that doesn't fit, at most."""
 
 SHOWN_AT = 300
-"""So many characters of its place, if that is deep."""
+"""The characters shown of its place, at most."""
 
 _Tries = dict[tuple[Read, int], tuple[Any, "Misfit | None"]]
 
 TRIES: ContextVar[_Tries] = ContextVar("tenure_body_tries")
-"""The values that unions made of the lists and objects of the body that is read, by the identity of these.
+"""The results of unions for the lists and objects of the present body, by their identity.
 
-Without it, types that hold unions of themselves read what is deep inside a body 2^depth times.
+Without it, a recursive type with unions would read a deeply nested value 2^depth times.
 """
 
 
 class Misfit(Exception):
-    """A value that doesn't fit, and its place, which those around it put together from the inside out."""
+    """A value that doesn't fit, and its place, which the readers around it complete from the inside out."""
 
     def __init__(self, problem: str, at: str = "") -> None:
         super().__init__(problem)
@@ -47,7 +47,7 @@ class Misfit(Exception):
         self.at = at
 
     def inside(self, place: str) -> Misfit:
-        """Return it as seen from around *place*."""
+        """Add *place*, in which this place is, and return this error."""
         self.at = place + self.at
         return self
 
@@ -59,13 +59,13 @@ class Misfit(Exception):
 
 
 class Written(float):
-    """A number with more digits than a ``float`` has, and its text, which a ``Decimal`` is made of."""
+    """A number that a ``float`` does not hold exactly, with its text, from which a ``Decimal`` is made."""
 
     text: str
 
 
 def written(text: str) -> float:
-    """Return the number in *text*; a ``Written`` one if a ``float`` isn't exactly it."""
+    """Return the number in *text*; a ``Written`` one if a ``float`` does not hold it exactly."""
     exact = sys.modules["decimal"].Decimal  # a kind that holds one has imported it
     number = float(text)
     try:
@@ -79,7 +79,7 @@ def written(text: str) -> float:
 
 
 def rounded(value: Any) -> Any:
-    """Return *value* with nothing but plain numbers in it."""
+    """Return *value* with each ``Written`` number in it as a plain float."""
     if type(value) is Written:
         return float(value)
     if type(value) is list:

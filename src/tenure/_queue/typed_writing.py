@@ -19,7 +19,7 @@ from tenure._queue.typed_values import TEXTS
 
 
 def written_by_library(value: Any) -> bytes | None:
-    """Return the JSON of *value* if that is of a type that another library writes."""
+    """Return the JSON of *value* if another library writes its type; otherwise None."""
     kind: Any = type(value)
     library = library_of(kind)
     if library == "pydantic":
@@ -28,7 +28,7 @@ def written_by_library(value: Any) -> bytes | None:
 
 
 def plain(value: Any) -> Any:
-    """Return *value*, that JSON does not have, one step nearer to what it has.
+    """Return *value*, which has no direct JSON form, as simpler Python values.
 
     Raises:
         TypeError: It has no JSON form.
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def _writer(kind: Any) -> Callable[[Any], Any]:
-    """Return what makes plain a value of this *kind*."""
+    """Return the function that simplifies values of this *kind*."""
     library = library_of(kind)
     if library == "pydantic":
         return lambda value: adapter_of(kind).dump_python(value, mode="json", by_alias=True)
@@ -72,7 +72,7 @@ def _writer(kind: Any) -> Callable[[Any], Any]:
 
 
 def spelled_out(value: Any, at: str = "") -> Any:
-    """Return *value* with nothing in it but what JSON has, keys of mappings included.
+    """Return *value* as values of JSON only, keys of mappings included.
 
     Raises:
         TypeError: Something in it has no JSON form; the message says where that is.
@@ -108,12 +108,12 @@ def _sorted(values: Iterable[Any]) -> list[Any]:
 
 def _decimal_text(value: Any) -> str:
     if not value.is_finite():
-        raise ValueError(f"{value} is no number in JSON")
+        raise ValueError(f"{value} is not a number in JSON")
     return str(value)
 
 
 def _duration(length: timedelta) -> str:
-    """Return *length* as ISO 8601 has it, exactly: ``P1DT5.5S``."""
+    """Return *length* in ISO 8601, exactly: ``P1DT5.5S``."""
     sign, length = ("-", -length) if length < timedelta() else ("", length)
     seconds = (
         f"{length.seconds}.{length.microseconds:06}".rstrip("0").rstrip(".") if length.microseconds else length.seconds
@@ -123,7 +123,7 @@ def _duration(length: timedelta) -> str:
 
 
 def form_of(value: Any) -> Any:
-    """Return *value* as it comes back from JSON; itself if JSON has no form for it."""
+    """Return *value* as it is read back from JSON; unchanged if it has no JSON form."""
     try:
         return spelled_out(value)
     except (TypeError, ValueError):

@@ -1,16 +1,16 @@
-"""Which waiters of a queue ask the store when a hint comes, as a pure state machine.
+"""Chooses the waiters of a queue that ask the store when a hint comes, as a pure state machine.
 
-House rules:
+Rules:
 
-- A hint says that there may be messages. One question that begins after it answers that for all waiters who would ask
-  the same: if it brings nothing, there is nothing for the others either. So a hint wakes one idle waiter, not all.
-- A question that brings something may have left something: then two more idle waiters are woken. So many messages
-  reach many waiters within a few round trips, and one message costs three questions at most.
-- A hint is never lost. It stays with a waiter until a question that this waiter began after the hint is answered. A
-  waiter that leaves before passes the hint on; so does one whose question fails. If no other is idle, that one keeps
-  the hint until it asks again, or until another has had an answer and takes it over. A failed waiter is not idle until
-  it has had an answer, so failures are not passed round in a circle.
-- If no waiter is idle, all get the hint, and each asks once when it can: a busy one may be the first to have room.
+- A hint means that there may be messages. One request sent after it answers that for all waiters with the same
+  request: if it finds nothing, there is nothing for the others either. So a hint wakes one idle waiter, not all.
+- A request that finds messages may have left some: then two more idle waiters are woken. So many messages reach many
+  waiters within a few round trips, and one message costs three requests at most.
+- A hint is never lost. It stays with a waiter until a request that this waiter sent after the hint is answered. A
+  waiter that leaves before passes the hint on; so does one whose request fails. If no other is idle, that one keeps
+  the hint until it asks again, or until another waiter gets an answer and takes the hint over. A failed waiter is not
+  idle until it has an answer, so that failed waiters don't pass a hint to one another.
+- If no waiter is idle, all are woken, and each asks once when it can: a busy one may be the first to have room.
 
 ::
 
@@ -18,7 +18,7 @@ House rules:
     idle ──────────────────────▶ asking ──────────────────────▶ idle
                                    │ failed
                                    ▼
-                                 failed, asks again in its own time
+                                 failed, asks again by itself
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SPREAD = 2
-"""So many idle waiters are woken when a question has brought something."""
+"""The number of idle waiters that are woken when a request has found messages."""
 
 
 class Waiter:
-    """One that waits for messages: a consumer, or a call of ``receive``. Made by :meth:`Waiters.join`.
+    """A consumer, or a call of ``receive``, that waits for messages. Made by :meth:`Waiters.join`.
 
     Attributes:
-        idle: Whether it would ask at once if it was woken: nothing came of its last question, and none is under way.
-        asking: Whether a question of its own is under way.
+        idle: Whether it would ask at once if it was woken: its last request found nothing, and none is unanswered.
+        asking: Whether a request of its own is unanswered.
     """
 
     __slots__ = ("_asks_for_hint", "_has_hint", "_wake", "asking", "idle")
 
     def __init__(self, wake: Callable[[], bool]) -> None:
-        self.idle: bool = False  # it begins with a question
+        self.idle: bool = False  # it begins with a request
         self.asking: bool = False
         self._wake = wake
-        self._has_hint = False  # which no question has been begun for
-        self._asks_for_hint = False  # the question under way is begun for one
+        self._has_hint = False  # for which no request has been sent
+        self._asks_for_hint = False  # the unanswered request was sent for a hint
 
 
 class Waiters:
-    """All waiters that would ask the same question about one queue."""
+    """All waiters with the same request to one queue."""
 
     def __init__(self) -> None:
         self._all: dict[Waiter, None] = {}  # the one idle for longest comes first
-        self._kept: dict[Waiter, None] = {}  # those that keep a hint, and can't ask yet
+        self._kept: dict[Waiter, None] = {}  # the waiters that keep a hint, and can't ask yet
 
     def __len__(self) -> int:
         return len(self._all)
@@ -68,7 +68,7 @@ class Waiters:
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
-        """Wait for nothing any more."""
+        """Remove *waiter*."""
         self._all.pop(waiter, None)
         self._kept.pop(waiter, None)
         if waiter._has_hint or waiter._asks_for_hint:
@@ -78,20 +78,20 @@ class Waiters:
     def hint(self) -> None:
         """Note that there may be messages."""
         if not self._wake_idle(1, None):
-            self._tell_all(None)
+            self._wake_all(None)
 
     def asks(self, waiter: Waiter) -> None:
-        """Note that a question of *waiter* begins."""
+        """Note that *waiter* sends a request."""
         waiter.idle, waiter.asking = False, True
         self._kept.pop(waiter, None)
         waiter._asks_for_hint, waiter._has_hint = waiter._has_hint, False
 
     def answered(self, waiter: Waiter, *, found: bool, again: bool = False) -> None:
-        """Note the answer to it.
+        """Note the answer to the request of *waiter*.
 
         Args:
-            found: Whether it brought something.
-            again: Whether *waiter* asks again by itself at once, because the store has not got through yet.
+            found: Whether it found messages.
+            again: Whether *waiter* asks again by itself at once, because the store has not processed all due messages.
         """
         had_hint = self._ends(waiter)
         if again and not found:
@@ -103,17 +103,17 @@ class Waiters:
             if waiter.idle and self._kept:
                 self._take_over(waiter)
         if had_hint and found and not self._wake_idle(SPREAD, waiter):
-            self._tell_all(waiter)
+            self._wake_all(waiter)
 
     def failed(self, waiter: Waiter) -> None:
-        """Note that it got no answer. *waiter* asks again in its own time."""
+        """Note that the request of *waiter* got no answer. *waiter* asks again by itself."""
         if self._ends(waiter) or waiter._has_hint:
             waiter._has_hint = not self._wake_idle(1, waiter)
             if waiter._has_hint and waiter in self._all:
                 self._kept[waiter] = None
 
     def _ends(self, waiter: Waiter) -> bool:
-        """Note the end of a question; return whether it was begun for a hint."""
+        """Note the end of a request; return whether it was sent for a hint."""
         had_hint, waiter._asks_for_hint = waiter._asks_for_hint, False
         waiter.asking = False
         return had_hint
@@ -136,7 +136,7 @@ class Waiters:
                 break
         return woken
 
-    def _tell_all(self, but: Waiter | None) -> None:
+    def _wake_all(self, but: Waiter | None) -> None:
         for waiter in list(self._all):
             if waiter is not but and not waiter._has_hint:
                 waiter.idle, waiter._has_hint = False, True
