@@ -113,11 +113,8 @@ def test_an_example_runs(path: str, line: str, capfd: Captured) -> None:
         return
     with leading() if path in LED else nullcontext():
         code = run(line)
-    output = capfd.readouterr().err.splitlines()
-    assert (code, [line for line in output if not line.startswith("tenure: orders: ")]) == (
-        0,
-        [],
-    )  # notices are no errors
+    lines = capfd.readouterr().err.splitlines()
+    assert (code, [line for line in lines if not line.startswith("tenure: orders: ")]) == (0, [])  # without notices
 
 
 @contextmanager
