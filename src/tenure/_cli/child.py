@@ -24,7 +24,7 @@ KILL_WITHIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended: by itself (or by a signal passed on), stopped with its term, or never started."""
+    """The end of a command: by itself (or by a signal passed on), stopped with its term, or never started."""
 
     kind: str  # "ended", "lost", "late" or "failed"
     code: int = 0  # its exit code, 128 + n for signal n; for "failed", the errno

@@ -1,4 +1,4 @@
-"""What the exit code of a command decides about its message: complete, retry or reject."""
+"""Exit codes of commands: whether a message is completed, retried or rejected."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class DeliveryCounter:
 
     @property
     def running(self) -> int:
-        """How many handlers run."""
+        """The number of running handlers."""
         return self._begun - self._ended
 
     def counted(self, handler: Handler) -> Handler:

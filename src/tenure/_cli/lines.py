@@ -45,7 +45,7 @@ OnSent = Callable[[int, list[str]], None]
 
 @dataclass(frozen=True, slots=True)
 class LineOptions:
-    """How to send the lines.
+    """The options of sending lines.
 
     Args:
         queue: The name of the queue.

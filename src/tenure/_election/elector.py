@@ -63,7 +63,7 @@ class Election:
         self._on_event = on_event
         self._make_term = make_term
         self.context: contextvars.Context | None = None
-        """Where hooks, log handlers and the health callback are called; if None, in the context of ``run``."""
+        """The context in which hooks, log handlers and the health callback are called; None: that of ``run``."""
         self._health_check = None if health is None else HealthCheck(health)
         self._newest_candidate: CandidateHandle | None = None
 

@@ -47,7 +47,7 @@ class CandidateSettings:
     on_event: Callable[[Event], None] | None
     make_term: MakeTerm
     context: contextvars.Context | None
-    """Where hooks, log handlers and the health callback are called; if None, in the owner's context."""
+    """The context in which hooks, log handlers and the health callback are called; None: the owner's."""
 
 
 class CandidateHandle:

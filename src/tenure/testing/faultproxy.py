@@ -82,7 +82,7 @@ class FaultProxy:
 
     @property
     def open(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     # --- faults ---

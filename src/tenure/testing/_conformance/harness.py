@@ -36,7 +36,7 @@ class LeaseHarness(ABC):
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """The faults that this harness can make; tests that need another one are skipped."""
     scale: ClassVar[Scale | None] = None
-    """How this harness counts the work of the storage for a request; None if it can't."""
+    """The unit in which this harness counts the work of the storage, and the depths; None if it can't count."""
 
     async def start(self) -> None:  # noqa: B027  # most have nothing to start
         """Make the storage ready; nothing need be in it under the random names of the tests."""
@@ -250,7 +250,7 @@ class QueueHarness(ABC):
     counts_bytes: ClassVar[bool] = False
     """Whether a claim ends with the body that brings it to ``CLAIM_BYTES``."""
     slack: ClassVar[int] = 0
-    """How many bytes of messages a full broker may still accept, from a reserve."""
+    """The bytes of messages that a full broker may still accept, from a reserve."""
     drains_when_full: ClassVar[bool] = True
     """Whether a full broker still delivers and settles its messages; else it may refuse, and change nothing."""
     is_exact: ClassVar[bool] = False
@@ -258,7 +258,7 @@ class QueueHarness(ABC):
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """The faults that this harness can make; tests that need another one are skipped."""
     scale: ClassVar[Scale | None] = None
-    """How this harness counts the work of the storage for a request; None if it can't."""
+    """The unit in which this harness counts the work of the storage, and the depths; None if it can't count."""
 
     async def start(self) -> None:  # noqa: B027  # most have nothing to start
         """Make the storage ready; nothing need be in it under the random names of the tests."""

@@ -275,8 +275,8 @@ class LiveMessagesSuite(QueueSuite):
         assert await broker.stats(name) == Stats()
         assert not await offered(broker, harness, name)
         await broker.send(name, [Outgoing(b"new", session=held.session)])
-        anew = await accept(broker, name, harness)
-        assert (anew.session, anew.state) == (held.session, b"kept")
+        again = await accept(broker, name, harness)
+        assert (again.session, again.state) == (held.session, b"kept")
 
     async def test_many_are_purged_while_others_send_and_receive(self, harness: QueueHarness, name: str) -> None:
         """Each message is either purged or claimed, however the two interleave."""

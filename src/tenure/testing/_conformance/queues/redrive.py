@@ -28,7 +28,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class RedriveTests(QueueSuite):
-    """A redriven message starts anew, in its queue or in another."""
+    """A redriven message is delivered again as if it were new, in its queue or in another."""
 
     async def test_redrive_starts_anew(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dead_letters)
