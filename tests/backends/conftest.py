@@ -18,5 +18,5 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def turnable() -> Postgres:
-    """Give a PostgreSQL whose clock can be put forward, so that no test has to be quicker than a lock."""
+    """Return a PostgreSQL whose clock can be put forward, so that no test has to be quicker than a lock."""
     return await migrated(shared(Postgres, turnable=True))

@@ -1,4 +1,4 @@
-"""What all tests of PostgreSQL begin with: a server that has the schema, a backend on it, and a plain connection."""
+"""Shared by the tests of PostgreSQL: a server that has the schema, a backend on it, and a plain connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def opened(url: str) -> AsyncIterator[postgres.PostgresBackend]:
 
 @asynccontextmanager
 async def native(url: str) -> AsyncIterator[Native]:
-    """Yield a connection of the driver's own, as a stranger would use it."""
+    """Yield a connection of the driver itself, as another program uses it."""
     connection = await asyncpg.connect(url)
     try:
         yield connection

@@ -1,4 +1,4 @@
-"""What only Azure Storage has: consumers who must look, and are told of nothing."""
+"""Tests of Azure Storage alone: polling consumers, moves to the dead letters in steps, texts of other clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def opened(options: str = "") -> AsyncIterator[azure_storage.AzureBackend]
         await backend.close()
 
 
-async def test_who_finds_nothing_looks_on_while_messages_are_out_of_sight() -> None:
+async def test_an_empty_claim_is_repeated_soon_while_messages_are_invisible() -> None:
     async with opened() as mine, opened() as others:
         await others.broker.send("out-of-sight", [Outgoing(b"a")])
         [held] = (await others.broker.receive("out-of-sight", 1, 30.0)).deliveries
@@ -60,11 +60,11 @@ async def test_who_finds_nothing_looks_on_while_messages_are_out_of_sight() -> N
         assert (await mine.broker.receive("out-of-sight", 1, 30.0)).due_in is None
 
 
-async def test_a_dead_consumers_message_is_with_an_idle_one_soon_after_its_lock() -> None:
-    lock, came = 10.0, list[float]()
+async def test_an_idle_consumer_gets_a_dead_consumers_message_soon_after_its_lock() -> None:
+    lock, received_at = 10.0, list[float]()
 
     def handle(message: tenure.Message) -> None:
-        came.append(time.monotonic())
+        received_at.append(time.monotonic())
 
     async with opened() as dead, tenure.connect(url_of(Azurite)) as backend:
         queue = backend.queue("from-the-dead", lock=lock)
@@ -72,13 +72,13 @@ async def test_a_dead_consumers_message_is_with_an_idle_one_soon_after_its_lock(
         locked = time.monotonic()
         assert len((await dead.broker.receive("from-the-dead", 1, lock)).deliveries) == 1
         consuming = asyncio.ensure_future(queue.consume(handle, poll_every=60.0))
-        await until(lambda: bool(came), within=60)
+        await until(lambda: bool(received_at), within=60)
         await queue.drain()
         await consuming
-    assert came[0] - locked < lock + 5.0
+    assert received_at[0] - locked < lock + 5.0
 
 
-# --- what other clients put there --------------------------------------------------------------------------------
+# --- messages of other clients -----------------------------------------------------------------------------------
 
 
 def native(name: str) -> QueueClient:
@@ -99,11 +99,11 @@ async def test_a_text_that_looks_like_ours_is_a_message(text: str) -> None:
 
 
 LONG = ["x," * 25_000, "x," * 32_500, "x," * 32_768, "YWJj" * 16_384]
-"""Plain texts that are too long for base64, with room for a note and without; and base64 that leaves it none."""
+"""Plain texts that are too long for base64, with and without room for properties; and base64 that leaves no room."""
 
 
 @pytest.mark.parametrize("text", LONG)
-async def test_a_text_too_long_for_a_note_holds_up_nobody(text: str) -> None:
+async def test_a_text_too_long_for_properties_delays_no_other_message(text: str) -> None:
     body = b"abc" * 16_384 if text.startswith("YWJj") else text.encode()
     got: list[int] = []
 
@@ -139,7 +139,7 @@ async def test_a_text_too_long_for_a_note_holds_up_nobody(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", LONG)
-async def test_who_finds_a_long_text_dead_receives_the_others(text: str) -> None:
+async def test_a_claim_that_finds_a_long_text_dead_receives_the_others(text: str) -> None:
     async with tenure.connect(url_of(Azurite)) as backend:
         queue = backend.queue(f"found-dead-{sha1(text.encode()).hexdigest()[:8]}", max_deliveries=1)
         await queue.send(b"warm up")
@@ -154,7 +154,7 @@ async def test_who_finds_a_long_text_dead_receives_the_others(text: str) -> None
         assert (await queue.stats()).dead == 1
 
 
-async def test_a_message_that_could_not_be_buried_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_could_not_be_dead_lettered_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*given: object, **more: object) -> None:
         raise HttpResponseError("RequestBodyTooLarge")
 
@@ -173,16 +173,16 @@ async def test_a_message_that_could_not_be_buried_holds_up_nobody(monkeypatch: p
 
 @asynccontextmanager
 async def silent_dead(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
-    """Let nothing through to the dead letters until the event is set."""
+    """Block requests to the dead letters until the event is set."""
     put, answers = requests.put, asyncio.Event()
 
-    async def put_if_it_answers(line: LoopConnections, *, queue: str, text: str, delay: int) -> QueueMessage:
+    async def put_later(connections: LoopConnections, *, queue: str, text: str, delay: int) -> QueueMessage:
         if queue.endswith(DEAD_SUFFIX):
             await answers.wait()
-        return await put(line, queue=queue, text=text, delay=delay)
+        return await put(connections, queue=queue, text=text, delay=delay)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dead_letters, "put", put_if_it_answers)
+        patch.setattr(dead_letters, "put", put_later)
         yield answers
 
 
@@ -210,13 +210,13 @@ async def test_silent_dead_letters_take_no_lock_from_the_others(
             assert (await broker.stats(name)).dead == 0
             died: list[str] = []
 
-            async def is_told() -> bool:
+            async def is_reported() -> bool:
                 died.extend(one.reason for one in (await broker.receive(name, 10, lock)).died)
                 return bool(died)
 
             if answers_at_last:
                 answers.set()
-                await until(is_told)
+                await until(is_reported)
                 assert died == [MAX_DELIVERIES]
         stats = await others.broker.stats(name)
         assert (stats.dead, stats.ready + stats.locked) == ((1, 0) if answers_at_last else (0, 1))
@@ -228,7 +228,7 @@ async def test_silent_dead_letters_take_no_lock_from_the_others(
 
 @asynccontextmanager
 async def silent_about(word: bytes, behind: int) -> AsyncIterator[int]:
-    """Stand before the service at the port *behind*; no answer ever comes to what names *word*. Give the port."""
+    """Relay to the service at the port *behind*, but drop requests that contain *word*; yield the relay's port."""
     tasks = set[asyncio.Task[None]]()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keeps: bool) -> None:
@@ -256,7 +256,7 @@ async def silent_about(word: bytes, behind: int) -> AsyncIterator[int]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
+async def test_a_lease_without_an_answer_delays_no_other() -> None:
     server = shared(Azurite)
     async with opened() as well, silent_about(b"renewed-not", shared(Azurite).blob.port) as port:
         grants = []
@@ -274,7 +274,7 @@ async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
         await hurt.close()
 
 
-async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_verdict_that_hangs_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "STRAGGLER_WAIT", 0.2)
     monkeypatch.setattr(background, "CLOSE_WAIT", 0.2)
     server, name = shared(Azurite), "hanging-verdict"
@@ -292,8 +292,8 @@ async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest
             await backend.close()
 
 
-async def test_a_consumer_goes_on_beside_a_verdict_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verdict that was answered is not passed again, and one that hung is done once."""
+async def test_a_consumer_continues_beside_a_verdict_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict that was answered is not repeated, and one that hung is applied once."""
     monkeypatch.setattr(settling, "STRAGGLER_WAIT", 0.1)
     events: list[tenure.events.Event] = []
 
@@ -341,13 +341,13 @@ async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeyp
 
 
 async def test_a_purge_counts_what_it_has_removed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def somebody_else_is_first(_: LoopConnections, one: Any) -> None:
+    async def another_process_is_first(_: LoopConnections, one: Any) -> None:
         queue.delete_message(one.raw.id, one.raw.pop_receipt)
 
     async with opened() as backend:
         await backend.broker.send("beside", [Outgoing(b"a"), Outgoing(b"b")])
         queue = native("beside")
-        monkeypatch.setattr(live, "drop", somebody_else_is_first)
+        monkeypatch.setattr(live, "drop", another_process_is_first)
         assert await backend.broker.purge_live("beside", EVERY_LIVE) == 0
 
 
@@ -364,10 +364,10 @@ async def test_a_purge_that_fails_hides_nothing_that_it_was_not_to_remove(monkey
         assert (got.body, got.delivery_count) == (b"stays", 1)
 
 
-# --- what comes in between ---------------------------------------------------------------------------------------
+# --- concurrent changes ------------------------------------------------------------------------------------------
 
 
-async def test_a_term_between_the_look_and_the_acquisition_keeps_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_term_between_the_read_and_the_acquisition_keeps_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = leases_module._take_lease
     async with opened() as ann, opened() as bob:
 
@@ -397,7 +397,7 @@ async def test_a_verdict_waits_for_the_receipt_that_a_renewal_brings() -> None:
         held = broker._receipts.find(got)
         assert held is not None
         newest, old = held.receipt, "AgAAAAMAAAAAAAAAAAAAAAAAAAA="
-        held.receipt, held.open_requests = old, 1  # as if a renewal on another thread were under way
+        held.receipt, held.open_requests = old, 1  # as if a renewal on another thread waited for its answer
         settling = asyncio.ensure_future(broker.settle([Settlement(got, Abandon(delay=20.0))]))
         await until(lambda: held.open_requests == 2)
         await until(lambda: held.open_requests == 1 or settling.done())
@@ -407,16 +407,16 @@ async def test_a_verdict_waits_for_the_receipt_that_a_renewal_brings() -> None:
         async def never(receipt: str) -> None:
             raise AssertionError("the message is no longer ours")
 
-        # A renewal that crosses the verdict must not use the receipt that the verdict brought.
+        # A concurrent renewal must not use the receipt that the verdict returned.
         assert isinstance(await broker._receipts.with_receipt(held, never), Refused)
         assert (await broker.receive("receipt", 1, 30.0)).deliveries == ()
 
 
-# --- what somebody deletes ---------------------------------------------------------------------------------------
+# --- deleted containers and queues -------------------------------------------------------------------------------
 
 
 def still_being_deleted(line: str) -> tuple[int, str] | None:
-    """Answer to what would create it again, as the service does for half a minute after a deletion."""
+    """Refuse a request that would create it again, as the service does for half a minute after a deletion."""
     method, target, _ = line.split()
     path, _, query = target.partition("?")
     if method == "PUT" and "restype=container" in query:
@@ -459,12 +459,12 @@ async def test_a_consumer_outlasts_a_queue_that_is_deleted() -> None:
     async with HttpGate(server.queue.port) as gate:
         url = f"azurite://127.0.0.1:{server.blob.port}?queue_port={gate.port}"
         async with tenure.connect(url) as backend:
-            queue = backend.queue("deleted-by-somebody")
+            queue = backend.queue("deleted-meanwhile")
             await queue.send(b"a")
             consuming = asyncio.ensure_future(queue.consume(work, poll_every=0.1))
             await until(lambda: handled == [b"a"] or consuming.done())
             gate.refusal = still_being_deleted
-            native(queue_of("deleted-by-somebody")).delete_queue()
+            native(queue_of("deleted-meanwhile")).delete_queue()
             with pytest.raises(tenure.Unavailable, match="QueueBeingDeleted"):
                 await queue.send(b"b")
             gate.heal()
@@ -475,7 +475,7 @@ async def test_a_consumer_outlasts_a_queue_that_is_deleted() -> None:
             await consuming
 
 
-async def test_a_message_that_can_not_be_asked_about_costs_the_locks_of_no_other() -> None:
+async def test_a_message_that_can_not_be_renewed_costs_the_locks_of_no_other() -> None:
     server = shared(Azurite)
     async with HttpGate(server.queue.port) as gate:
         backend = azure_storage.open(Url.parse(f"azurite://127.0.0.1:{server.blob.port}?queue_port={gate.port}"))
@@ -499,7 +499,7 @@ async def test_a_message_that_can_not_be_asked_about_costs_the_locks_of_no_other
 
 @contextmanager
 def move_cut_at(step: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Inside the block, no answer comes to one of the requests that move a message to the dead letters."""
+    """Inside the block, lose the answer to one of the requests that move a message to the dead letters."""
 
     async def lose(*_: object, **__: object) -> None:
         raise tenure.Unavailable("the answer was lost, as the test wants it")

@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: schemas, rights, standbys, poolers, certificates, notifications, others' transactions."""
+"""Tests of PostgreSQL alone: schemas, rights, standbys, poolers, certificates, notifications, others' transactions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.servers import Authority, Postgres, private, shared
 from tests.servers.pgbouncer import PgBouncer
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
-LOCK = 200.0  # by a clock that is turned: what the test itself takes must not count
+LOCK = 200.0  # by a clock that is put forward: the test's own duration must not count
 
 
 async def won(store: LeaseStore, name: str, holder: str = "ann#1") -> Grant:
@@ -59,7 +59,7 @@ async def refusal(url: str) -> TenureError:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    """Give a server of this file's own, to be hurt and healed."""
+    """Return a server of this file's own, for tests that disturb it."""
     with private(Postgres) as server:
         yield server
 
@@ -72,7 +72,7 @@ async def url(server: Postgres) -> str:
 # --- the address -------------------------------------------------------------------------------------------------
 
 
-def test_no_password_is_shown_where_a_traceback_tells_of_locals() -> None:
+def test_no_password_is_shown_in_a_traceback_with_locals() -> None:
     options = Url.parse("postgresql://host?password=hush&sslpassword=hush").options(Options)
     assert (options.password, options.sslpassword) == ("hush", "hush")
     assert "hush" not in repr(options)
@@ -165,7 +165,7 @@ async def test_queues_of_version_2_go_on_with_the_functions_of_this_one(server: 
                 body,
             )
         await connection.execute("INSERT INTO second.tally (queue, ready, locked, delayed) VALUES (1, 2, 1, 1)")
-        # One of the functions as it was: whoever was idle was told to look again at once.
+        # One of the functions as it was: an idle consumer was to claim again at once.
         await connection.execute(
             "CREATE FUNCTION second._due_in(p_queue integer, p_now double precision) RETURNS double precision "
             "LANGUAGE sql AS 'SELECT 0::float8'"
@@ -173,7 +173,7 @@ async def test_queues_of_version_2_go_on_with_the_functions_of_this_one(server: 
     assert str(await postgres.migrate(url)) == f"upgraded the schema 'second' from version 2 to {VERSION}"
     async with opened(
         url.replace("postgres@", "second%20worker@")
-    ) as backend:  # who has the rights that were given then
+    ) as backend:  # a user with the rights that were granted then
         claim = await backend.broker.receive(name, 10, TTL)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"ready", 1), (b"orphan", 2)]
         assert claim.due_in is not None
@@ -182,7 +182,7 @@ async def test_queues_of_version_2_go_on_with_the_functions_of_this_one(server: 
         assert (stats.ready, stats.locked, stats.delayed, stats.dead) == (0, 2, 1, 1)
 
 
-async def test_functions_of_another_tenure_are_written_anew(server: Postgres) -> None:
+async def test_functions_of_another_tenure_are_replaced(server: Postgres) -> None:
     url = f"{server.url}?schema=patched"
     await postgres.migrate(url)
     async with native(server.url) as connection:
@@ -212,7 +212,7 @@ async def test_functions_of_earlier_releases_go_and_their_clients_go_on(server: 
             assert await connection.fetchval("SELECT former._told()") == '[[1, null, 1, "expired"]]'
 
 
-async def test_to_write_functions_anew_waits_for_no_transaction_that_has_sent(server: Postgres) -> None:
+async def test_replacing_functions_waits_for_no_transaction_that_has_sent(server: Postgres) -> None:
     url = f"{server.url}?schema=unhurried"
     await postgres.migrate(url)
     async with native(server.url) as user, native(server.url) as connection, opened(url) as backend:
@@ -269,13 +269,13 @@ async def test_a_script_does_what_a_migration_does(server: Postgres, since: int,
     if since:
         await postgres.migrate(url, to=since)
     if since > 1:
-        async with native(server.url) as connection:  # what was sent before the upgrade is there after it
+        async with native(server.url) as connection:  # messages sent before the upgrade are there after it
             await connection.execute(f"INSERT INTO {schema}.queue VALUES (DEFAULT, 'old', 30, 10, 600, 1000)")
             await connection.execute(
                 f"INSERT INTO {schema}.message (queue, state, enqueued_at, session, body) VALUES (1, 0, 1, 's', 'x')"
             )
             await connection.execute(f"INSERT INTO {schema}.tally (queue, ready) VALUES (1, 1)")
-            if since >= 4:  # as the functions of that version note it
+            if since >= 4:  # as the functions of that version record it
                 await connection.execute(
                     f"INSERT INTO {schema}.waiting SELECT queue, seq, session FROM {schema}.message"
                 )
@@ -291,14 +291,14 @@ async def test_a_script_does_what_a_migration_does(server: Postgres, since: int,
         if since > 1:
             assert isinstance(await store.broker.accept("old", None, TTL), SessionLock)
             declared = await store.broker.declare("old", {"lock": 20.0, "body_max": 9}, only_undeclared=True)
-            assert (declared.lock, declared.body_max) == (20.0, 1000)  # what is not as usual counts as declared
+            assert (declared.lock, declared.body_max) == (20.0, 1000)  # settings without the default count as declared
     with pytest.raises((RuntimeError, asyncpg.RaiseError), match=f"{schema}, which (exists|has another) "):
         await load(server, script, loader)
     async with tenure.connect(url) as backend:
         assert await backend.migration_sql() == f"-- the schema {schema} is up to date: nothing to do"
 
 
-async def test_a_script_writes_functions_anew(server: Postgres) -> None:
+async def test_a_script_replaces_functions(server: Postgres) -> None:
     url = f"{server.url}?schema=scripted_anew"
     await postgres.migrate(url)
     async with native(server.url) as connection:
@@ -349,8 +349,8 @@ def test_the_command_writes_sql(
 async def test_two_schemas_are_two_stores(server: Postgres, url: str, name: str) -> None:
     await postgres.migrate(f"{server.url}?schema=other")
     async with opened(url) as backend, opened(f"{server.url}?schema=other") as other:
-        heard = other.leases.hints(name)
-        await asyncio.wait_for(anext(heard), TTL)  # it listens
+        hints = other.leases.hints(name)
+        await asyncio.wait_for(anext(hints), TTL)  # it listens
         await won(backend.leases, name)
         assert await other.leases.inspect(name) == Vacant(name, 0)
 
@@ -358,13 +358,13 @@ async def test_two_schemas_are_two_stores(server: Postgres, url: str, name: str)
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_word_of_sql_is_refused_as_schema(server: Postgres) -> None:
+async def test_a_keyword_of_sql_is_refused_as_schema(server: Postgres) -> None:
     for schema in ("user", "left"):
         with pytest.raises(ConfigError, match=f"schema={schema} is a keyword of SQL.*try schema=tenure"):
             await postgres.migrate(f"{server.url}?schema={schema}")
 
 
-async def test_what_can_not_work_says_what_to_do() -> None:
+async def test_permanent_errors_have_advice() -> None:
     with private(Postgres, password="s3cret/&x") as server:
         await postgres.migrate(server.url)
         async with native(server.url) as connection:
@@ -399,7 +399,7 @@ async def test_the_rights_in_the_document_are_enough(server: Postgres, url: str,
         assert await backend.broker.stats(name) == Stats()
 
 
-async def test_what_has_worked_before_is_tried_again() -> None:
+async def test_a_connection_that_has_worked_is_tried_again() -> None:
     with private(Postgres, password="s3cret") as server:
         await postgres.migrate(server.url)
         async with opened(f"{server.url}?pool=1") as backend, native(server.url) as connection:
@@ -414,7 +414,7 @@ async def test_what_has_worked_before_is_tried_again() -> None:
 
 
 async def says(backend: postgres.PostgresBackend, text: str) -> bool:
-    """Tell whether the backend can't be asked, and says so."""
+    """Return whether a request is unavailable, with *text* in its error."""
     try:
         await backend.leases.inspect("name")
     except Unavailable as error:
@@ -422,13 +422,13 @@ async def says(backend: postgres.PostgresBackend, text: str) -> bool:
     return False
 
 
-async def test_too_many_connections_are_no_answer() -> None:
+async def test_too_many_connections_are_unavailable() -> None:
     with private(Postgres, options=[("max_connections", "5"), ("superuser_reserved_connections", "0")]) as server:
         await postgres.migrate(server.url)
         async with native(server.url) as first:
             others = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
 
-            async def is_alone() -> bool:  # the server takes a while to notice who has gone
+            async def is_alone() -> bool:  # the server takes a while to notice that clients have gone
                 return bool(await first.fetchval(others) == 1)
 
             await until(is_alone)
@@ -441,7 +441,7 @@ async def test_too_many_connections_are_no_answer() -> None:
                 assert await backend.leases.inspect("name") == Vacant("name", 0)
 
 
-async def test_a_server_that_is_away_is_no_answer() -> None:
+async def test_a_server_that_is_away_is_unavailable() -> None:
     with private(Postgres) as server:
         await postgres.migrate(server.url)
         async with opened(server.url) as backend:
@@ -503,7 +503,7 @@ class Standby(Postgres):
             file.write(f"port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
 
 
-# --- leases: what others got wrong -------------------------------------------------------------------------------
+# --- leases: mistakes of other implementations -------------------------------------------------------------------
 
 
 async def test_the_leader_table_is_not_gone_after_a_crash(name: str) -> None:
@@ -524,7 +524,7 @@ async def test_the_leader_table_is_not_gone_after_a_crash(name: str) -> None:
 
 
 async def renewed(store: LeaseStore, grant: Grant) -> bool:
-    """Renew, if it gets through: renewals have a connection of their own, which may have been broken, too."""
+    """Renew, and return whether that worked: the connection for renewals may have been broken, too."""
     try:
         answer = await store.renew([grant], TTL)
     except Unavailable:
@@ -533,45 +533,45 @@ async def renewed(store: LeaseStore, grant: Grant) -> bool:
     return True
 
 
-async def holds(store: LeaseStore, name: str, who: str) -> bool:
+async def holds(store: LeaseStore, name: str, holder: str) -> bool:
     try:
         answer = await store.inspect(name)
     except Unavailable:
         return False
-    return isinstance(answer, HeldBy) and answer.holder == who
+    return isinstance(answer, HeldBy) and answer.holder == holder
 
 
 async def test_listen_is_established_again(url: str, name: str) -> None:
     async with opened(url) as backend, opened(url) as other, native(url) as connection:
-        heard = backend.leases.hints(name)
-        await asyncio.wait_for(anext(heard), TTL)  # the first connection listens
+        hints = backend.leases.hints(name)
+        await asyncio.wait_for(anext(hints), TTL)  # the first connection listens
         ended = await connection.fetchval(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
             "WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
         )
         assert ended >= 1
-        await asyncio.wait_for(anext(heard), TTL)  # something may have been missed meanwhile, so that is a hint
+        await asyncio.wait_for(anext(hints), TTL)  # a notification may have been missed, so a hint follows
         grant = await won(other.leases, name)
-        await asyncio.wait_for(anext(heard), TTL)
+        await asyncio.wait_for(anext(hints), TTL)
         assert await other.leases.release(grant) == Released(grant)
-        await asyncio.wait_for(anext(heard), TTL)
+        await asyncio.wait_for(anext(hints), TTL)
 
 
-async def test_a_silent_listener_is_found_out(
+async def test_a_silent_listening_connection_is_replaced(
     server: Postgres, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wake, "PROBE_EVERY", 0.2)
     async with FaultProxy("127.0.0.1", server.port) as proxy:
         through = url.replace(f":{server.port}/", f":{proxy.port}/") + "?timeout=0.5"
         async with opened(through) as backend, opened(url) as other:
-            heard = backend.leases.hints(name)
-            await asyncio.wait_for(anext(heard), TTL)
+            hints = backend.leases.hints(name)
+            await asyncio.wait_for(anext(hints), TTL)
             proxy.stall()
             await until(lambda: not backend.is_listening)
             await won(other.leases, name)
             proxy.reset()
             proxy.heal()
-            await asyncio.wait_for(anext(heard), TTL)
+            await asyncio.wait_for(anext(hints), TTL)
 
 
 async def test_a_lease_outlives_the_connection_it_was_won_on(url: str, name: str) -> None:
@@ -591,14 +591,14 @@ async def test_no_session_holds_a_lock(url: str, name: str) -> None:
         await backend.broker.send(name, [Outgoing(b"a")])
         await backend.broker.receive(name, 1, TTL)
 
-        async def nobody_holds_one() -> bool:  # for as long as a transaction lasts, the server's own chores may
+        async def no_session_holds_one() -> bool:  # for as long as a transaction lasts, the server's own chores may
             locks = "SELECT count(*) FROM pg_locks WHERE locktype IN ('advisory', 'tuple', 'transactionid')"
             return bool(await connection.fetchval(locks) == 0)
 
-        await until(nobody_holds_one)
+        await until(no_session_holds_one)
 
 
-async def test_a_question_is_bounded_in_time_also_while_somebody_holds_the_row(url: str, name: str) -> None:
+async def test_a_request_is_bounded_in_time_also_while_the_row_is_locked(url: str, name: str) -> None:
     async with opened(f"{url}?timeout=0.5") as backend, opened(url) as patient, native(url) as connection:
         grant = await won(patient.leases, name)
         await until(lambda: renewed(backend.leases, grant))
@@ -608,11 +608,11 @@ async def test_a_question_is_bounded_in_time_also_while_somebody_holds_the_row(u
             with pytest.raises(Unavailable, match=r"no answer within 0\.\d+ s: another transaction has locked the row"):
                 await backend.leases.renew([grant], TTL)
             assert time.monotonic() - asked_at < 4.0  # without the option it would be five
-            assert isinstance(await patient.leases.acquire(name, "bob#1", TTL), HeldBy)  # to look needs no lock
+            assert isinstance(await patient.leases.acquire(name, "bob#1", TTL), HeldBy)  # reading needs no lock
         assert await patient.leases.renew([grant], TTL) == [Granted(grant)]
 
 
-async def test_the_time_that_was_waited_is_told(server: Postgres, url: str, name: str) -> None:
+async def test_the_error_has_the_time_that_was_waited(server: Postgres, url: str, name: str) -> None:
     async with (
         FaultProxy("127.0.0.1", server.port) as proxy,
         opened(url.replace(f":{server.port}/", f":{proxy.port}/")) as backend,
@@ -624,31 +624,31 @@ async def test_the_time_that_was_waited_is_told(server: Postgres, url: str, name
             await backend.leases.renew([grant], 3.0)
 
 
-async def test_a_question_called_off_while_it_connects_leaves_nothing_behind(url: str) -> None:
+async def test_a_request_cancelled_while_it_connects_leaves_nothing_behind(url: str) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with opened(url) as backend:
         await backend.leases.names()
         client = backend.leases._client
-        for turns in range(60):  # so that it is called off at each of the steps that connecting takes
-            line = LoopConnections(client.connect, 1)
+        for turns in range(60):  # so that it is cancelled at each of the steps that connecting takes
+            connections = LoopConnections(client.connect, 1)
 
-            async def ask(line: LoopConnections = line) -> int:
-                return await line.run(lambda connection: connection.fetchval("SELECT 7"), 5.0, 5.0)
+            async def fetch(connections: LoopConnections = connections) -> int:
+                return await connections.run(lambda connection: connection.fetchval("SELECT 7"), 5.0, 5.0)
 
-            asking = asyncio.ensure_future(ask())
+            pending = asyncio.ensure_future(fetch())
             for _ in range(turns):
                 await asyncio.sleep(0)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            if turns % 2:  # what was begun is finished, and used by the next
-                assert await ask() == 7
-            await line.close()
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+            if turns % 2:  # the attempt that was begun is finished, and used by the next request
+                assert await fetch() == 7
+            await connections.close()
     gc.collect()
     assert complaints == []
 
 
-async def test_questions_called_off_one_after_another_open_one_connection(url: str) -> None:
+async def test_requests_cancelled_one_after_another_open_one_connection(url: str) -> None:
     async with opened(url) as backend:
         await backend.leases.names()
         client, begun, may_go_on = backend.leases._client, 0, asyncio.Event()
@@ -659,26 +659,26 @@ async def test_questions_called_off_one_after_another_open_one_connection(url: s
             await may_go_on.wait()
             return await client.connect()
 
-        line = LoopConnections(slowly, 1)
+        connections = LoopConnections(slowly, 1)
 
-        async def ask() -> int:
-            return await line.run(lambda connection: connection.fetchval("SELECT 7"), 60.0, 60.0)
+        async def fetch() -> int:
+            return await connections.run(lambda connection: connection.fetchval("SELECT 7"), 60.0, 60.0)
 
         for _ in range(20):
-            asking = asyncio.ensure_future(ask())
+            pending = asyncio.ensure_future(fetch())
             await asyncio.sleep(0.001)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
         may_go_on.set()
-        assert await ask() == 7
-        await line.close()
+        assert await fetch() == 7
+        await connections.close()
         assert begun == 1
 
 
 # --- behind a pooler ---------------------------------------------------------------------------------------------
 
 
-async def test_nothing_strands_behind_a_pooler_of_transactions(server: Postgres, url: str, name: str) -> None:
+async def test_everything_works_behind_a_pooler_of_transactions(server: Postgres, url: str, name: str) -> None:
     with private(PgBouncer, of=server) as pooler:
         options = "?prepared=false&listen=false"
         async with opened(pooler.url + options) as ann, opened(pooler.url + options) as bob, opened(url) as direct:
@@ -689,10 +689,10 @@ async def test_nothing_strands_behind_a_pooler_of_transactions(server: Postgres,
             assert isinstance(await bob.leases.acquire(grants[0].name, "bob#1", TTL), HeldBy)
             assert await ann.leases.release(grants[0]) == Released(grants[0])
             assert (await won(bob.leases, grants[0].name, "bob#1")).token == grants[0].token + 1
-            heard = direct.broker.hints(name)
-            await asyncio.wait_for(anext(heard), TTL)
+            hints = direct.broker.hints(name)
+            await asyncio.wait_for(anext(hints), TTL)
             await ann.broker.send(name, [Outgoing(b"%d" % number, id=str(number)) for number in range(10)])
-            await asyncio.wait_for(anext(heard), TTL)  # to tell needs no session; only to listen does
+            await asyncio.wait_for(anext(hints), TTL)  # NOTIFY needs no session; only LISTEN does
             got = (await bob.broker.receive(name, 10, TTL)).deliveries
             verdicts: list[Verdict] = [COMPLETE, Abandon()] * 5
             done = await bob.broker.settle(
@@ -707,8 +707,8 @@ async def test_a_pooler_that_mixes_up_statements_is_named(server: Postgres, url:
         async with opened(f"{pooler.url}?listen=false") as ann, opened(f"{pooler.url}?listen=false") as bob:
             with pytest.raises(TenureError, match="prepared=false"):
                 for number in range(50):
-                    asked = [won(each.leases, f"{name}-{number}-{n}") for each in (ann, bob) for n in range(4)]
-                    await asyncio.gather(*asked)
+                    requests = [won(each.leases, f"{name}-{number}-{n}") for each in (ann, bob) for n in range(4)]
+                    await asyncio.gather(*requests)
 
 
 # --- the fence ---------------------------------------------------------------------------------------------------
@@ -720,7 +720,7 @@ async def test_the_fence_refuses_an_older_token(url: str, name: str) -> None:
             await postgres.fence(connection, name, 7)
             waiting = asyncio.ensure_future(fenced(other, name, 6))
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(waiting), 0.1)  # until the first has ended, nobody comes between
+                await asyncio.wait_for(asyncio.shield(waiting), 0.1)  # it waits until the first has ended
         with pytest.raises(TermLost, match=r"token 6 is too old for .* token 7 has been here"):
             await waiting
         await fenced(other, name, 7)
@@ -751,8 +751,8 @@ async def test_a_rollback_takes_the_token_back(url: str, name: str) -> None:
 
 async def test_a_message_is_sent_with_the_callers_transaction(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
-        heard = backend.broker.hints(name)
-        await asyncio.wait_for(anext(heard), TTL)
+        hints = backend.broker.hints(name)
+        await asyncio.wait_for(anext(hints), TTL)
         transaction = connection.transaction(isolation="serializable")
         await transaction.start()
         await connection.fetchval("SELECT tenure.send($1, 'never')", name)
@@ -765,7 +765,7 @@ async def test_a_message_is_sent_with_the_callers_transaction(url: str, name: st
             assert await connection.fetchval(sent, name, b"again", "first") == "first"
             made_up = await connection.fetchval("SELECT tenure.send($1, 'b', priority => 3)", name)
             assert await backend.broker.stats(name) == Stats()
-        await asyncio.wait_for(anext(heard), TTL)
+        await asyncio.wait_for(anext(hints), TTL)
         [got] = (await backend.broker.receive(name, 10, TTL)).deliveries
         assert (got.id, got.body, got.priority) == (made_up, b"b", 3)
         assert (await backend.broker.stats(name)).ready == 1
@@ -778,12 +778,12 @@ async def test_a_message_is_sent_with_the_callers_transaction(url: str, name: st
             "headers => '{\"a\": [1]}'",
             "queue => 'a$b'",
         ):
-            asked = "'q'," if "queue" not in wrong else ""
+            argument = "'q'," if "queue" not in wrong else ""
             with pytest.raises(asyncpg.InvalidParameterValueError):
-                await connection.execute(f"SELECT tenure.send({asked} body => 'x', {wrong})")
+                await connection.execute(f"SELECT tenure.send({argument} body => 'x', {wrong})")
 
 
-async def test_senders_to_queues_that_were_declared_wait_for_nobody(url: str, name: str) -> None:
+async def test_senders_to_declared_queues_wait_for_no_transaction(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection, native(url) as other:
         for queue in (name, f"{name}-2", name):
             await connection.execute("SELECT tenure.declare($1)", queue)
@@ -798,22 +798,22 @@ async def test_senders_to_queues_that_were_declared_wait_for_nobody(url: str, na
             await connection.execute("SELECT tenure.declare('a$b')")
 
 
-async def test_what_a_transaction_has_sent_survives_the_deletion_of_its_queue(url: str, name: str) -> None:
+async def test_messages_of_an_open_transaction_survive_the_deletion_of_their_queue(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection, native(url) as late:
         broker = backend.broker
         await connection.execute("SELECT tenure.declare($1)", name)
         async with late.transaction(isolation="repeatable_read"):
-            await late.execute("SELECT 1 FROM tenure.queue LIMIT 1")  # this is what it sees from now on
+            await late.execute("SELECT 1 FROM tenure.queue LIMIT 1")  # takes its snapshot
             async with connection.transaction():
                 await connection.execute("SELECT tenure.send($1, 'a')", name)
-                assert await asyncio.wait_for(broker.delete(name), 5.0) == Deleted(Stats())  # it sees nothing of that
+                assert await asyncio.wait_for(broker.delete(name), 5.0) == Deleted(Stats())  # it sees no message
                 assert name not in await broker.names()
             await late.execute("SELECT tenure.send($1, 'b')", name)
         assert name in await broker.names()
         assert [one.body for one in (await broker.receive(name, 10, TTL)).deliveries] == [b"a", b"b"]
 
 
-async def test_a_deleted_queue_goes_for_good_a_day_later(url: str, name: str) -> None:
+async def test_a_deleted_queue_is_removed_a_day_later(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
         broker, names = backend.broker, [name, f"{name}-2", f"{name}-3"]
         for queue in names:
@@ -827,8 +827,8 @@ async def test_a_deleted_queue_goes_for_good_a_day_later(url: str, name: str) ->
         await broker.idle()
         rows = await connection.fetch("SELECT name FROM tenure.queue WHERE name = ANY ($1) ORDER BY name", names)
         assert [row[0] for row in rows] == names[1:]
-        await broker.send(name, [Outgoing(b"anew")])
-        assert [one.body for one in (await broker.receive(name, 10, TTL)).deliveries] == [b"anew"]
+        await broker.send(name, [Outgoing(b"again")])
+        assert [one.body for one in (await broker.receive(name, 10, TTL)).deliveries] == [b"again"]
 
 
 async def test_a_message_is_completed_with_the_callers_transaction(url: str, name: str) -> None:
@@ -837,7 +837,7 @@ async def test_a_message_is_completed_with_the_callers_transaction(url: str, nam
         first, second = (await backend.broker.receive(name, 10, TTL)).deliveries
         async with connection.transaction():
             await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
-            # Its lock can be renewed meanwhile, with others, and nobody waits for the transaction.
+            # Its lock can be renewed meanwhile, with others, and no request waits for the transaction.
             [one, two] = await asyncio.wait_for(backend.broker.renew([first, second], TTL), 30)
             assert isinstance(one, Renewed)
             assert isinstance(two, Renewed)
@@ -864,14 +864,14 @@ async def completed_in_a_transaction(
     return held, first, transaction
 
 
-async def test_a_session_is_renewed_while_a_transaction_is_at_its_message(turnable: Postgres, name: str) -> None:
+async def test_a_session_is_renewed_while_a_transaction_locks_its_message(turnable: Postgres, name: str) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"a", session="s"), Outgoing(b"b", session="s")])
         held, first, transaction = await completed_in_a_transaction(broker, connection, name)
         turnable.turn(LOCK * 0.6)
         other = await won(backend.leases, name)
-        # All renewals of a process go one way: if this one waits for the transaction, so does the leader's.
+        # All renewals of a process share a connection: if this one waits for the transaction, the leader's does, too.
         [session], [leader] = await asyncio.wait_for(
             asyncio.gather(broker.renew([held], LOCK), backend.leases.renew([other], TTL)), 2.0
         )
@@ -880,17 +880,17 @@ async def test_a_session_is_renewed_while_a_transaction_is_at_its_message(turnab
         turnable.turn(LOCK * 0.6)
         await transaction.rollback()
         assert isinstance(await broker.accept(name, None, LOCK), NoSession)
-        assert (await broker.stats(name)).locked == 1  # the session's lock covers it, whatever its row says
+        assert (await broker.stats(name)).locked == 1  # the session's lock covers it, not the end in its row
         assert await broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
 
 
-async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(turnable: Postgres, name: str) -> None:
+async def test_a_session_is_in_order_while_a_transaction_locks_its_message(turnable: Postgres, name: str) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
         _, _, transaction = await completed_in_a_transaction(broker, connection, name)
         turnable.turn(LOCK * 1.05)
-        assert isinstance(await broker.accept(name, None, LOCK), NoSession)  # it may be rolled back
+        assert isinstance(await broker.accept(name, None, LOCK), NoSession)  # the transaction may be rolled back
         held = await broker.accept(name, "s", LOCK)
         assert isinstance(held, SessionLock)
         claim = await broker.receive_session(held, 10)
@@ -903,7 +903,7 @@ async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(turn
 
 
 @pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
-async def test_what_a_session_covers_is_settled_after_a_rollback(
+async def test_a_message_of_a_session_is_settled_after_a_rollback(
     turnable: Postgres, name: str, verdict: Verdict
 ) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
@@ -914,11 +914,11 @@ async def test_what_a_session_covers_is_settled_after_a_rollback(
         await broker.renew([held], LOCK)
         turnable.turn(LOCK * 0.6)
         await transaction.rollback()
-        assert await broker.settle([Settlement(first, verdict)]) == [Settled()]  # nobody has looked at it since
+        assert await broker.settle([Settlement(first, verdict)]) == [Settled()]  # no request has read it since
 
 
 @pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
-async def test_what_is_renewed_while_a_transaction_is_at_it_holds_after_a_rollback(
+async def test_a_lock_renewed_beside_a_transaction_holds_after_its_rollback(
     turnable: Postgres, name: str, verdict: Verdict
 ) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
@@ -940,7 +940,7 @@ async def test_what_is_renewed_while_a_transaction_is_at_it_holds_after_a_rollba
         assert isinstance(again, Renewed)
         assert again.locked_until > one.locked_until
         await transaction.rollback()
-        if verdict is COMPLETE:  # also when somebody has looked at it since
+        if verdict is COMPLETE:  # also when another request has read it since
             assert (await broker.stats(name)).locked == 2
             assert (await broker.receive(name, 1, LOCK)).deliveries == ()
             assert isinstance((await broker.renew([first], LOCK))[0], Renewed)
@@ -949,26 +949,24 @@ async def test_what_is_renewed_while_a_transaction_is_at_it_holds_after_a_rollba
         assert await broker.settle([Settlement(second, COMPLETE)]) == [Settled()]
 
 
-async def test_a_lock_that_is_nearly_over_is_not_renewed_while_a_transaction_is_at_it(
-    turnable: Postgres, name: str
-) -> None:
+async def test_a_lock_that_is_nearly_over_is_not_renewed_beside_a_transaction(turnable: Postgres, name: str) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         await backend.broker.send(name, [Outgoing(b"a")])
         [first] = (await backend.broker.receive(name, 1, LOCK)).deliveries
         async with connection.transaction():
             await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
             turnable.turn(LOCK * 0.8)
-            assert await backend.broker.renew([first], LOCK) == [LAPSED]  # who finds it over may not see that it isn't
+            assert await backend.broker.renew([first], LOCK) == [LAPSED]  # a later claim might not see the extension
         assert await backend.broker.stats(name) == Stats()
 
 
-async def test_only_what_it_can_see_is_over_for_a_transaction_of_a_higher_level(turnable: Postgres, name: str) -> None:
+async def test_a_transaction_of_a_higher_level_expires_only_locks_that_it_sees(turnable: Postgres, name: str) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection, native(turnable.url) as other:
         await backend.broker.send(name, [Outgoing(b"a")])
         [first] = (await backend.broker.receive(name, 1, LOCK)).deliveries
         async with other.transaction(isolation="repeatable_read"):
             locked = await other.fetchval("SELECT locked FROM tenure.stats($1)", name)
-            assert locked == 1  # and from here on, it sees no change
+            assert locked == 1  # from here on, the transaction sees no change
             transaction = connection.transaction()
             await transaction.start()
             await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
@@ -980,7 +978,7 @@ async def test_only_what_it_can_see_is_over_for_a_transaction_of_a_higher_level(
         assert await backend.broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
 
 
-async def test_what_a_transaction_is_at_is_looked_for_now_and_then(turnable: Postgres, name: str) -> None:
+async def test_a_message_locked_by_a_transaction_is_polled_for(turnable: Postgres, name: str) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         await backend.broker.send(name, [Outgoing(b"a")])
         [first] = (await backend.broker.receive(name, 1, LOCK)).deliveries
@@ -989,12 +987,12 @@ async def test_what_a_transaction_is_at_is_looked_for_now_and_then(turnable: Pos
             turnable.turn(LOCK * 1.05)
             claim = await backend.broker.receive(name, 1, LOCK)
             assert claim.deliveries == ()
-            assert claim.due_in is not None  # nobody tells when the transaction ends
+            assert claim.due_in is not None  # the end of the transaction is not notified
             assert 0.1 < claim.due_in < 1.0
         assert await backend.broker.receive(name, 1, LOCK) == Claim((), None)
 
 
-# --- counting, and keeping house ---------------------------------------------------------------------------------
+# --- counting and housekeeping -----------------------------------------------------------------------------------
 
 
 async def test_counts_are_exact_with_many_at_work(url: str, name: str) -> None:
@@ -1019,7 +1017,7 @@ async def test_counts_are_exact_with_many_at_work(url: str, name: str) -> None:
         assert stats.delayed == 180
 
 
-async def test_a_queue_is_tidied_by_those_who_use_it(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_is_tidied_by_its_users(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(url) as backend, native(url) as connection:
         for number in range(500):
             await backend.broker.send(name, [Outgoing(b"x", id=str(number))])
@@ -1032,52 +1030,52 @@ async def test_a_queue_is_tidied_by_those_who_use_it(url: str, name: str, monkey
         assert (await backend.broker.stats(name)).ready == 500
 
 
-async def test_the_same_notification_is_not_told_for_each_message(url: str, name: str) -> None:
-    told: list[object] = []
+async def test_many_messages_share_a_notification(url: str, name: str) -> None:
+    payloads: list[object] = []
     async with opened(url) as backend, native(url) as connection:
-        await connection.add_listener(wake.channel_of("tenure"), lambda *heard: told.append(heard[3]))
+        await connection.add_listener(wake.channel_of("tenure"), lambda *arguments: payloads.append(arguments[3]))
         began = time.monotonic()
         for _ in range(100):
             await backend.broker.send(name, [Outgoing(b"x")])
         took = time.monotonic() - began
-        await until(lambda: told)
+        await until(lambda: payloads)
         await connection.fetchval("SELECT 1")
-        assert len([one for one in told if str(one).endswith(f":queue:{name}")]) <= took / wake.PAUSE + 2
+        assert len([one for one in payloads if str(one).endswith(f":queue:{name}")]) <= took / wake.PAUSE + 2
 
 
-async def test_what_is_put_back_is_notified_and_not_each_time(url: str, name: str) -> None:
-    told: list[object] = []
+async def test_messages_that_are_put_back_share_a_notification(url: str, name: str) -> None:
+    payloads: list[object] = []
     async with opened(url) as backend, native(url) as connection:
         broker = backend.broker
         await broker.declare(name, {"max_deliveries": 1_000})
-        await connection.add_listener(wake.channel_of("tenure"), lambda *heard: told.append(heard[3]))
+        await connection.add_listener(wake.channel_of("tenure"), lambda *arguments: payloads.append(arguments[3]))
 
-        async def is_told(of: str) -> bool:
+        async def is_notified(of: str) -> bool:
             await connection.fetchval("SELECT 1")
-            return any(str(one).endswith(f":queue:{of}") for one in told)
+            return any(str(one).endswith(f":queue:{of}") for one in payloads)
 
         await broker.send(name, [Outgoing(b"x")])
-        await until(lambda: is_told(name))
-        told.clear()
+        await until(lambda: is_notified(name))
+        payloads.clear()
         began = time.monotonic()
         for _ in range(30):
             [got] = (await broker.receive(name, 1, TTL)).deliveries
             await broker.settle([Settlement(got, Abandon())])
         took = time.monotonic() - began
-        await until(lambda: is_told(name))
-        assert len(told) <= took / wake.PAUSE + 2
+        await until(lambda: is_notified(name))
+        assert len(payloads) <= took / wake.PAUSE + 2
         [got] = (await broker.receive(name, 1, TTL)).deliveries
         await broker.settle([Settlement(got, DeadLetter("wrong", ""))])
-        await until(lambda: is_told(dead_letters_of(name)))
-        await asyncio.sleep(2 * wake.PAUSE)  # what was told of the queue itself before has come
+        await until(lambda: is_notified(dead_letters_of(name)))
+        await asyncio.sleep(2 * wake.PAUSE)  # earlier notifications of the queue itself have arrived
         await connection.fetchval("SELECT 1")
-        told.clear()
+        payloads.clear()
         assert await broker.redrive(name, Selection(), None) == 1
-        await until(lambda: is_told(name))
+        await until(lambda: is_notified(name))
 
 
 async def test_dead_letters_are_revived_in_steps(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "REDRIVE_BATCH", 3)  # a step must end before the server gives it up
+    monkeypatch.setattr(dead_letters, "REDRIVE_BATCH", 3)  # a step must end before the server's time limit
     async with opened(url) as backend:
 
         async def die(count: int) -> None:
@@ -1102,7 +1100,7 @@ def test_the_functions_have_no_gaps() -> None:
     assert not re.search(r"\{[a-z_]+\}", functions("tenure"))
 
 
-async def test_doctor_tells_of_the_server(url: str) -> None:
+async def test_doctor_reports_the_server(url: str) -> None:
     async with opened(url) as backend:
         facts = {fact.name: fact for fact in await backend.describe()}
     assert facts["schema"].value == f"tenure, version {VERSION}"

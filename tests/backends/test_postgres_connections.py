@@ -1,4 +1,4 @@
-"""The connections to a PostgreSQL: what is given up is called off, and a slow or broken way to the server heals."""
+"""The connections to a PostgreSQL: given up requests are cancelled; a slow or broken network recovers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def through(server: Postgres, proxy: FaultProxy, options: str) -> str:
 
 
 async def waiting(connection: Native) -> int:
-    """Count the questions that wait for locks."""
+    """Count the requests that wait for locks."""
     count: int = await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     return count
 
 
 class Blocked:
-    """What a stranger holds in an open transaction: the rows of a lease and of a message, and an id that is sent."""
+    """Rows that another open transaction has locked: of a lease, of a message, and of an id that is sent."""
 
     grant: Grant
     free: Grant
@@ -67,9 +67,9 @@ class Blocked:
         await stranger.execute("SELECT FROM tenure.message WHERE seq = $1 FOR UPDATE", self.delivery.sequence)
         await stranger.execute("SELECT tenure.send($1, 'b', id => 'one')", self.name)
 
-    async def ask(self, backend: postgres.PostgresBackend, question: str) -> None:
+    async def send(self, backend: postgres.PostgresBackend, request: str) -> None:
         done = Settlement(self.delivery, Complete(sends=((self.name, Outgoing(b"c")),)))
-        questions: dict[str, Callable[[], Awaitable[object]]] = {
+        requests: dict[str, Callable[[], Awaitable[object]]] = {
             "acquire": lambda: backend.leases.acquire(self.free.name, "bob#1", TTL),
             "renew": lambda: backend.leases.renew([self.grant], TTL),
             "release": lambda: backend.leases.release(self.grant),
@@ -78,17 +78,17 @@ class Blocked:
             "settle": lambda: backend.broker.settle([Settlement(self.delivery, Abandon())]),
             "settle and send": lambda: backend.broker.settle([done]),
         }
-        await questions[question]()
+        await requests[request]()
 
 
-QUESTIONS = ("acquire", "renew", "release", "ask to resign", "send", "settle", "settle and send")
+REQUESTS = ("acquire", "renew", "release", "ask to resign", "send", "settle", "settle and send")
 
 
-# --- what is given up --------------------------------------------------------------------------------------------
+# --- requests that are given up ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["direct", "pooled"])
-async def test_what_a_client_gives_up_the_server_gives_up(server: Postgres, name: str, way: str) -> None:
+async def test_the_server_gives_up_a_request_that_its_client_gives_up(server: Postgres, name: str, way: str) -> None:
     async with AsyncExitStack() as stack:
         url = server.url + "?timeout=0.2&listen=false"
         if way == "pooled":
@@ -101,19 +101,21 @@ async def test_what_a_client_gives_up_the_server_gives_up(server: Postgres, name
         blocked = Blocked(name)
         await blocked.prepare(patient, stranger)
         await until(lambda: answers(backend))
-        for question in QUESTIONS:
-            asked = [asyncio.ensure_future(blocked.ask(backend, question)) for _ in range(3 if way == "direct" else 1)]
-            if way == "pooled":  # there, a question that is called off before the server has begun with it goes on
-                await until(lambda: all_wait(watch, 1), within=60, what=question)
-                asked[0].cancel()
-            for answer in await asyncio.gather(*asked, return_exceptions=True):
-                assert isinstance(answer, asyncio.CancelledError if way == "pooled" else Unavailable), question
-            await until(lambda: request_ended(watch), what=question)
+        for request in REQUESTS:
+            pending = [
+                asyncio.ensure_future(blocked.send(backend, request)) for _ in range(3 if way == "direct" else 1)
+            ]
+            if way == "pooled":  # there, a request that is cancelled before the server has begun it goes on
+                await until(lambda: all_wait(watch, 1), within=60, what=request)
+                pending[0].cancel()
+            for answer in await asyncio.gather(*pending, return_exceptions=True):
+                assert isinstance(answer, asyncio.CancelledError if way == "pooled" else Unavailable), request
+            await until(lambda: no_request_waits(watch), what=request)
         await stranger.execute("ROLLBACK")
         await until(lambda: answers(backend))
 
 
-async def request_ended(watch: Native) -> bool:
+async def no_request_waits(watch: Native) -> bool:
     return await all_wait(watch, 0)
 
 
@@ -129,7 +131,7 @@ async def answers(backend: postgres.PostgresBackend) -> bool:
     return True
 
 
-async def test_the_server_gives_up_by_itself_what_a_cut_off_client_has_asked(server: Postgres, name: str) -> None:
+async def test_the_server_gives_up_a_disconnected_clients_request_by_itself(server: Postgres, name: str) -> None:
     async with (
         FaultProxy("127.0.0.1", server.port) as proxy,
         opened(server.url) as patient,
@@ -140,16 +142,16 @@ async def test_the_server_gives_up_by_itself_what_a_cut_off_client_has_asked(ser
         blocked = Blocked(name)
         await blocked.prepare(patient, stranger)
         await asyncio.gather(*(backend.leases.inspect(name) for _ in range(4)))
-        asked = [asyncio.ensure_future(blocked.ask(backend, question)) for question in ("acquire", "send", "settle")]
+        pending = [asyncio.ensure_future(blocked.send(backend, request)) for request in ("acquire", "send", "settle")]
 
-        await until(lambda: all_wait(watch, len(asked)))
-        proxy.stall()  # so that nothing can be called off
-        await until(lambda: request_ended(watch))
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
+        await until(lambda: all_wait(watch, len(pending)))
+        proxy.stall()  # so that no cancel request arrives
+        await until(lambda: no_request_waits(watch))
+        for answer in await asyncio.gather(*pending, return_exceptions=True):
             assert isinstance(answer, Unavailable)
 
 
-async def test_behind_a_pooler_the_server_gives_up_what_waits_for_locks(server: Postgres, name: str) -> None:
+async def test_behind_a_pooler_the_server_gives_up_requests_that_wait_for_locks(server: Postgres, name: str) -> None:
     with private(PgBouncer, of=server, size=20) as pooler:
         async with (
             FaultProxy("127.0.0.1", pooler.port) as proxy,
@@ -161,17 +163,17 @@ async def test_behind_a_pooler_the_server_gives_up_what_waits_for_locks(server: 
             blocked = Blocked(name)
             await blocked.prepare(patient, stranger)
             await until(lambda: answers(backend))
-            asked = [
-                asyncio.ensure_future(blocked.ask(backend, question)) for question in ("acquire", "settle and send")
+            pending = [
+                asyncio.ensure_future(blocked.send(backend, request)) for request in ("acquire", "settle and send")
             ]
-            await until(lambda: all_wait(watch, len(asked)))
-            proxy.stall()  # so that nothing can be called off
-            await until(lambda: request_ended(watch))
-            for answer in await asyncio.gather(*asked, return_exceptions=True):
+            await until(lambda: all_wait(watch, len(pending)))
+            proxy.stall()  # so that no cancel request arrives
+            await until(lambda: no_request_waits(watch))
+            for answer in await asyncio.gather(*pending, return_exceptions=True):
                 assert isinstance(answer, Unavailable)
 
 
-async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres, name: str) -> None:
+async def test_a_request_that_was_given_up_costs_no_connection(server: Postgres, name: str) -> None:
     async with (
         opened(server.url) as patient,
         opened(server.url + "?timeout=0.2&pool=1&listen=false") as backend,
@@ -187,15 +189,15 @@ async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres
             [line] = [line for (_, urgent), line in client._by_loop.items() if not urgent]
             return bool(line._idle)
 
-        for question in ("acquire", "send", "settle"):
+        for request in ("acquire", "send", "settle"):
             with pytest.raises(Unavailable):
-                await blocked.ask(backend, question)
+                await blocked.send(backend, request)
             await until(is_back)
-            asking = asyncio.ensure_future(blocked.ask(backend, question))
+            pending = asyncio.ensure_future(blocked.send(backend, request))
             await until(lambda: has_begun(client))
-            asking.cancel()
+            pending.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asking
+                await pending
             await until(is_back)
         [[after]] = await client.fetch("SELECT pg_backend_pid()")
         assert after == before
@@ -205,9 +207,7 @@ def has_begun(client: Client) -> bool:
     return any(line._busy for line in client._by_loop.values())
 
 
-async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing_behind(
-    server: Postgres, name: str
-) -> None:
+async def test_a_cancelled_request_disturbs_no_other_and_leaves_nothing_behind(server: Postgres, name: str) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with opened(server.url + "?listen=false") as backend:
@@ -218,16 +218,16 @@ async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing
             [got] = (await backend.broker.receive(name, 1, TTL)).deliveries
             return await backend.broker.settle([Settlement(got, Complete(sends=((f"{name}-2", Outgoing(b"b")),)))])
 
-        async def cancelled(question: Callable[[], Coroutine[Any, Any, object]], after: float) -> None:
-            asking = asyncio.ensure_future(question())
+        async def cancelled(request: Callable[[], Coroutine[Any, Any, object]], after: float) -> None:
+            pending = asyncio.ensure_future(request())
             await asyncio.sleep(after)
-            asking.cancel()
-            await asyncio.wait({asking})
-            assert asking.cancelled() or asking.exception() is None, asking
+            pending.cancel()
+            await asyncio.wait({pending})
+            assert pending.cancelled() or pending.exception() is None, pending
 
         for turn in range(100):
-            question = settle if turn % 5 == 0 else lambda: backend.leases.inspect(name)
-            await asyncio.gather(*(cancelled(question, (turn * 7 + more * 5) % 20 * 0.0002) for more in range(5)))
+            request = settle if turn % 5 == 0 else lambda: backend.leases.inspect(name)
+            await asyncio.gather(*(cancelled(request, (turn * 7 + more * 5) % 20 * 0.0002) for more in range(5)))
         await backend.leases.inspect(name)
     gc.collect()
     assert complaints == []
@@ -236,16 +236,16 @@ async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing
 # --- connections that break --------------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: Postgres, name: str) -> None:
+async def test_a_connection_that_was_closed_while_idle_costs_no_answer(server: Postgres, name: str) -> None:
     async with opened(server.url + "?pool=1&listen=false") as backend, native(server.url) as stranger:
         client = backend.leases._client
         [[pid]] = await client.fetch("SELECT pg_backend_pid()")
         [line] = client._by_loop.values()
         connection: Any = line._idle[0]
-        told = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+        fields = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
         connection._protocol.data_received(
-            b"E" + struct.pack("!i", len(told) + 4) + told
-        )  # the end is still on its way
+            b"E" + struct.pack("!i", len(fields) + 4) + fields
+        )  # the client hasn't noticed the end yet
         assert not connection.is_closed()
         [[other]] = await client.fetch("SELECT pg_backend_pid()")
         assert other != pid
@@ -256,7 +256,7 @@ async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: 
 
 
 class RoundTrips:
-    """A way to a proxy, on which it counts the questions that follow an answer."""
+    """A relay to a proxy that counts the requests that follow an answer."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self._proxy = proxy
@@ -266,34 +266,34 @@ class RoundTrips:
         far_reader, far_writer = await asyncio.open_connection(self._proxy.host, self._proxy.port)
         was_question = False
 
-        async def one_way(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_question: bool) -> None:
+        async def one_way(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_request: bool) -> None:
             nonlocal was_question
             with suppress(ConnectionError):
                 while data := await source.read(65_536):
-                    self.count += is_question and not was_question
-                    was_question = is_question
+                    self.count += is_request and not was_question
+                    was_question = is_request
                     sink.write(data)
             sink.close()
 
-        up = one_way(reader, far_writer, is_question=True)
-        await asyncio.gather(up, one_way(far_reader, writer, is_question=False))
+        up = one_way(reader, far_writer, is_request=True)
+        await asyncio.gather(up, one_way(far_reader, writer, is_request=False))
 
 
 async def test_a_new_connection_answers_after_few_round_trips(server: Postgres, name: str) -> None:
     async with FaultProxy("127.0.0.1", server.port) as proxy:
         trips = RoundTrips(proxy)
-        async with await asyncio.start_server(trips.carry, "127.0.0.1", 0) as way:
-            port = way.sockets[0].getsockname()[1]
+        async with await asyncio.start_server(trips.carry, "127.0.0.1", 0) as relay:
+            port = relay.sockets[0].getsockname()[1]
             async with opened(server.url.replace(f":{server.port}/", f":{port}/") + "?pool=1&listen=false") as backend:
                 await backend.broker.send(name, [Outgoing(b"a", id="a", delay=1.0)])
                 proxy.reset()
                 await until(lambda: proxy.open == 0)
                 before = trips.count
                 await backend.broker.send(name, [Outgoing(b"b", id="b", delay=1.0)])
-                assert trips.count - before <= 6  # TLS or not, login, prepare, ask; without help they are eleven
+                assert trips.count - before <= 6  # TLS or not, login, prepare, execute; without known types, eleven
 
 
-async def test_all_who_wait_share_one_attempt_to_connect(server: Postgres, name: str) -> None:
+async def test_all_waiting_requests_share_one_attempt_to_connect(server: Postgres, name: str) -> None:
     async with (
         FaultProxy("127.0.0.1", server.port) as proxy,
         opened(through(server, proxy, "?pool=4&timeout=0.3&listen=false")) as backend,
@@ -308,16 +308,16 @@ async def test_all_who_wait_share_one_attempt_to_connect(server: Postgres, name:
         proxy.reset()
         let_in = proxy.accepted
         for _ in range(2):
-            asked = (backend.leases.inspect(name) for _ in range(20))
-            got = await asyncio.gather(*asked, return_exceptions=True)
+            pending = (backend.leases.inspect(name) for _ in range(20))
+            got = await asyncio.gather(*pending, return_exceptions=True)
             assert all(isinstance(answer, Unavailable) for answer in got)
         assert proxy.accepted == let_in + 1
         proxy.heal()
         await until(lambda: answers(backend))
 
 
-async def test_a_slow_way_comes_back_after_all_connections_were_cut(server: Postgres, name: str) -> None:
-    """What the round trip is to the time-out is as in 0.4 s to 5 s; there, ten seconds are two time-outs."""
+async def test_a_slow_network_recovers_after_all_connections_were_cut(server: Postgres, name: str) -> None:
+    """The ratio of round trip and time-out is that of 0.4 s and 5 s, where ten seconds are two time-outs."""
     round_trip, timeout = 0.1, 1.25
     sent: list[float] = []
     async with (

@@ -20,7 +20,7 @@ from tenure.testing import until
 from tests.backends.postgresql import Native, migrated, native, opened
 from tests.servers import Postgres, shared
 
-TTL = 200.0  # by a clock that is turned: what the test itself takes must not count
+TTL = 200.0  # by a clock that is put forward: the test's own duration must not count
 SQL = statements("leases.sql", "tenure")
 
 
@@ -31,13 +31,13 @@ async def server() -> Postgres:
 
 @pytest.fixture
 async def steady(scene: Scene) -> Scene:
-    """Give a scene on a server whose clock is its own: one that was turned does not fire its time-outs."""
+    """Yield a scene on a server with a real clock: on one that was put forward, time-outs don't fire."""
     scene.server = await migrated(shared(Postgres))
     return scene
 
 
 class Scene:
-    """A server with candidates, with a stranger who can hold rows, and with a look at who waits for them."""
+    """A server with candidates, with another transaction that can lock rows, and a view of requests that wait."""
 
     def __init__(self, server: Postgres) -> None:
         self.server = server
@@ -51,22 +51,22 @@ class Scene:
 
     @asynccontextmanager
     async def stranger(self, *names: str) -> AsyncIterator[Native]:
-        """Hold the rows of *names* in a transaction that is committed at the end."""
+        """Lock the rows of *names* in a transaction that is committed at the end."""
         connection = await self.native()
         async with connection.transaction():
             await connection.execute("SELECT FROM tenure.lease WHERE name = ANY ($1) FOR UPDATE", names)
             yield connection
 
     async def waiting(self, count: int, mark: str = "tenure.lease") -> None:
-        """Wait until just *count* questions wait for rows."""
+        """Wait until exactly *count* requests wait for rows."""
         watch = await self.native()
-        asked = (
+        statement = (
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, $1) > 0 "
             "AND pid <> pg_backend_pid()"
         )
 
         async def they_wait() -> bool:
-            return bool(await watch.fetchval(asked, mark) == count)
+            return bool(await watch.fetchval(statement, mark) == count)
 
         await until(they_wait)
 
@@ -92,7 +92,7 @@ async def won(store: postgres.PostgresLeases, name: str, holder: str = "ann#1", 
 
 
 def patiently(connection: Native, statement: str, *values: Any) -> asyncio.Future[list[asyncpg.Record]]:
-    """Ask as the store does, but wait for rows without bound: as a question that its client has given up."""
+    """Send a request like the store, but without a time limit for locks: its client has given it up."""
     return asyncio.ensure_future(connection.fetch(SQL[statement], *values, "0"))
 
 
@@ -100,10 +100,10 @@ def renewal(*grants: Grant, ttl: float = TTL) -> tuple[Any, ...]:
     return [one.name for one in grants], [one.holder for one in grants], [one.token for one in grants], ttl
 
 
-# --- a late question ---------------------------------------------------------------------------------------------
+# --- late requests -----------------------------------------------------------------------------------------------
 
 
-async def test_a_late_renewal_does_not_shorten_what_a_newer_one_has_extended(scene: Scene, name: str) -> None:
+async def test_a_late_renewal_does_not_shorten_a_newer_extension(scene: Scene, name: str) -> None:
     first, second = sorted((f"{name}-1", f"{name}-2"), key=lambda one: hashlib.sha256(one.encode()).digest())
     store = (await scene.backend()).leases
     grants = [await won(store, first), await won(store, second)]
@@ -116,7 +116,7 @@ async def test_a_late_renewal_does_not_shorten_what_a_newer_one_has_extended(sce
     assert await scene.ends_at(second) == end
 
 
-async def test_to_be_granted_again_late_does_not_shorten_a_lease(scene: Scene, name: str) -> None:
+async def test_a_late_repeated_acquisition_does_not_shorten_a_lease(scene: Scene, name: str) -> None:
     store = (await scene.backend()).leases
     grant = await won(store, name)
     async with scene.stranger(name) as newer:
@@ -129,7 +129,7 @@ async def test_to_be_granted_again_late_does_not_shorten_a_lease(scene: Scene, n
 
 
 @pytest.mark.parametrize("statement", ["release", "renew"])
-async def test_a_late_question_of_an_old_grant_touches_no_newer_one(scene: Scene, name: str, statement: str) -> None:
+async def test_a_late_request_of_an_old_grant_changes_no_newer_one(scene: Scene, name: str, statement: str) -> None:
     store = (await scene.backend()).leases
     old = await won(store, name)
     async with scene.stranger(name) as stranger:
@@ -144,7 +144,7 @@ async def test_a_late_question_of_an_old_grant_touches_no_newer_one(scene: Scene
     assert (found.holder, found.token) == ("bob#1", old.token + 1)
 
 
-async def test_a_claim_that_would_be_over_already_is_not_taken(scene: Scene, name: str) -> None:
+async def test_a_claim_that_would_have_ended_already_is_refused(scene: Scene, name: str) -> None:
     store = (await scene.backend()).leases
     await store.release(await won(store, name))
     async with scene.stranger(name):
@@ -155,11 +155,11 @@ async def test_a_claim_that_would_be_over_already_is_not_taken(scene: Scene, nam
     assert await store.inspect(name) == Vacant(name, 1)
 
 
-# --- two who claim -----------------------------------------------------------------------------------------------
+# --- two candidates ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", ["unborn", "released", "expired"])
-async def test_of_two_who_claim_when_a_row_is_let_go_one_gets_it(scene: Scene, name: str, before: str) -> None:
+async def test_of_two_that_claim_an_unlocked_row_one_wins(scene: Scene, name: str, before: str) -> None:
     stores = [(await scene.backend()).leases for _ in range(2)]
     if before != "unborn":
         grant = await won(stores[0], name, "old#1")
@@ -187,7 +187,7 @@ async def test_of_two_who_claim_when_a_row_is_let_go_one_gets_it(scene: Scene, n
 # --- rows that another has locked --------------------------------------------------------------------------------
 
 
-async def test_a_row_that_is_locked_costs_the_other_leases_nothing(steady: Scene, name: str) -> None:
+async def test_a_locked_row_delays_no_other_lease(steady: Scene, name: str) -> None:
     scene = steady
     store = (await scene.backend()).leases
     grants = [await won(store, f"{name}-{number}") for number in range(4)]
@@ -205,8 +205,8 @@ async def test_a_row_that_is_locked_costs_the_other_leases_nothing(steady: Scene
     assert await store.renew(grants[1:2], TTL) == [Granted(grants[1])]
 
 
-async def test_beside_a_row_that_is_locked_a_renewal_extends_its_own_grants_only(steady: Scene, name: str) -> None:
-    """Nor does it shorten one. The statement that waits for no row compares as much as the usual one."""
+async def test_beside_a_locked_row_a_renewal_extends_its_own_grants_only(steady: Scene, name: str) -> None:
+    """It doesn't shorten one either. The statement that waits for no row makes the same comparisons."""
     scene = steady
     store = (await scene.backend()).leases
     locked, long = [await won(store, f"{name}-{which}", ttl=TTL * 10) for which in ("locked", "long")]
@@ -224,10 +224,10 @@ async def test_beside_a_row_that_is_locked_a_renewal_extends_its_own_grants_only
     assert await store.renew([new], TTL) == [Granted(new)]
 
 
-# --- a schema that is away ---------------------------------------------------------------------------------------
+# --- a missing schema --------------------------------------------------------------------------------------------
 
 
-async def test_a_schema_that_goes_away_after_it_has_worked_is_no_answer(scene: Scene) -> None:
+async def test_a_schema_that_disappears_after_it_has_worked_is_unavailable(scene: Scene) -> None:
     schema = f"away_{time.time_ns()}"
     await postgres.migrate(f"{scene.server.url}?schema={schema}")
     backend, native = await scene.backend(f"?schema={schema}"), await scene.native()
@@ -235,13 +235,13 @@ async def test_a_schema_that_goes_away_after_it_has_worked_is_no_answer(scene: S
     await backend.leases.renew([grant], TTL)
     await backend.broker.stats("queue")
     await native.execute(f"ALTER SCHEMA {schema} RENAME TO {schema}_not")
-    for question in (
+    for request in (
         backend.leases.acquire("name", "bob#1", TTL),
         backend.leases.renew([grant], TTL),
         backend.broker.stats("queue"),
     ):
         with pytest.raises(Unavailable, match="it worked before"):
-            await question
+            await request
     fresh = await scene.backend(f"?schema={schema}")
     with pytest.raises(ConfigError, match="run: tenure migrate"):
         await fresh.leases.inspect("name")
@@ -250,7 +250,7 @@ async def test_a_schema_that_goes_away_after_it_has_worked_is_no_answer(scene: S
     assert (await fresh.leases.inspect("name")).token == grant.token
 
 
-async def test_a_function_that_goes_away_after_it_has_worked_is_no_answer(scene: Scene) -> None:
+async def test_a_function_that_disappears_after_it_has_worked_is_unavailable(scene: Scene) -> None:
     schema = f"partly_{time.time_ns()}"
     await postgres.migrate(f"{scene.server.url}?schema={schema}")
     backend, native = await scene.backend(f"?schema={schema}"), await scene.native()
@@ -262,7 +262,7 @@ async def test_a_function_that_goes_away_after_it_has_worked_is_no_answer(scene:
     await backend.broker.stats("queue")
 
 
-async def test_a_schema_that_was_never_complete_is_a_matter_of_settings(scene: Scene) -> None:
+async def test_a_schema_that_was_never_complete_is_a_config_error(scene: Scene) -> None:
     schema = f"gap_{time.time_ns()}"
     await postgres.migrate(f"{scene.server.url}?schema={schema}")
     await (await scene.native()).execute(f"ALTER TABLE {schema}.lease RENAME TO elsewhere")

@@ -1,4 +1,4 @@
-"""The queues of PostgreSQL: what a question costs, whatever else is in the tables."""
+"""The queues of PostgreSQL: the cost of a request, whatever else is in the tables; marks, lost claims, upgrades."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from tests.backends.postgresql import migrated, native, opened
 from tests.servers import Postgres, private
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
-LOCK = 200.0  # by a clock that is turned: what the test itself takes must not count
+LOCK = 200.0  # by a clock that is put forward: the test's own duration must not count
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    """Give a server of this file's own, which tells what each statement has visited."""
+    """Return a server of this file's own, which reports the rows that each statement has read."""
     settings = [
         ("session_preload_libraries", "auto_explain"),
         ("auto_explain.log_nested_statements", "on"),
@@ -74,34 +74,34 @@ async def url(server: Postgres) -> str:
     return (await migrated(server)).url
 
 
-# --- what a question visits --------------------------------------------------------------------------------------
+# --- the rows that a request reads -------------------------------------------------------------------------------
 
 
 def visited(plan: dict[str, Any]) -> float:
-    """Count the rows that the nodes of *plan* took up: those they passed on, and those they left out."""
+    """Count the rows that the nodes of *plan* have read, including those that they filtered out."""
     left_out = sum(count for what, count in plan.items() if what.startswith("Rows Removed by"))
     mine = (plan["Actual Rows"] + left_out) * plan["Actual Loops"]
     return float(mine) + sum(visited(part) for part in plan.get("Plans", ()))
 
 
 def pages(plan: dict[str, Any]) -> int:
-    """Count the pages that *plan* looked at, each as often as it did."""
+    """Count the pages that *plan* has read, repeated reads included."""
     return sum(int(plan[f"Shared {how} Blocks"]) for how in ("Hit", "Read"))
 
 
 async def cost(connection: asyncpg.Connection[asyncpg.Record], statement: str, *values: object) -> int:
-    """Return how many rows and pages *statement* visits, with all that the functions in it ask."""
-    told: list[str] = []
+    """Return how many rows and pages *statement* reads, including the statements of its functions."""
+    messages: list[str] = []
 
-    def hear(_: object, message: Any) -> None:
-        told.append(message.message)
+    def on_log(_: object, message: Any) -> None:
+        messages.append(message.message)
 
-    connection.add_log_listener(hear)
+    connection.add_log_listener(on_log)
     await connection.execute("SET client_min_messages = log; SET auto_explain.log_min_duration = 0")
     await connection.fetch(statement, *values)
     await connection.execute("SET auto_explain.log_min_duration = -1; SET client_min_messages = notice")
-    connection.remove_log_listener(hear)
-    plans = [json.loads(one.partition("plan:\n")[2])["Plan"] for one in told if "plan:\n" in one]
+    connection.remove_log_listener(on_log)
+    plans = [json.loads(one.partition("plan:\n")[2])["Plan"] for one in messages if "plan:\n" in one]
     assert plans
     return int(sum(visited(plan) + pages(plan) for plan in plans))
 
@@ -156,7 +156,7 @@ async def test_a_deep_session_costs_no_more_than_a_shallow_one(url: str, name: s
             await backend.broker.send(queue, [Outgoing(b"x", session="deep")] * depth)
             await connection.execute("ANALYZE")
             await connection.execute("DISCARD PLANS")
-            for what, asked in {
+            for what, statement in {
                 "accept": "SELECT FROM tenure.accept($1, NULL, 60, 7)",
                 "receive": "SELECT FROM tenure.receive_session($1, 'deep', 7, 5)",
                 "renew": "SELECT FROM tenure.renew_sessions($1, '{deep}', '{7}', 60)",
@@ -165,7 +165,7 @@ async def test_a_deep_session_costs_no_more_than_a_shallow_one(url: str, name: s
                 "release": "SELECT tenure.release_session($1, 'deep', 7)",
                 "stats": "SELECT FROM tenure.stats($1)",
             }.items():
-                costs.setdefault(what, []).append(await cost(connection, asked, queue))
+                costs.setdefault(what, []).append(await cost(connection, statement, queue))
     for what, (few, many) in costs.items():
         assert many < 1.5 * few + 20, (what, few, many)
 
@@ -182,17 +182,17 @@ async def test_idle_sessions_cost_nothing(url: str, name: str) -> None:
                 queue,
                 count,
             )
-            for what, asked in {
+            for what, statement in {
                 "empty": "SELECT FROM tenure.receive($1, 5, 60, 9)",
                 "accept": "SELECT FROM tenure.accept($1, NULL, 60, 7)",
                 "none": "SELECT FROM tenure.accept($1, NULL, 60, 8)",
             }.items():
-                costs.setdefault(what, []).append(await cost(connection, asked, queue))
+                costs.setdefault(what, []).append(await cost(connection, statement, queue))
     for what, (few, many) in costs.items():
         assert many < 1.5 * few + 20, (what, few, many)
 
 
-async def test_sessions_behind_a_waiting_head_hold_up_nobody(url: str, name: str) -> None:
+async def test_sessions_behind_a_waiting_message_delay_no_other_session(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
         costs: list[int] = []
         for depth in (100, 1000):
@@ -209,11 +209,11 @@ async def test_sessions_behind_a_waiting_head_hold_up_nobody(url: str, name: str
 
 
 async def test_a_session_is_offered_whatever_transaction_ends_late(turnable: Postgres, name: str) -> None:
-    """Whoever looks meanwhile removes nothing that the late one needs."""
+    """A concurrent accept removes no row that the late transaction needs."""
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
-        # Sent while the session is locked, and let go of before the sender has committed.
+        # Sent while the session is locked, which is released before the sender has committed.
         held, claim = await claimed(broker, name, limit=10)
         async with connection.transaction():
             await connection.execute("SELECT tenure.send($1, '3', session => 's')", name)
@@ -222,7 +222,7 @@ async def test_a_session_is_offered_whatever_transaction_ends_late(turnable: Pos
             assert isinstance(await broker.accept(name, None, LOCK), NoSession)
         held, claim = await claimed(broker, name)
         assert [one.body for one in claim.deliveries] == [b"3"]
-        # Completed in time, committed when the session has been found to be held up.
+        # Completed in time, committed after the session was found to be held up.
         await broker.send(name, [Outgoing(b"4", session="s")])
         async with connection.transaction():
             [one] = claim.deliveries
@@ -241,7 +241,7 @@ async def test_a_late_renewal_does_not_shorten_the_lock_of_another_session(url: 
         held = [await broker.accept(name, session, TTL) for session in ("a", "b")]
         first, second = [one for one in held if isinstance(one, SessionLock)]
         await broker.receive_session(second, 1)
-        asked = "SELECT tenure.renew_sessions($1, $2, $3, $4)"
+        statement = "SELECT tenure.renew_sessions($1, $2, $3, $4)"
         tokens = [int(one.token) for one in (first, second)]
 
         async def waits() -> bool:
@@ -250,10 +250,10 @@ async def test_a_late_renewal_does_not_shorten_the_lock_of_another_session(url: 
 
         async with stranger.transaction():
             await stranger.execute("SELECT FROM tenure.session WHERE name = 'a' AND token = $1 FOR UPDATE", tokens[0])
-            asking = asyncio.ensure_future(late.fetch(asked, name, ["a", "b"], tokens, TTL))
+            pending = asyncio.ensure_future(late.fetch(statement, name, ["a", "b"], tokens, TTL))
             await until(waits)
             [newer] = await broker.renew([second], TTL * 10)
-        answers = [row[0] for row in await asking]
+        answers = [row[0] for row in await pending]
         ends = "SELECT until FROM tenure.session WHERE token = $1 UNION ALL SELECT due_at FROM tenure.message "
         until_then = [row[0] for row in await late.fetch(f"{ends} WHERE token = $1", tokens[1])]
         assert isinstance(newer, Renewed)
@@ -261,7 +261,7 @@ async def test_a_late_renewal_does_not_shorten_the_lock_of_another_session(url: 
         assert answers[1] > answers[0] + TTL
 
 
-async def test_a_session_that_is_being_let_go_of_is_left_to_the_next(url: str, name: str) -> None:
+async def test_a_session_that_is_being_released_is_skipped(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"1", session="s")])
@@ -269,15 +269,15 @@ async def test_a_session_that_is_being_let_go_of_is_left_to_the_next(url: str, n
         await broker.send(name, [Outgoing(b"2", session="s")])
         async with connection.transaction():
             assert await connection.fetchval("SELECT tenure.release_session($1, 's', $2)", name, held.token)
-            found = await broker.accept(name, None, LOCK)  # which waits for nobody
+            found = await broker.accept(name, None, LOCK)  # without waiting
             assert isinstance(found, NoSession)
-            assert found.due_in is not None  # nobody tells of a rollback
+            assert found.due_in is not None  # a rollback is not notified
             assert found.due_in < 1.0
         _, claim = await claimed(broker, name, limit=10)
         assert [one.body for one in claim.deliveries] == [b"1", b"2"]
 
 
-async def test_nothing_is_claimed_under_a_session_that_is_let_go_of_meanwhile(url: str, name: str) -> None:
+async def test_nothing_is_claimed_under_a_session_that_is_released_meanwhile(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection, native(url) as watch:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"1", session="s")])
@@ -285,10 +285,10 @@ async def test_nothing_is_claimed_under_a_session_that_is_let_go_of_meanwhile(ur
         assert isinstance(held, SessionLock)
         async with connection.transaction():
             assert await connection.fetchval("SELECT tenure.release_session($1, 's', $2)", name, held.token)
-            asking = asyncio.ensure_future(broker.receive_session(held, 1))
+            pending = asyncio.ensure_future(broker.receive_session(held, 1))
             await until(lambda: is_waiting(watch))
-        assert await asking == LAPSED
-        # The other way round, the release finds what was claimed.
+        assert await pending == LAPSED
+        # In the other order, the release finds the claimed message.
         held = await broker.accept(name, "s", LOCK)
         assert isinstance(held, SessionLock)
         async with connection.transaction():
@@ -304,7 +304,7 @@ async def is_waiting(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
 
 
 @pytest.mark.parametrize("way", ["one", "many", "by priority", "deferred", "dead"])
-async def test_what_another_transaction_is_at_is_passed_by(url: str, name: str, way: str) -> None:
+async def test_rows_that_another_transaction_has_locked_are_skipped(url: str, name: str, way: str) -> None:
     async with opened(f"{url}?timeout=5") as backend, native(url) as connection:
         broker, table = backend.broker, "dead" if way == "dead" else "message"
         sent = [Outgoing(b"1", priority=1 if way == "by priority" else 0), Outgoing(b"2")]
@@ -331,9 +331,9 @@ async def test_what_another_transaction_is_at_is_passed_by(url: str, name: str, 
 
 
 @pytest.mark.parametrize("way", ["one", "many", "by priority", "deferred", "dead"])
-async def test_of_two_that_claim_at_once_each_gets_something_else(url: str, name: str, way: str) -> None:
-    """The first has its claim in hand, and not yet committed: the second neither waits for it nor takes the same."""
-    asked = {"deferred": "receive_deferred", "dead": "receive_dead"}.get(way, "receive")
+async def test_two_concurrent_claims_get_different_messages(url: str, name: str, way: str) -> None:
+    """The first has not committed its claim yet: the second neither waits for it nor claims the same message."""
+    statement = {"deferred": "receive_deferred", "dead": "receive_dead"}.get(way, "receive")
     async with opened(f"{url}?timeout=5") as backend, native(url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"%d" % one, priority=one * (way == "by priority")) for one in range(4)])
@@ -346,7 +346,7 @@ async def test_of_two_that_claim_at_once_each_gets_something_else(url: str, name
         most = 1 if way == "one" else 2
         async with connection.transaction():
             what = numbers[:2] if way == "deferred" else most
-            rows = await connection.fetch(f"SELECT * FROM tenure.{asked}($1, $2, $3, $4)", name, what, LOCK, 7)
+            rows = await connection.fetch(f"SELECT * FROM tenure.{statement}($1, $2, $3, $4)", name, what, LOCK, 7)
             mine = [row["body"] for row in rows if row["seq"] is not None]
             if way == "deferred":
                 claim = await broker.receive_deferred(name, numbers, LOCK)
@@ -383,7 +383,7 @@ async def test_every_session_is_served_with_many_at_work(url: str, name: str) ->
                 *(work(one.broker) for one in (backend, other) for _ in range(3)),
             )
         assert sorted(handled) == sorted(b"%d" % number for number in range(80))
-        async with native(url) as connection:  # and nothing is left behind
+        async with native(url) as connection:  # no rows are left
             await backend.broker.accept(name, None, LOCK)
             assert (
                 await connection.fetchval(
@@ -397,7 +397,7 @@ async def test_every_session_is_served_with_many_at_work(url: str, name: str) ->
 
 
 class Raising:
-    """Raises the marks of a queue by hand, step by step."""
+    """Raises the marks of a queue step by step."""
 
     def __init__(self, connection: Connection, name: str, schema: str = "tenure") -> None:
         self._connection = connection
@@ -405,18 +405,18 @@ class Raising:
         self._schema = schema
 
     async def propose(self, number: int, looks_ahead: bool = True) -> None:
-        asked = f"SELECT {self._schema}.propose($1, $2, $3)"
-        self.proposal = await self._connection.fetchval(asked, self._name, number, looks_ahead)
+        statement = f"SELECT {self._schema}.propose($1, $2, $3)"
+        self.proposal = await self._connection.fetchval(statement, self._name, number, looks_ahead)
         self._writers = await self._connection.fetchval(f"SELECT {self._schema}.writers()")
 
     async def complete(self) -> bool | None:
-        asked = f"SELECT {self._schema}.raise_marks($1, $2, $3)"
-        raised: bool | None = await self._connection.fetchval(asked, self._name, self.proposal, self._writers)
+        statement = f"SELECT {self._schema}.raise_marks($1, $2, $3)"
+        raised: bool | None = await self._connection.fetchval(statement, self._name, self.proposal, self._writers)
         return raised
 
     async def marks(self) -> list[float]:
-        asked = f"SELECT {self._schema}._marks(id) FROM {self._schema}.queue WHERE name = $1"
-        found: list[float] = await self._connection.fetchval(asked, self._name)
+        statement = f"SELECT {self._schema}._marks(id) FROM {self._schema}.queue WHERE name = $1"
+        found: list[float] = await self._connection.fetchval(statement, self._name)
         return found
 
 
@@ -426,7 +426,7 @@ async def consumed(broker: Broker, name: str, limit: int = 100) -> list[bytes]:
     return [one.body for one in claim.deliveries]
 
 
-async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
+async def test_consumed_messages_are_not_read_again_beside_a_snapshot(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "RAISE_AFTER", 300)
@@ -441,16 +441,16 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
                     while await consumed(broker, name):
                         await backend.broker._housekeeping.finish()
                 await broker.stats(name)  # which makes one row of the tally
-                for what, asked in {
+                for what, statement in {
                     "receive": "SELECT FROM tenure.receive($1, 10, 60, 7)",
                     "stats": "SELECT FROM tenure.stats($1)",
                 }.items():
-                    costs.setdefault(what, []).append(await cost(connection, asked, name))
+                    costs.setdefault(what, []).append(await cost(connection, statement, name))
     for what, (few, many) in costs.items():
         assert many < 1.5 * few + 300, (what, few, many)
 
 
-async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again(
+async def test_settled_locks_are_read_only_where_claims_need_the_next_due_time(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "RAISE_AFTER", 300)
@@ -464,7 +464,7 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
             await raising.propose(1, looks_ahead)
             return await cost(connection, f"SELECT FROM tenure.raise_marks($1, {raising.proposal}, '{{}}')", name)
 
-        for _ in range(2):  # with enough to do
+        for _ in range(2):  # with enough messages
             assert len(await consumed(broker, name, 300)) == 300
             await broker._housekeeping.finish()
         assert begun + LOCK - RAISE_BEHIND <= (await raising.marks())[11] < begun + LOCK
@@ -476,7 +476,7 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
         marks = await raising.marks()
         assert marks[11] >= begun + LOCK
 
-        assert len(await consumed(broker, name, 300)) == 100  # which has asked
+        assert len(await consumed(broker, name, 300)) == 100  # the last claim has looked for the next due time
         await broker._housekeeping.finish()
         again = await raising.marks()
         assert again[11] > marks[11]
@@ -487,7 +487,7 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
             assert (await Raising(connection, name).marks())[11] > again[11]
 
 
-async def test_a_proposal_whose_place_another_has_taken_is_told_from_one_that_is_raised(url: str, name: str) -> None:
+async def test_a_replaced_proposal_is_distinguished_from_a_raised_one(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
         await backend.broker.send(name, [Outgoing(b"x")])
         one, two = Raising(connection, name), Raising(connection, name)
@@ -507,18 +507,18 @@ async def used_up(broker: Broker, name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("known", [0, 1, 5])
-async def test_no_verb_walks_what_was_consumed_where_the_planner_knows_of_few_messages(
+async def test_no_verb_reads_consumed_messages_if_the_planner_expects_few(
     url: str, name: str, known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Statistics of a moment when a queue was drained, beside a snapshot, make a walk through all of it look cheap."""
+    """Statistics of a time when the queue was drained make a scan of all of it look cheap, beside a snapshot."""
     monkeypatch.setattr(housekeeping, "RAISE_AFTER", 300)
     costs: dict[str, list[int]] = {}
     async with opened(url) as backend, native(url) as reader, native(url) as other, native(url) as connection:
         broker = backend.broker
 
-        async def count(what: str, asked: str, *values: object) -> None:
-            given = (name, *values) if "$1" in asked else ()
-            costs.setdefault(what, []).append(await cost(connection, f"SELECT FROM tenure.{asked}", *given))
+        async def count(what: str, statement: str, *values: object) -> None:
+            given = (name, *values) if "$1" in statement else ()
+            costs.setdefault(what, []).append(await cost(connection, f"SELECT FROM tenure.{statement}", *given))
 
         async with reader.transaction(isolation="repeatable_read"):
             await reader.execute("SELECT FROM tenure.queue")
@@ -558,7 +558,7 @@ async def test_no_verb_walks_what_was_consumed_where_the_planner_knows_of_few_me
         assert many < 1.5 * few + 200, (what, few, many)
 
 
-async def test_a_queue_that_was_deleted_is_left_out_at_a_cost_that_does_not_grow(url: str, name: str) -> None:
+async def test_listing_skips_a_deleted_queue_at_constant_cost(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as reader, native(url) as connection:
         broker, costs = backend.broker, []
         async with reader.transaction(isolation="repeatable_read"):
@@ -582,7 +582,7 @@ async def test_a_queue_that_was_deleted_is_left_out_at_a_cost_that_does_not_grow
         assert costs[1] < costs[0] + 50, costs
 
 
-async def test_marks_pass_over_nothing_that_is_committed_later(url: str, name: str) -> None:
+async def test_marks_skip_nothing_that_is_committed_later(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as late, native(url) as connection:
         broker, raising = backend.broker, Raising(connection, name)
         await broker.send(name, [Outgoing(b"0")])
@@ -608,7 +608,7 @@ STOPPED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid =
 
 @asynccontextmanager
 async def reading_slowly(server: Postgres) -> AsyncIterator[tuple[str, Connection, Connection]]:
-    """Give a schema, a connection that stops at each raised mark, and one that lets it go on by unlocking 7."""
+    """Yield a schema, a connection that stops at each raised mark, and one that continues it by unlocking 7."""
     schema = f"slow_{time.time_ns()}"
     await postgres.migrate(f"{server.url}?schema={schema}")
     async with native(server.url) as reader, native(server.url) as holder:
@@ -638,13 +638,13 @@ async def test_marks_that_are_raised_while_they_are_read_hide_nothing(server: Po
         await broker.settle([Settlement(high, COMPLETE)])
         await raising.propose(high.sequence)
         assert await raising.complete()
-        await broker.settle([Settlement(low, Abandon())])  # and leaves a row with the marks, which are above it
+        await broker.settle([Settlement(low, Abandon())])  # adds a row that lowers the marks, which are above it
         await late.propose(high.sequence)
         await raising.propose(high.sequence)
-        asked = f"SELECT seq FROM {schema}.receive($1, 1, 60, 7)"
-        reading = asyncio.ensure_future(late.complete() if what != "a claim" else reader.fetchval(asked, name))
+        statement = f"SELECT seq FROM {schema}.receive($1, 1, 60, 7)"
+        reading = asyncio.ensure_future(late.complete() if what != "a claim" else reader.fetchval(statement, name))
         await until(lambda: holder.fetchval(STOPPED))
-        # It may write, as it sees the message; but beside another that does, it waits for its turn.
+        # It may write, as it sees the message; but it waits for another transaction that raises marks.
         assert await raising.complete() == (what == "a claim")
         await holder.execute("SELECT pg_advisory_unlock(7)")
         assert await reading == (low.sequence if what == "a claim" else True)
@@ -653,7 +653,7 @@ async def test_marks_that_are_raised_while_they_are_read_hide_nothing(server: Po
 
 
 async def test_marks_are_not_raised_beside_a_claim_that_has_read_them(server: Postgres, name: str) -> None:
-    """Else they may be above the end of the lock that it is about to write."""
+    """Otherwise they may be above the end of the lock that the claim is about to write."""
     async with reading_slowly(server) as (schema, reader, holder), opened(f"{server.url}?schema={schema}") as backend:
         broker, raising = backend.broker, Raising(holder, name, schema)
         await broker.send(name, [Outgoing(b"x")])
@@ -670,10 +670,8 @@ async def test_marks_are_not_raised_beside_a_claim_that_has_read_them(server: Po
 
 @pytest.mark.parametrize("looks_ahead", [True, False])
 @pytest.mark.parametrize("at", ["before", "proposed", "raised"])
-async def test_marks_pass_over_nothing_that_comes_back(
-    turnable: Postgres, name: str, at: str, looks_ahead: bool
-) -> None:
-    """Whatever makes it claimable, and whenever that is: it stands below what is proposed, or raised already."""
+async def test_marks_skip_nothing_that_is_put_back(turnable: Postgres, name: str, at: str, looks_ahead: bool) -> None:
+    """A message that becomes claimable below a proposed or raised mark is found, whatever the cause and the time."""
     async with opened(turnable.url) as backend, native(turnable.url) as connection, native(turnable.url) as other:
         broker, raising = backend.broker, Raising(connection, name)
         batch = [Outgoing(b"%d" % number, expires_in=LOCK * 99) for number in range(9)]
@@ -688,7 +686,7 @@ async def test_marks_pass_over_nothing_that_comes_back(
         elif at == "raised":
             await raising.propose(some[-1].sequence, looks_ahead)
             assert await raising.complete()
-        async with other.transaction():  # who has begun before, and ends after
+        async with other.transaction():  # begins before, and ends after
             await other.fetch(
                 "SELECT tenure.settle_many($1, $2, $3, '{abandon}', '{0}', '{NULL}', '{NULL}', '{NULL}', '{0}')",
                 name,
@@ -714,7 +712,7 @@ async def test_marks_pass_over_nothing_that_comes_back(
         assert len((await broker.receive(name, 100, LOCK)).deliveries) == 6  # the orphan, too
         turnable.turn(LOCK * 99)
         stats = await broker.stats(name)
-        assert (stats.ready, stats.dead) == (2, 4)  # those that have no ttl, as it was urgent or dead, and the rest
+        assert (stats.ready, stats.dead) == (2, 4)  # two without ttl, and the expired ones
 
 
 @pytest.mark.parametrize(
@@ -784,7 +782,7 @@ async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
         async def send(connection: Connection, broker: Broker) -> None:
             nonlocal sent
             for _ in range(25):
-                async with connection.transaction():  # numbers are given out in another order than they are committed
+                async with connection.transaction():  # numbers are assigned in another order than they are committed
                     for _ in range(rng.randrange(1, 4)):
                         body, sent = b"%d" % sent, sent + 1
                         await connection.execute(
@@ -823,7 +821,7 @@ async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
 
 @asynccontextmanager
 async def behind_a_proxy(server: Postgres) -> AsyncIterator[tuple[Broker, FaultProxy]]:
-    """Give a broker whose answers can be lost."""
+    """Yield a broker whose answers can be lost."""
     async with FaultProxy("127.0.0.1", server.port) as proxy:
         through = server.url.replace(f":{server.port}/", f":{proxy.port}/")
         async with opened(f"{through}?pool=1&timeout=5&listen=false") as backend:
@@ -846,16 +844,16 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_uncounted(server: Pos
             with pytest.raises(Unavailable):
                 await broker.receive(name, 10, LOCK)
             proxy.heal()
-        await until(lambda: can_be_asked(broker, name))
+        await until(lambda: responds(broker, name))
         claim = await broker.receive(name, 10, LOCK)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"2", 1)]
         assert (
             await broker.settle([Settlement(one, COMPLETE) for one in (*first, *claim.deliveries)]) == [Settled()] * 2
         )
-        # One that was not found: it is carried out later.
+        # One that was not found: it is executed later.
         assert isinstance(broker, postgres.PostgresBroker)
         with pytest.raises(Unavailable), broker._claims.noting(name, 77, 60.0):
-            raise Unavailable("as if it had been asked")
+            raise Unavailable("as if the request was sent")
         assert (await broker.receive(name, 10, LOCK)).deliveries == ()
         await broker.send(name, [Outgoing(b"3")])
         assert await connection.fetch("SELECT FROM tenure.receive($1, 1, 60, 77)", name)
@@ -864,10 +862,10 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_uncounted(server: Pos
         assert not broker._claims
 
 
-async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
+async def test_a_claim_that_arrives_late_after_a_network_failure_is_given_back(
     server: Postgres, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New connections are through before what was sent on old ones: that is sent again ever less often."""
+    """New connections succeed before requests sent on old ones arrive: TCP resends these ever less often."""
     passed = [0.0]
     monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed)))
     async with behind_a_proxy(server) as (broker, proxy), opened(url) as other:
@@ -876,11 +874,11 @@ async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
         assert (await broker.receive(f"{name}-other", 1, LOCK)).deliveries == ()
         await until(is_quiet)
         proxy.holding = asyncio.Event()
-        asking = asyncio.ensure_future(broker.receive(name, 1, LOCK))
+        pending = asyncio.ensure_future(broker.receive(name, 1, LOCK))
         await proxy.holding.wait()
-        asking.cancel()
+        pending.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await pending
         passed.append(LOCK / 2)  # the network was cut
         assert (await broker.receive(name, 0, LOCK)).deliveries == ()
         await proxy.deliver()
@@ -908,27 +906,27 @@ async def test_a_lost_claim_of_deferred_messages_is_given_back_uncounted(server:
         with pytest.raises(Unavailable):
             await broker.receive_deferred(name, numbers, LOCK)
         proxy.heal()
-        await until(lambda: can_be_asked(broker, name))
+        await until(lambda: responds(broker, name))
         found = (await broker.receive_deferred(name, numbers, LOCK)).deliveries
         assert [(one.body, one.delivery_count) for one in found] == [(b"2", 2)]
         assert await broker.settle([Settlement(one, COMPLETE) for one in (in_hand, *found)]) == [Settled()] * 2
 
 
-async def test_to_give_a_claim_back_costs_no_more_beside_many_that_are_locked(url: str, name: str) -> None:
+async def test_giving_a_claim_back_costs_no_more_beside_many_locked_messages(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
         broker, costs = backend.broker, []
         for depth in (100, 3_000):
             queue = f"{name}-{depth}"
             await broker.send(queue, [Outgoing(b"x")] * (depth + 20))
-            for lock in (LOCK - 5, LOCK + 5):  # as if they had been claimed that much earlier or later
+            for lock in (LOCK - 5, LOCK + 5):  # as if they had been claimed 5 s earlier or later
                 assert len((await broker.receive(queue, depth // 2, lock)).deliveries) == depth // 2
             await connection.execute("ANALYZE")
             await connection.execute("DISCARD PLANS")
             asked_at = time.monotonic()
             assert len(await connection.fetch("SELECT FROM tenure.receive($1, 10, $2, 7)", queue, LOCK)) == 10
-            asked = "SELECT tenure.give_back($1, '{7, 8}', $2, $3)"
-            ages = [time.monotonic() - asked_at + 2.0] * 2  # until it is carried out, on a busy machine
-            costs.append(await cost(connection, asked, queue, ages, [LOCK] * 2))
+            statement = "SELECT tenure.give_back($1, '{7, 8}', $2, $3)"
+            ages = [time.monotonic() - asked_at + 2.0] * 2  # until it is executed, on a busy machine
+            costs.append(await cost(connection, statement, queue, ages, [LOCK] * 2))
             assert (await broker.stats(queue)).ready == 20
         assert costs[1] < 1.5 * costs[0] + 50, costs
 
@@ -942,7 +940,7 @@ async def test_a_session_is_in_order_after_a_claim_whose_answer_was_lost(server:
         with pytest.raises(Unavailable):
             await broker.receive_session(held, 2)
         proxy.heal()
-        await until(lambda: can_be_asked(broker, name))
+        await until(lambda: responds(broker, name))
         claim = await broker.receive_session(held, 2)
         assert isinstance(claim, Claim)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"1", 1), (b"2", 1)]
@@ -963,7 +961,7 @@ async def test_sessions_whose_locks_have_ended_are_forgotten(turnable: Postgres,
         assert len(broker._sessions) == 0
 
 
-async def test_sessions_that_nobody_asks_about_again_are_forgotten_in_time() -> None:
+async def test_sessions_without_further_requests_are_forgotten_in_time() -> None:
     sessions = HeldSessions()
     for number in range(10_000):  # of which a hundred are held at a time
         sessions.hold(number, ends=number + 100, now=number)
@@ -975,7 +973,7 @@ async def test_sessions_that_nobody_asks_about_again_are_forgotten_in_time() -> 
     assert sessions.unsettled(5_000) == []
 
 
-async def can_be_asked(broker: Broker, name: str) -> bool:
+async def responds(broker: Broker, name: str) -> bool:
     try:
         await broker.settings(name)
     except Unavailable:
@@ -986,27 +984,27 @@ async def can_be_asked(broker: Broker, name: str) -> bool:
 # --- deaths ------------------------------------------------------------------------------------------------------
 
 
-async def test_deaths_found_on_one_loop_while_another_tells_of_them_are_told_once(url: str, name: str) -> None:
+async def test_deaths_found_on_one_loop_while_another_reports_them_are_reported_once(url: str, name: str) -> None:
     async with opened(url) as backend:
         broker = backend.broker
         found = json.dumps([[number, None, 1, "expired"] for number in range(2_000)])
-        told: list[int] = []
+        taken: list[int] = []
         is_over = threading.Event()
 
-        def tell() -> None:
+        def take() -> None:
             while not is_over.is_set():
-                told.extend(one.sequence for one in broker._functions.deaths.take(name))
+                taken.extend(one.sequence for one in broker._functions.deaths.take(name))
 
-        teller = threading.Thread(target=tell)
-        teller.start()
+        taker = threading.Thread(target=take)
+        taker.start()
         try:
             for _ in range(30):
                 broker._functions.deaths.note(name, found)
                 await until(lambda: not broker._functions.deaths._kept.get(name))
         finally:
             is_over.set()
-            teller.join()
-        assert len(told) == 30 * 2_000
+            taker.join()
+        assert len(taken) == 30 * 2_000
 
 
 # --- rights ------------------------------------------------------------------------------------------------------
@@ -1091,7 +1089,7 @@ async def test_a_shorter_renewal_shortens_no_lock_that_was_extended_beside_a_tra
 async def test_a_short_lock_with_less_than_a_second_left_is_not_extended_beside_a_transaction(
     url: str, name: str
 ) -> None:
-    """The answer may come after its end: then another has found it over."""
+    """The answer may come after its end: then another process may have found it over."""
     async with opened(url) as backend, native(url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"x")])
@@ -1112,7 +1110,7 @@ async def test_nothing_is_younger_than_now_for_a_clock_that_was_set_back(url: st
 # --- ids ---------------------------------------------------------------------------------------------------------
 
 
-async def test_ids_are_told_alike_before_and_after_the_functions_are_replaced(server: Postgres) -> None:
+async def test_ids_are_the_same_before_and_after_the_functions_are_replaced(server: Postgres) -> None:
     url = f"{server.url}?schema=renamed"
     await postgres.migrate(url)
     async with tenure.connect(url) as backend, native(server.url) as connection:
@@ -1136,12 +1134,12 @@ async def test_ids_are_told_alike_before_and_after_the_functions_are_replaced(se
         await connection.execute(now)
         assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--2"]
         by_former = "SELECT seq FROM renamed.peek_dead('orders', NULL, ARRAY[$1], NULL, NULL, 0, 10)"
-        assert await connection.fetchval(by_former, noted) == 2  # as a client from before asks for it
-        told = await connection.fetchval("SELECT renamed.send('orders', 'b')")
-        assert told == "orders--3"
+        assert await connection.fetchval(by_former, noted) == 2  # as a client of an earlier release calls it
+        sent_id = await connection.fetchval("SELECT renamed.send('orders', 'b')")
+        assert sent_id == "orders--3"
 
 
-# --- purging beside others ---------------------------------------------------------------------------------------
+# --- purging beside other transactions ---------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -1178,7 +1176,7 @@ async def held_up_twice(broker: Broker, name: str) -> tuple[SessionLock, Claim]:
 
 
 async def test_a_session_goes_on_whose_blockers_end_by_a_purge_and_a_consumer(url: str, name: str) -> None:
-    """Neither of the two sees that what the other has removed is gone."""
+    """Neither of the two sees the other's deletion."""
     async with opened(url) as backend:
         broker = backend.broker
         held, claim = await held_up_twice(broker, name)
@@ -1203,7 +1201,7 @@ async def test_a_session_goes_on_whose_blockers_end_by_two_purges(url: str, name
         assert [one.body for one in claim.deliveries] == [b"C"]
 
 
-async def test_what_comes_due_during_a_purge_is_purged(url: str, name: str) -> None:
+async def test_messages_that_become_due_during_a_purge_are_purged(url: str, name: str) -> None:
     async with opened(url) as backend:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"A"), Outgoing(b"late", delay=0.3)])
@@ -1219,7 +1217,7 @@ async def test_what_comes_due_during_a_purge_is_purged(url: str, name: str) -> N
 # --- queues that are idle, or deleted ----------------------------------------------------------------------------
 
 
-async def test_of_idle_queues_a_hundred_are_listed_and_deleted_ones_go_with_all_that_was_theirs(
+async def test_a_hundred_idle_queues_are_listed_and_deletion_leaves_no_rows(
     server: Postgres,
 ) -> None:
     url, day = f"{server.url}?schema=idling", 86_400.0
@@ -1274,7 +1272,7 @@ async def test_sessions_of_version_3_are_offered_also_if_they_were_sent_meanwhil
         await connection.execute(row, "open")
         migrating = asyncio.ensure_future(postgres.migrate(url))
         await until(lambda: is_waiting(watch))
-        # As a call that had begun does: with no function of version 4, and only after the migration.
+        # Like a call that had begun: with no function of version 4, and committed only after the migration.
         sending = asyncio.ensure_future(late.execute(row, "late"))
         await until(lambda: are_waiting(watch, 2))
         await transaction.commit()
@@ -1288,14 +1286,12 @@ async def test_sessions_of_version_3_are_offered_also_if_they_were_sent_meanwhil
 
 
 @pytest.mark.parametrize("held", ["queue", "message", "tally", "session"])
-async def test_an_upgrade_and_a_transaction_that_goes_on_wait_for_no_lock_of_each_other(
-    server: Postgres, name: str, held: str
-) -> None:
+async def test_an_upgrade_and_an_open_transaction_do_not_deadlock(server: Postgres, name: str, held: str) -> None:
     schema = f"loaded_{held}"
     url = f"{server.url}?schema={schema}"
     await postgres.migrate(url, to=3)
     async with native(server.url) as user, native(server.url) as watch:
-        await user.execute("SET deadlock_timeout = '10ms'")  # of two that wait for each other, this one is given up
+        await user.execute("SET deadlock_timeout = '10ms'")  # in a deadlock, this transaction is cancelled
         async with user.transaction():
             await user.execute(f"DELETE FROM {schema}.{held}")
             migrating = asyncio.ensure_future(postgres.migrate(url))
@@ -1305,7 +1301,7 @@ async def test_an_upgrade_and_a_transaction_that_goes_on_wait_for_no_lock_of_eac
         assert (await migrating).after == VERSION
 
 
-async def test_an_upgrade_that_was_given_up_leaves_the_version_and_is_done_the_next_time(server: Postgres) -> None:
+async def test_a_cancelled_upgrade_leaves_the_version_and_the_next_one_succeeds(server: Postgres) -> None:
     url = f"{server.url}?schema=interrupted"
     await postgres.migrate(url, to=3)
     async with native(server.url) as user, native(server.url) as watch:
@@ -1324,7 +1320,7 @@ async def are_waiting(connection: asyncpg.Connection[asyncpg.Record], count: int
     return bool(await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") >= count)
 
 
-async def test_old_code_goes_on_with_a_newer_schema_that_says_it_may(server: Postgres, name: str) -> None:
+async def test_old_code_works_with_a_newer_compatible_schema(server: Postgres, name: str) -> None:
     url = f"{server.url}?schema=rolling"
     await postgres.migrate(url)
     async with native(server.url) as connection:
@@ -1344,10 +1340,10 @@ async def test_old_code_goes_on_with_a_newer_schema_that_says_it_may(server: Pos
 
 
 async def test_a_migration_leaves_the_indexes_that_the_functions_need(server: Postgres) -> None:
-    url, asked = f"{server.url}?schema=indexed", "SELECT indexname FROM pg_indexes WHERE tablename = 'message'"
+    url, statement = f"{server.url}?schema=indexed", "SELECT indexname FROM pg_indexes WHERE tablename = 'message'"
     await postgres.migrate(url)
     async with native(server.url) as connection:
-        wanted = await connection.fetch(f"{asked} AND schemaname = 'indexed' ORDER BY 1")
+        wanted = await connection.fetch(f"{statement} AND schemaname = 'indexed' ORDER BY 1")
         assert [name for (name,) in wanted] == ["message_due", "message_order", "message_pkey", "message_turn"]
         # As an earlier state of this version had left it.
         await connection.execute(
@@ -1357,4 +1353,4 @@ async def test_a_migration_leaves_the_indexes_that_the_functions_need(server: Po
             "UPDATE indexed.migration SET functions = 'others'"
         )
         await postgres.migrate(url)
-        assert await connection.fetch(f"{asked} AND schemaname = 'indexed' ORDER BY 1") == wanted
+        assert await connection.fetch(f"{statement} AND schemaname = 'indexed' ORDER BY 1") == wanted

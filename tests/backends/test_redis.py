@@ -1,4 +1,4 @@
-"""What only Redis has: Locks of redis-py, slots, rights, certificates, replicas, memory limits, subscriptions."""
+"""Tests of Redis alone: Locks of redis-py, slots, rights, certificates, replicas, memory limits, subscriptions."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ async def native(url: str) -> AsyncIterator[aioredis.Redis]:
 
 
 @asynccontextmanager
-async def hurt(server: Redis, options: str = "") -> AsyncIterator[tuple[FaultProxy, redis.RedisBackend]]:
-    """Open a backend on a way that can be hurt."""
+async def through_proxy(server: Redis, options: str = "") -> AsyncIterator[tuple[FaultProxy, redis.RedisBackend]]:
+    """Open a backend through a proxy that can inject faults."""
     async with (
-        FaultProxy("127.0.0.1", server.port) as way,
-        opened(f"redis://{way.host}:{way.port}{options}") as backend,
+        FaultProxy("127.0.0.1", server.port) as proxy,
+        opened(f"redis://{proxy.host}:{proxy.port}{options}") as backend,
     ):
-        yield way, backend
+        yield proxy, backend
 
 
 async def won(store: LeaseStore, name: str, holder: str = "ann#1") -> Grant:
@@ -72,12 +72,12 @@ def url() -> str:
     return url_of(Redis)
 
 
-async def test_a_connection_goes_to_questions_in_the_order_in_which_they_came(url: str) -> None:
+async def test_requests_get_connections_in_the_order_of_their_arrival(url: str) -> None:
     client = redis.client.Client(address_of(Url.parse(url)), redis.Options(connections=1))
     answered = [0] * 4
     lead = 0
 
-    async def ask(number: int) -> None:
+    async def fetch(number: int) -> None:
         nonlocal lead
         for _ in range(20):
             await client.command("PING")
@@ -86,22 +86,22 @@ async def test_a_connection_goes_to_questions_in_the_order_in_which_they_came(ur
 
     try:
         async with asyncio.timeout(30):
-            await asyncio.gather(*(ask(number) for number in range(len(answered))))
+            await asyncio.gather(*(fetch(number) for number in range(len(answered))))
     finally:
         await client.close()
     assert lead == 1, f"one was {lead} answers ahead of another"
 
 
-async def test_a_connection_that_can_not_be_had_takes_nobodys_turn(url: str) -> None:
-    async with FaultProxy("127.0.0.1", shared(Redis).port) as way:
+async def test_a_connection_that_can_not_be_opened_takes_no_turn(url: str) -> None:
+    async with FaultProxy("127.0.0.1", shared(Redis).port) as proxy:
         options = redis.Options(connections=2)
-        client = redis.client.Client(address_of(Url.parse(f"redis://{way.host}:{way.port}")), options)
+        client = redis.client.Client(address_of(Url.parse(f"redis://{proxy.host}:{proxy.port}")), options)
         try:
-            way.refuse()
+            proxy.refuse()
             for _ in range(4):
                 with pytest.raises(Unavailable):
                     await client.command("PING")
-            way.heal()
+            proxy.heal()
             assert await client.command("PING")
             cancelled = [asyncio.create_task(client.command("PING")) for _ in range(6)]
             await asyncio.sleep(0)
@@ -126,7 +126,7 @@ async def test_a_lock_keeps_a_candidate_out(url: str, name: str) -> None:
         assert isinstance(seen, HeldBy)
         assert (seen.holder.encode(), seen.token) == (lock.local.token, first.token)
         assert seen.remaining == pytest.approx(60, abs=5)
-        assert await backend.leases.ask_to_resign(name) is False  # a Lock can't be asked
+        assert await backend.leases.ask_to_resign(name) is False  # a Lock can't resign
         assert list(await backend.leases.renew([first], TTL)) == [Lost(first)]
         assert await backend.leases.release(first) == Lost(first)
         await lock.release()
@@ -169,10 +169,10 @@ async def test_without_a_prefix_the_key_is_the_name(url: str, name: str) -> None
         assert await client.get(name) == b"ann#1"
 
 
-# --- questions that come late ------------------------------------------------------------------------------------
+# --- late requests -----------------------------------------------------------------------------------------------
 
 
-async def test_a_renewal_that_comes_late_shortens_no_lease(url: str, name: str) -> None:
+async def test_a_late_renewal_shortens_no_lease(url: str, name: str) -> None:
     async with opened(url) as backend:
         leases = backend.leases
         grant = await won(leases, name)
@@ -184,7 +184,7 @@ async def test_a_renewal_that_comes_late_shortens_no_lease(url: str, name: str) 
         assert seen.remaining > TTL / 2
 
 
-async def test_a_renewal_that_comes_late_shortens_no_lock(url: str, name: str) -> None:
+async def test_a_late_renewal_shortens_no_lock(url: str, name: str) -> None:
     async with opened(url) as backend:
         broker = backend.broker
         await broker.send(name, [Outgoing(), Outgoing(session="s")])
@@ -205,7 +205,7 @@ def slot(key: bytes | str) -> int:
 
 
 @pytest.mark.parametrize("odd", ["plain", "{a}b", "a{b", "a}b{c}", "}{", "{}", "per%cent"])
-async def test_what_one_script_touches_lies_in_one_slot(odd: str) -> None:
+async def test_the_keys_of_one_script_are_in_one_slot(odd: str) -> None:
     with private(Redis) as server:
         async with opened(server.url) as backend, native(server.url) as client:
             await won(backend.leases, odd)
@@ -230,10 +230,10 @@ async def test_what_one_script_touches_lies_in_one_slot(odd: str) -> None:
             assert await broker.names() == [odd]
 
 
-# --- who may, and over which line --------------------------------------------------------------------------------
+# --- rights and certificates -------------------------------------------------------------------------------------
 
 
-async def test_a_wrong_password_is_told_at_once_and_not_shown() -> None:
+async def test_a_wrong_password_is_reported_at_once_and_not_shown() -> None:
     with private(Redis, password="s3cret") as server:
         async with opened(server.url) as backend, native(server.url) as client:
             grant = await won(backend.leases, "name")
@@ -242,7 +242,7 @@ async def test_a_wrong_password_is_told_at_once_and_not_shown() -> None:
                     with pytest.raises(ConfigError, match="password") as caught:
                         await other.leases.inspect("name")
                     assert "gu3ss" not in str(caught.value)
-            # One that worked may work again: somebody is changing it.
+            # A password that worked may work again: the server is being changed.
             await client.config_set("requirepass", "n3w")
             await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
             with pytest.raises(Unavailable, match="password"):
@@ -251,7 +251,7 @@ async def test_a_wrong_password_is_told_at_once_and_not_shown() -> None:
             assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
 
 
-async def test_missing_rights_are_told_and_nothing_is_done(url: str, name: str) -> None:
+async def test_missing_rights_are_reported_and_nothing_is_changed(url: str, name: str) -> None:
     async with native(url) as client:
         await client.acl_setuser(  # may read everything, and run scripts, and change nothing
             f"u-{name}",
@@ -270,15 +270,15 @@ async def test_missing_rights_are_told_and_nothing_is_done(url: str, name: str) 
             assert (await other.broker.stats(name)).ready == 0
 
 
-async def test_rights_that_are_taken_away_for_a_while_end_nothing(url: str, name: str) -> None:
+async def test_rights_that_are_revoked_for_a_while_end_nothing(url: str, name: str) -> None:
     async with native(url) as client:
         await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", "~*", "&*", "+@all")  # type: ignore[no-untyped-call]
         async with opened(url.replace("redis://", f"redis://u-{name}:pw@")) as backend:
             grant = await won(backend.leases, name)
             await client.execute_command("ACL", "SETUSER", f"u-{name}", "-evalsha")  # type: ignore[no-untyped-call]
-            for ask in (lambda: backend.leases.renew([grant], TTL), lambda: backend.broker.receive(name, 1, TTL)):
+            for send in (lambda: backend.leases.renew([grant], TTL), lambda: backend.broker.receive(name, 1, TTL)):
                 with pytest.raises(Unavailable, match=r"docs/redis\.md.*permitted before"):
-                    await ask()
+                    await send()
             await client.execute_command("ACL", "SETUSER", f"u-{name}", "+evalsha", "-info")  # type: ignore[no-untyped-call]
             assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
             assert "permit" in advice(await backend.describe())["server's state"]
@@ -306,7 +306,7 @@ async def test_the_rights_that_the_docs_name_are_enough(url: str, name: str) -> 
         assert "memory" in {fact.name for fact in await backend.describe()}
 
 
-async def test_who_may_not_publish_gives_no_hints_and_works(url: str, name: str) -> None:
+async def test_a_user_who_may_not_publish_works_without_hints(url: str, name: str) -> None:
     async with native(url) as client:
         rights = ["~*", "+@all", "resetchannels"]
         await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", *rights)  # type: ignore[no-untyped-call]
@@ -316,7 +316,7 @@ async def test_who_may_not_publish_gives_no_hints_and_works(url: str, name: str)
         assert len(await backend.broker.send(name, [Outgoing()])) == 1
 
 
-async def test_who_may_not_listen_looks_now_and_then(url: str, name: str) -> None:
+async def test_a_user_who_may_not_subscribe_polls(url: str, name: str) -> None:
     async with native(url) as client:
         rights = ["~*", "+@all", "resetchannels"]
         await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", *rights)  # type: ignore[no-untyped-call]
@@ -346,14 +346,14 @@ async def test_many_sends_give_few_hints_and_the_last_is_not_missed(url: str, na
             assert quiet
             assert min(quiet) >= 0.004
             assert sum(quiet[:-1]) <= took, "more hints than there was time for; on a slow machine that is many"
-            while seen < sent:  # whoever looks after each hint misses nothing
+            while seen < sent:  # a consumer that polls after each hint misses nothing
                 await asyncio.wait_for(anext(hints), 10)
                 seen += len((await mine.broker.receive(name, 1_000, TTL)).deliveries)
             for _ in range(20):
                 await others.broker.send(name, [Outgoing()])
                 sent += 1
                 while seen < sent:
-                    await asyncio.wait_for(anext(hints), 3)  # sooner than anybody would look without one
+                    await asyncio.wait_for(anext(hints), 3)  # sooner than the next poll without hints
                     seen += len((await mine.broker.receive(name, 1_000, TTL)).deliveries)
 
 
@@ -376,7 +376,7 @@ async def test_only_the_right_authority_is_trusted() -> None:
             await backend.leases.inspect("name")
 
 
-async def test_plain_speech_to_a_tls_port_is_no_answer() -> None:
+async def test_a_plain_connection_to_a_tls_port_is_unavailable() -> None:
     with private(Redis, authority=Authority()) as server:
         async with opened(server.url.replace("rediss", "redis") + "?timeout=1") as backend:
             with pytest.raises(Unavailable):
@@ -386,7 +386,7 @@ async def test_plain_speech_to_a_tls_port_is_no_answer() -> None:
 # --- a server in trouble -----------------------------------------------------------------------------------------
 
 
-async def test_a_replica_is_no_place_for_leases() -> None:
+async def test_a_replica_refuses_leases() -> None:
     with private(Redis) as primary, private(Redis, options=[("replicaof", f"127.0.0.1 {primary.port}")]) as replica:
         async with opened(replica.url) as backend:
             with pytest.raises(Unavailable, match="replica"):
@@ -398,8 +398,10 @@ async def test_a_replica_is_no_place_for_leases() -> None:
 
 async def test_behind_one_address_the_new_primary_is_found() -> None:
     with private(Redis) as first, private(Redis, options=[("replicaof", f"127.0.0.1 {first.port}")]) as second:
-        async with hurt(first) as (way, backend), native(first.url) as old, native(second.url) as new:
-            await asyncio.gather(*(won(backend.leases, f"other {number}") for number in range(5)))  # over as many lines
+        async with through_proxy(first) as (proxy, backend), native(first.url) as old, native(second.url) as new:
+            await asyncio.gather(
+                *(won(backend.leases, f"other {number}") for number in range(5))
+            )  # over five connections
             grant = await won(backend.leases, "name")
 
             async def is_replica() -> bool:
@@ -407,20 +409,20 @@ async def test_behind_one_address_the_new_primary_is_found() -> None:
 
             await until(is_replica, within=60)
             await old.execute_command("FAILOVER")  # type: ignore[no-untyped-call]
-            way.redirect("127.0.0.1", second.port)
+            proxy.redirect("127.0.0.1", second.port)
 
             async def is_primary() -> bool:
                 return bool((await new.info("replication"))["role"] == "master")
 
             await until(is_primary, within=60)
-            with pytest.raises(Unavailable, match="replica"):  # where the connections that stand still lead
+            with pytest.raises(Unavailable, match="replica"):  # the open connections are to the old primary
                 await backend.leases.renew([grant], TTL)
             assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
             sends = (backend.broker.send("queue", [Outgoing()]) for _ in range(5))
             assert len(await asyncio.gather(*sends)) == 5
 
 
-async def test_out_of_memory_is_told_and_nothing_is_half_done() -> None:
+async def test_out_of_memory_is_reported_and_nothing_is_half_done() -> None:
     with private(Redis, options=[("maxmemory", "4mb")]) as server:
         async with opened(server.url) as backend, native(server.url) as client:
             broker, batch = backend.broker, [Outgoing(b"x" * 100_000) for _ in range(5)]
@@ -433,14 +435,14 @@ async def test_out_of_memory_is_told_and_nothing_is_half_done() -> None:
             assert (await broker.stats("queue")).ready == kept
 
 
-async def test_a_key_with_something_else_in_it_is_told(url: str, name: str) -> None:
+async def test_a_key_with_other_data_is_reported(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as client:
         await client.rpush(f"tenure:lease:{name}", "a list")
         with pytest.raises(ConfigError, match="prefix"):
             await backend.leases.acquire(name, "ann#1", TTL)
 
 
-async def test_forgotten_scripts_are_told_anew(url: str, name: str) -> None:
+async def test_forgotten_scripts_are_loaded_again(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as client:
         grant = await won(backend.leases, name)
         await client.script_flush()
@@ -451,16 +453,16 @@ async def test_forgotten_scripts_are_told_anew(url: str, name: str) -> None:
         assert len(await backend.broker.send(name, [Outgoing()])) == 1
 
 
-async def test_a_paused_server_is_told_in_time_and_works_on() -> None:
+async def test_a_paused_server_is_reported_in_time_and_works_afterwards() -> None:
     with private(Redis) as server:
         async with opened(f"{server.url}?timeout=0.3") as backend, opened(server.url) as patient:
             grant = await won(patient.leases, "name")
             await until(lambda: answers(backend))
             server.pause()
-            for ask in questions(backend, grant):
+            for send in requests_of(backend, grant):
                 begun = time.monotonic()
                 with pytest.raises(Unavailable):
-                    await ask()
+                    await send()
                 assert time.monotonic() - begun < 4.0  # without the option it would be five
             server.resume()
             await until(lambda: answers(backend))
@@ -474,9 +476,9 @@ async def test_a_killed_server_is_found_again() -> None:
             await backend.broker.send("queue", [Outgoing(b"%d" % number) for number in range(100)])
             claim = await backend.broker.receive("queue", 50, 60.0)
             server.kill()
-            for ask in questions(backend, grant):
+            for send in requests_of(backend, grant):
                 with pytest.raises(Unavailable):
-                    await ask()
+                    await send()
             server.start()
             assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
             done = await backend.broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
@@ -485,7 +487,7 @@ async def test_a_killed_server_is_found_again() -> None:
 
 
 async def answers(backend: redis.RedisBackend) -> bool:
-    """Tell whether it got through this time: with little patience, on a busy machine, it need not."""
+    """Return whether a request was answered: with a short time-out, on a busy machine, it may not be."""
     try:
         await backend.leases.inspect("name")
     except Unavailable:
@@ -493,7 +495,7 @@ async def answers(backend: redis.RedisBackend) -> bool:
     return True
 
 
-def questions(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Awaitable[object]]]:
+def requests_of(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Awaitable[object]]]:
     leases, broker = backend.leases, backend.broker
     return [
         lambda: leases.acquire("other", "ann#1", TTL),
@@ -508,19 +510,19 @@ def questions(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Aw
     ]
 
 
-async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: str) -> None:
+async def test_a_request_that_arrives_late_belongs_to_its_sender(url: str, name: str) -> None:
     server = shared(Redis)
-    async with hurt(server) as (way, backend), opened(server.url) as other:
+    async with through_proxy(server) as (proxy, backend), opened(server.url) as other:
         before = await won(backend.leases, name)  # script and name are known, and the connection stands
         await backend.leases.release(before)
-        way.stall("up")
+        proxy.stall("up")
         client = backend.leases._client
         patient, client.options = client.options, replace(client.options, timeout=0.3)
         with pytest.raises(Unavailable):
             await backend.leases.acquire(name, "ann#1", TTL)
         client.options = patient
         assert await other.leases.inspect(name) == Vacant(name, before.token)
-        way.heal()  # now it arrives, with nobody left to hear the answer
+        proxy.heal()  # now it arrives, when its sender has given up
 
         async def held() -> bool:
             return isinstance(await other.leases.inspect(name), HeldBy)
@@ -532,94 +534,94 @@ async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: st
 
 
 async def test_of_silent_connections_only_the_first_costs_time(name: str) -> None:
-    async with hurt(shared(Redis), "?timeout=2") as (way, backend):
+    async with through_proxy(shared(Redis), "?timeout=2") as (proxy, backend):
         grant = await won(backend.leases, name)
         await asyncio.gather(*(backend.leases.inspect(name) for _ in range(8)))
-        assert way.open > 1
-        way.stall_existing()
+        assert proxy.open > 1
+        proxy.stall_existing()
         with pytest.raises(Unavailable, match="no answer"):
             await backend.leases.renew([grant], TTL)
         answers = await asyncio.gather(*(backend.leases.renew([grant], TTL) for _ in range(8)))
         assert [list(answer) for answer in answers] == [[Granted(grant)]] * 8
 
 
-async def test_a_caller_who_hangs_up_costs_one_connection_and_not_all(url: str, name: str) -> None:
-    async with hurt(shared(Redis), "?timeout=60&connections=4") as (way, backend), opened(url) as other:
+async def test_a_cancelled_caller_costs_one_connection_and_not_all(url: str, name: str) -> None:
+    async with through_proxy(shared(Redis), "?timeout=60&connections=4") as (proxy, backend), opened(url) as other:
         await won(other.leases, f"{name}-other")  # so that the script is known
         for number in range(4):
             await asyncio.gather(*(backend.leases.inspect(name) for _ in range(8)))
-            way.stall("down")
-            asking = asyncio.create_task(backend.leases.acquire(f"{name}-{number}", "ann#1", TTL))
+            proxy.stall("down")
+            pending = asyncio.create_task(backend.leases.acquire(f"{name}-{number}", "ann#1", TTL))
 
-            async def asked(lease: str = f"{name}-{number}") -> bool:
+            async def is_sent(lease: str = f"{name}-{number}") -> bool:
                 return isinstance(await other.leases.inspect(lease), HeldBy)
 
-            await until(asked)  # so it is in the middle
-            asking.cancel()
+            await until(is_sent)
+            pending.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asking
-            way.heal()
-        # What was answered to nobody is not taken for another's answer.
+                await pending
+            proxy.heal()
+        # An answer to a cancelled request is not taken for another's answer.
         assert await asyncio.gather(*(backend.leases.inspect(name) for _ in range(8))) == [Vacant(name)] * 8
 
         async def few() -> bool:
-            return way.open <= 4
+            return proxy.open <= 4
 
         await until(few)
 
 
-async def test_a_question_about_a_lease_or_a_lock_leaves_time_for_another(name: str) -> None:
-    async with hurt(shared(Redis), "?timeout=60") as (way, backend):
+async def test_a_request_about_a_lease_or_a_lock_leaves_time_to_repeat_it(name: str) -> None:
+    async with through_proxy(shared(Redis), "?timeout=60") as (proxy, backend):
         grant = await won(backend.leases, name)
         await backend.broker.send(name, [Outgoing()])
         claim = await backend.broker.receive(name, 1, TTL)
-        way.stall()
+        proxy.stall()
         ttl = 3.0
-        for ask in (
+        for send in (
             lambda: backend.leases.acquire(f"{name}-2", "ann#1", ttl),
             lambda: backend.leases.renew([grant], ttl),
             lambda: backend.broker.renew(claim.deliveries, ttl),
         ):
             begun = time.monotonic()
             with pytest.raises(Unavailable, match="no answer"):
-                await ask()
+                await send()
             assert time.monotonic() - begun < 30.0
 
 
 # --- subscriptions -----------------------------------------------------------------------------------------------
 
 
-async def test_a_broken_subscription_is_taken_up_again_with_one_wake(name: str) -> None:
+async def test_a_broken_subscription_is_renewed_with_one_hint(name: str) -> None:
     server = shared(Redis)
-    async with hurt(server) as (way, backend), opened(server.url) as other:
+    async with through_proxy(server) as (proxy, backend), opened(server.url) as other:
         hints = backend.broker.hints(name)
         await asyncio.wait_for(anext(hints), 30)  # it listens
-        way.refuse()
-        way.reset()
-        await other.broker.send(name, [Outgoing(b"while nobody listened")])
-        way.heal()
-        await asyncio.wait_for(anext(hints), 30)  # it listens again, so look
+        proxy.refuse()
+        proxy.reset()
+        await other.broker.send(name, [Outgoing(b"while not subscribed")])
+        proxy.heal()
+        await asyncio.wait_for(anext(hints), 30)  # it listens again
         assert len((await backend.broker.receive(name, 10, TTL)).deliveries) == 1
-        heard = asyncio.ensure_future(anext(hints))
+        hint = asyncio.ensure_future(anext(hints))
         await asyncio.sleep(0)
         await other.broker.send(name, [Outgoing(b"now")])
-        await asyncio.wait_for(heard, 30)
+        await asyncio.wait_for(hint, 30)
 
 
-async def test_a_silent_subscription_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_subscription_is_renewed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake, "HEARTBEAT", 0.1)
     server = shared(Redis)
-    async with hurt(server, "?timeout=0.3") as (way, backend):
+    async with through_proxy(server, "?timeout=0.3") as (proxy, backend):
         hints = backend.leases.hints(name)
         await asyncio.wait_for(anext(hints), 30)
-        way.stall()  # a black hole: no end of the connection, no error
-        accepted = way.accepted
-        await until(lambda: way.accepted > accepted)  # it gave up, and tried anew
-        way.heal()
+        proxy.stall()  # a black hole: no end of the connection, no error
+        accepted = proxy.accepted
+        await until(lambda: proxy.accepted > accepted)  # it gave up, and connected again
+        proxy.heal()
         await asyncio.wait_for(anext(hints), 30)
 
 
-async def test_who_listens_no_longer_is_forgotten(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listener_that_ended_is_forgotten(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake, "HEARTBEAT", 0.05)
     async with opened(url) as backend, native(url) as client:
         first, second = backend.leases.hints(name), backend.leases.hints(f"{name}-2")
@@ -700,7 +702,7 @@ def test_a_wrong_address_is_refused(wrong: str, why: str) -> None:
         redis.open(Url.parse(wrong))
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_a_server_that_does_not_run_is_unavailable() -> None:
     async with opened("redis://127.0.0.1:1?timeout=1") as backend:
         with pytest.raises(Unavailable, match="127"):
             await backend.leases.inspect("name")
@@ -710,16 +712,16 @@ def advice(facts: object) -> dict[str, str]:
     return {fact.name: fact.advice for fact in facts}  # type: ignore[attr-defined]
 
 
-async def test_it_tells_what_endangers_the_promises() -> None:
+async def test_doctor_warns_of_dangers_to_the_promises() -> None:
     with private(Redis) as server:
         async with opened(server.url) as backend, native(server.url) as client:
             assert not any(advice(await backend.describe()).values())
             await client.config_set("appendfsync", "everysec")
             await client.config_set("maxmemory", "1gb")
             await client.config_set("maxmemory-policy", "allkeys-lru")
-            told = advice(await backend.describe())
-            assert "power failure" in told["durability"]
-            assert "noeviction" in told["memory"]
+            advised = advice(await backend.describe())
+            assert "power failure" in advised["durability"]
+            assert "noeviction" in advised["memory"]
             await client.config_set("appendonly", "no")
             assert "snapshot" in advice(await backend.describe())["durability"]
             rights = ["~*", "&*", "+@all", "-config"]
@@ -728,7 +730,7 @@ async def test_it_tells_what_endangers_the_promises() -> None:
             assert "config|get" in advice(await backend.describe())["configuration"]
 
 
-# --- from the outside --------------------------------------------------------------------------------------------
+# --- through the public interface --------------------------------------------------------------------------------
 
 
 async def test_one_resigns_and_the_next_leads_at_once(url: str, name: str) -> None:
@@ -744,7 +746,7 @@ async def test_one_resigns_and_the_next_leads_at_once(url: str, name: str) -> No
             left_at = time.monotonic()
         token, led_at = await asyncio.wait_for(waiting, 30)
         assert token > term.token
-        assert led_at - left_at < 10.0  # it would look again in 15 s
+        assert led_at - left_at < 10.0  # the next poll is after 15 s
 
 
 async def lead_once(election: tenure.Election) -> tuple[int, float]:
@@ -783,7 +785,7 @@ async def test_counts_are_exact_however_much_has_come_due(url: str, name: str) -
 # --- the layout of keys ---
 
 
-async def test_what_has_no_version_is_of_the_first_layout(url: str, name: str) -> None:
+async def test_keys_without_a_version_are_of_the_first_layout(url: str, name: str) -> None:
     base, lock = f"tenure:queue:{{{name}}}:", f"tenure:lease:{name}"
     async with native(url) as client, opened(url) as backend:
         await client.sadd("tenure:queues", name)
@@ -812,7 +814,7 @@ async def test_a_later_layout_is_refused_and_left_alone(url: str, name: str, lay
         await client.hset(f"{base}settings", "layout", layout)
         await client.hset(f"{{{lock}}}:term", "layout", layout)
         before = [await client.dump(key) for key in sorted(await client.keys(f"*{name}*")) if key != lock.encode()]
-        questions: list[Callable[[], Awaitable[object]]] = [
+        requests: list[Callable[[], Awaitable[object]]] = [
             lambda: broker.send(name, [Outgoing(b"c")]),
             lambda: broker.receive(name, 1, TTL),
             lambda: broker.renew([got], TTL),
@@ -828,9 +830,9 @@ async def test_a_later_layout_is_refused_and_left_alone(url: str, name: str, lay
             lambda: leases.release(grant),
             lambda: leases.inspect(name),
         ]
-        for question in questions:
+        for request in requests:
             with pytest.raises(ConfigError, match=f"in layout {layout}, and this tenure knows layout 1 only; update"):
-                await question()
+                await request()
         after = [await client.dump(key) for key in sorted(await client.keys(f"*{name}*")) if key != lock.encode()]
         assert after == before
         await broker.send(f"{name}-other", [Outgoing(b"a")])  # what the new version has not touched goes on

@@ -1,4 +1,4 @@
-"""What only a Redis Cluster does: slots that move, nodes that go and come back, an address that names one of them."""
+"""Tests of a Redis Cluster: slots that move, nodes that go and come back, an address that names one of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def opened(url: str) -> AsyncIterator[redis.RedisBackend]:
 
 @contextmanager
 def moving(cluster: RedisCluster, key: str) -> Iterator[Callable[[], None]]:
-    """Begin to move the slot of *key* to another node; yield what ends it."""
+    """Begin to move the slot of *key* to another node; yield a function that completes it."""
     slot, source = key_slot(key.encode()), cluster.node_of(key)
     target = next(node for node in cluster.nodes if node is not source)
     with client_of(source) as old, client_of(target) as new:
@@ -79,25 +79,25 @@ async def test_each_node_leads_to_all_the_others(cluster: RedisCluster) -> None:
     assert len(tokens) == len(NAMES)
 
 
-async def test_a_hint_is_heard_at_its_node_and_floods_no_other(cluster: RedisCluster) -> None:
+async def test_a_hint_is_received_at_its_node_and_at_no_other(cluster: RedisCluster) -> None:
     async with opened(cluster.url) as mine, opened(cluster.url) as others:
         for name in NAMES:
-            heard = mine.broker.hints(name)
-            await asyncio.wait_for(anext(heard), 10)  # it stands
+            hints = mine.broker.hints(name)
+            await asyncio.wait_for(anext(hints), 10)  # it is subscribed
             await others.broker.send(name, [Outgoing(b"a")])
-            await asyncio.wait_for(anext(heard), 10)
+            await asyncio.wait_for(anext(hints), 10)
             changed = mine.leases.hints(name)
             await asyncio.wait_for(anext(changed), 10)
             await others.leases.acquire(name, "me#1", TTL)
             await asyncio.wait_for(anext(changed), 10)
     for node in cluster.nodes:
         with client_of(node) as client:
-            told = client.execute_command("CLUSTER INFO")
-            assert int(told.get("cluster_stats_messages_publish_sent", 0)) == 0
+            info = client.execute_command("CLUSTER INFO")
+            assert int(info.get("cluster_stats_messages_publish_sent", 0)) == 0
             assert client.info("commandstats")["cmdstat_spublish"]["calls"] > 0
 
 
-async def test_a_consumer_is_woken_where_its_queue_has_moved_to_and_when_that_was_away(own: RedisCluster) -> None:
+async def test_a_consumer_is_woken_after_its_queue_has_moved_or_its_node_was_away(own: RedisCluster) -> None:
     base = "tenure:queue:{orders}:"
     target = next(node for node in own.nodes if node is not own.node_of(base))
     handled: list[bytes] = []
@@ -114,7 +114,7 @@ async def test_a_consumer_is_woken_where_its_queue_has_moved_to_and_when_that_wa
         consuming = asyncio.ensure_future(queue.consume(handle, poll_every=3_600.0))
 
         async def are_handled(*bodies: bytes) -> None:
-            for body in bodies:  # it looks by itself once an hour, so it is told of each
+            for body in bodies:  # it polls once an hour, so a hint wakes it for each
 
                 async def is_sent(body: bytes = body) -> bool:
                     try:
@@ -139,7 +139,7 @@ async def test_a_consumer_is_woken_where_its_queue_has_moved_to_and_when_that_wa
         await consuming
 
 
-async def test_what_goes_with_a_complete_is_sent_first_and_only_under_the_lock(cluster: RedisCluster) -> None:
+async def test_messages_of_a_complete_are_sent_first_and_only_under_the_lock(cluster: RedisCluster) -> None:
     async with opened(cluster.url) as backend:
         broker = backend.broker
         assert QUEUE_TRAITS.transactions
@@ -198,7 +198,7 @@ async def test_verdicts_and_renewals_of_a_node_that_is_away_cost_no_other(cluste
             assert answer == (LAPSED if is_there(one) else SETTLED)
 
 
-async def test_a_slot_that_moves_is_away_for_a_while_and_then_found(own: RedisCluster) -> None:
+async def test_a_slot_that_moves_is_unavailable_and_then_found(own: RedisCluster) -> None:
     async with opened(own.url) as backend:
         broker = backend.broker
         await broker.send("orders", [Outgoing(b"a")])
@@ -211,7 +211,7 @@ async def test_a_slot_that_moves_is_away_for_a_while_and_then_found(own: RedisCl
         assert list(await broker.settle([Settlement(message, COMPLETE)])) == [SETTLED]
 
 
-async def test_a_node_that_is_away_is_no_answer_and_is_found_again(own: RedisCluster) -> None:
+async def test_a_node_that_is_away_is_unavailable_and_found_again(own: RedisCluster) -> None:
     async with opened(f"{own.url}&timeout=2") as backend:
         tokens = {}
         for name in NAMES:
@@ -242,7 +242,7 @@ async def test_a_node_that_is_away_is_no_answer_and_is_found_again(own: RedisClu
         await until(all_well, within=60)
 
 
-async def test_a_node_that_is_silent_takes_only_its_own_away(own: RedisCluster) -> None:
+async def test_a_silent_node_makes_only_its_own_leases_unavailable(own: RedisCluster) -> None:
     silent = own.nodes[0]  # the one in the URL
     here = [name for name in NAMES if own.node_of(f"tenure:lease:{name}") is not silent]
     there = next(name for name in NAMES if name not in here)
@@ -285,35 +285,35 @@ async def test_a_node_that_is_away_costs_the_leases_of_no_other(own: RedisCluste
             gone.resume()
 
 
-async def test_a_caller_who_hangs_up_leaves_the_map_as_it_is(own: RedisCluster) -> None:
+async def test_a_cancelled_caller_leaves_the_slot_map_unchanged(own: RedisCluster) -> None:
     slow = own.nodes[0]
     there = next(name for name in NAMES if own.node_of(f"tenure:lease:{name}") is slow)
 
     def looks_at_the_map() -> int:
-        told = 0
+        count = 0
         for node in own.nodes:
             with client_of(node) as client:
-                told += client.info("commandstats").get("cmdstat_cluster|slots", {"calls": 0})["calls"]
-        return told
+                count += client.info("commandstats").get("cmdstat_cluster|slots", {"calls": 0})["calls"]
+        return count
 
     async with opened(own.url) as backend:
         for name in NAMES:
             assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
         before = looks_at_the_map()
         slow.pause()
-        asking = asyncio.create_task(backend.leases.acquire(there, "me#1", TTL))
+        pending = asyncio.create_task(backend.leases.acquire(there, "me#1", TTL))
         for _ in range(20):  # until it is sent
             await asyncio.sleep(0)
-        asking.cancel()
+        pending.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await pending
         slow.resume()
         for name in NAMES:
             assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
         assert looks_at_the_map() == before > 0
 
 
-async def test_a_cluster_that_is_not_called_one_is_named(cluster: RedisCluster) -> None:
+async def test_a_cluster_without_the_option_is_named(cluster: RedisCluster) -> None:
     elsewhere = next(name for name in NAMES if cluster.node_of(f"tenure:lease:{name}") is not cluster.nodes[0])
     async with opened(cluster.nodes[0].url) as backend:
         with pytest.raises(ConfigError, match="add cluster=true"):
@@ -328,7 +328,7 @@ async def test_a_server_that_is_no_cluster_is_named() -> None:
         redis.open(Url.parse("redis://127.0.0.1/3?cluster=true"))
 
 
-async def test_doctor_looks_at_every_primary(cluster: RedisCluster) -> None:
+async def test_doctor_reports_every_primary(cluster: RedisCluster) -> None:
     async with opened(cluster.url) as backend:
         assert isinstance(await backend.leases.inspect("name"), Vacant)
         facts = {fact.name: fact for fact in await backend.describe()}

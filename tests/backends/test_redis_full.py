@@ -1,4 +1,4 @@
-"""A Redis without memory left, under ``noeviction``: it takes no message, and does everything else."""
+"""A Redis without memory left, under ``noeviction``: it accepts no message, and does everything else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def backend(server: Redis) -> AsyncIterator[redis.RedisBackend]:
 
 @asynccontextmanager
 async def full(server: Redis) -> AsyncIterator[aioredis.Redis]:
-    """Leave the server no memory inside the block."""
+    """Let the server have no free memory inside the block."""
     async with aioredis.Redis.from_url(server.url) as client:
         await client.config_set("maxmemory", "1")
         try:
@@ -71,7 +71,7 @@ async def full(server: Redis) -> AsyncIterator[aioredis.Redis]:
     ids=["plain", "named", "late"],
 )
 @pytest.mark.parametrize("queue", ["known", "new"])
-async def test_no_message_is_taken_whatever_it_has(
+async def test_no_message_is_accepted(
     server: Redis, backend: redis.RedisBackend, batch: Sequence[Outgoing], queue: str
 ) -> None:
     broker = backend.broker
@@ -87,7 +87,7 @@ async def test_no_message_is_taken_whatever_it_has(
 
 
 async def everything(client: aioredis.Redis) -> dict[object, object]:
-    """Return all that is kept, but for what says how long no hints are given: it ends by itself."""
+    """Return all keys and values, without those that suppress hints: they expire."""
     keys = [key for key in await client.keys() if ":quiet" not in str(key)]
     return {key: await client.dump(key) for key in keys}
 

@@ -1,4 +1,4 @@
-"""Behind sentinels: the primary that they name is asked, also after a fail-over; and what is told of wrong ones."""
+"""Behind sentinels: requests go to the primary that they name, also after a failover; errors about wrong ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sentinel() -> Iterator[Sentinel]:
 
 
 @pytest.mark.parametrize("speech", ["plain", "tls"])
-async def test_after_a_failover_the_new_primary_is_asked(speech: str) -> None:
+async def test_after_a_failover_requests_go_to_the_new_primary(speech: str) -> None:
     authority = Authority() if speech == "tls" else None
     trusting: dict[str, Any] = {"ssl_ca_certs": str(authority.certificate)} if authority else {}
     trusted = f"&ca={authority.certificate}" if authority else ""
@@ -102,7 +102,7 @@ async def test_after_a_failover_the_new_primary_is_asked(speech: str) -> None:
                     claim = await backend.broker.receive("queue", 10, TTL)
                     assert [one.body for one in claim.deliveries] == [b"before", b"after"]
                     assert await backend.broker.stats("queue") == Stats(locked=2)
-                    # A consumer that waits, and looks by itself but once an hour, is told by the new primary.
+                    # A consumer that waits, and polls only once an hour, gets a hint from the new primary.
                     for number in (b"1", b"2"):
                         await backend.broker.send("waited-for", [Outgoing(number)])
                         await until(lambda number=number: handled[-1] == number, within=30)  # type: ignore[misc]
@@ -128,7 +128,7 @@ async def test_certificates_are_checked_at_the_sentinels_and_at_the_primary() ->
                     await backend.leases.names()
                 try:
                     raise LookupError
-                except LookupError:  # who has an error in hand is told the same
+                except LookupError:  # a caller that handles another error gets the same
                     with pytest.raises(ConfigError, match="has a certificate that is not trusted"):
                         await backend.leases.names()
         async with opened(f"{sentinel.url}?ca={right.certificate}&sentinel_tls=false") as backend:
@@ -139,7 +139,7 @@ async def test_certificates_are_checked_at_the_sentinels_and_at_the_primary() ->
                 await backend.leases.names()
 
 
-async def test_at_the_sentinels_we_may_be_another_than_at_the_primary(sentinel: Sentinel) -> None:
+async def test_the_login_at_the_sentinels_may_differ_from_that_at_the_primary(sentinel: Sentinel) -> None:
     async with opened(f"{sentinel.url}?sentinel_password={SECRET}") as backend:
         assert await backend.leases.names() is not None
         facts = {fact.name: fact.value for fact in await backend.describe()}
@@ -149,7 +149,7 @@ async def test_at_the_sentinels_we_may_be_another_than_at_the_primary(sentinel: 
             await backend.leases.names()
 
 
-async def test_live_messages_are_looked_at_and_purged(sentinel: Sentinel) -> None:
+async def test_live_messages_are_peeked_at_and_purged(sentinel: Sentinel) -> None:
     async with tenure.connect(f"{sentinel.url}?sentinel_password={SECRET}") as backend:
         queue = backend.queue("looked-into")
         await queue.send_batch([tenure.Outgoing(b"%d" % number, delay=60.0 * (number % 2)) for number in range(4)])
@@ -163,19 +163,19 @@ async def test_live_messages_are_looked_at_and_purged(sentinel: Sentinel) -> Non
             await backend.queue(name).delete(force=True)
 
 
-async def test_a_service_that_no_sentinel_knows_is_told(sentinel: Sentinel) -> None:
+async def test_a_service_that_no_sentinel_knows_is_reported(sentinel: Sentinel) -> None:
     async with opened(f"{sentinel.url}r?sentinel_password={SECRET}") as backend:
         with pytest.raises(ConfigError, match="knows no service 'mymasterr'"):
             await backend.leases.names()
 
 
-async def test_no_sentinel_that_can_be_asked_is_unavailable() -> None:
+async def test_unreachable_sentinels_are_unavailable() -> None:
     async with opened(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/mymaster") as backend:
         with pytest.raises(Unavailable, match=r"no sentinel of .* answers"):
             await backend.leases.names()
 
 
-async def test_a_server_that_is_no_sentinel_is_told() -> None:
+async def test_a_server_that_is_no_sentinel_is_reported() -> None:
     async with opened(f"redis+sentinel://127.0.0.1:{shared(Redis).port}/mymaster") as backend:
         with pytest.raises(ConfigError, match="no sentinel"):
             await backend.leases.names()

@@ -1,4 +1,4 @@
-"""What a caller gets wrong is refused before a store sees it, on every store alike: and never as if it were away."""
+"""Invalid arguments are refused before a store gets them, alike on every store, and never as ``Unavailable``."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def texts(queue: tenure.Queue) -> Iterator[tuple[str, Call]]:
 
 
 @pytest.mark.parametrize("calls", [counts, times, texts])
-async def test_what_a_caller_gets_wrong_is_refused(
+async def test_invalid_arguments_are_refused(
     url: str, calls: Callable[[tenure.Queue], Iterator[tuple[str, Call]]]
 ) -> None:
     answers: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""What goes wrong with servers on the command line: one line that says what to do, the documented code, no secret."""
+"""Errors of servers on the command line: one line with advice, the documented exit code, no secret."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ for line in sys.stdin:
         os.environ.update(environment)
         os.chdir(folder)
         new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        for number, name, how in ((0, os.devnull, os.O_RDONLY), (1, "out", new), (2, "told", new)):
+        for number, name, how in ((0, os.devnull, os.O_RDONLY), (1, "out", new), (2, "error", new)):
             os.dup2(os.open(name, how), number)
         sys.exit(tenure.cli.main(arguments))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -90,14 +90,14 @@ def guarded_redis(authority: Authority) -> Iterator[Redis]:
 
 
 class Says:
-    """Gives a command to a store, and looks at how it fails."""
+    """Runs a command on a store, and checks how it fails."""
 
     def __init__(self, captured: Captured, forking: subprocess.Popen[str]) -> None:
         self._captured = captured
         self._forking = forking
 
     def __call__(self, command: str, url: str, *, code: int, words: list[str], more: tuple[str, ...] = ()) -> None:
-        if code == 78 and "timeout=" not in url:  # a server that would refuse it, and is only slow, must not spoil that
+        if code == 78 and "timeout=" not in url:  # a slow server must not turn the refusal into a time-out
             url += f"{'&' if '?' in url else '?'}timeout=60"
         arguments = {
             "doctor": ["doctor", url],
@@ -109,12 +109,12 @@ class Says:
         }[command]
         # Those two make their process one that adopts orphans, and these tests' must stay as it is.
         run = self._elsewhere if command in ("lead", "work") else self._here
-        ended, out, told = run(arguments)
-        assert (ended, out) == (code, ""), told
-        assert [word for word in words if word not in told] == [], told
-        assert told.count("\n") == 1
-        assert SECRET not in told
-        assert OTHER not in told
+        ended, out, error = run(arguments)
+        assert (ended, out) == (code, ""), error
+        assert [word for word in words if word not in error] == [], error
+        assert error.count("\n") == 1
+        assert SECRET not in error
+        assert OTHER not in error
 
     def _here(self, arguments: list[str]) -> tuple[int, str, str]:
         return main(arguments), *self._captured.readouterr()
@@ -124,7 +124,7 @@ class Says:
         assert self._forking.stdout is not None
         self._forking.stdin.write(json.dumps([arguments, dict(os.environ), os.getcwd()]) + "\n")
         self._forking.stdin.flush()
-        return int(self._forking.stdout.readline()), Path("out").read_text(), Path("told").read_text()
+        return int(self._forking.stdout.readline()), Path("out").read_text(), Path("error").read_text()
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def says(capsys: Captured, forking: subprocess.Popen[str]) -> Says:
 @pytest.mark.parametrize("command", [*EVERY, "migrate"])
 def test_postgresql_with_a_wrong_password(says: Says, guarded_postgres: Postgres, command: str) -> None:
     url = guarded_postgres.url.replace(SECRET, OTHER)
-    # asyncpg before 0.32 tries again without TLS after a refusal, and tells of the second one only.
+    # asyncpg before 0.32 tries again without TLS after a refusal, and reports the second one only.
     tells = [int(part) for part in asyncpg.__version__.split(".")[:2]] >= [0, 32]
     words = ["refused the password", "~/.pgpass"] if tells else ["refused the login", "the password"]
     says(command, url, code=78, words=words)
@@ -208,7 +208,7 @@ def test_redis_with_a_file_that_is_not_there(says: Says, guarded_redis: Redis, n
     )
 
 
-def test_redis_spoken_to_in_the_wrong_way(says: Says, guarded_redis: Redis) -> None:
+def test_redis_with_the_wrong_scheme(says: Says, guarded_redis: Redis) -> None:
     plain = guarded_redis.url.replace("rediss:", "redis:")
     says("doctor", f"{plain}?timeout=20", code=69, words=["requires TLS, write rediss://"])
     says("doctor", f"{plain}?ca=/nowhere.pem", code=78, words=["options for TLS", "rediss://"])
@@ -282,13 +282,13 @@ def test_azurite_that_is_not_there(says: Says, capsys: Captured) -> None:
         (("--delay", "200h"), ["seven days"]),
     ],
 )
-def test_azure_asked_for_what_it_can_not_do(says: Says, more: tuple[str, ...], words: list[str]) -> None:
+def test_azure_with_an_impossible_operation(says: Says, more: tuple[str, ...], words: list[str]) -> None:
     says("send", url_of(Azurite), code=78, words=words, more=more)
 
 
 @pytest.mark.parametrize("kind", [Postgres, Redis, Azurite])
 @pytest.mark.parametrize("command", EVERY)
-def test_an_option_that_nobody_knows(says: Says, kind: type[Postgres | Redis | Azurite], command: str) -> None:
+def test_an_unknown_option(says: Says, kind: type[Postgres | Redis | Azurite], command: str) -> None:
     url = url_of(kind)
     more = "&" if "?" in url else "?"
     says(command, f"{url}{more}timout=1", code=78, words=["no option 'timout'", "did you mean 'timeout'?"])

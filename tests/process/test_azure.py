@@ -1,4 +1,4 @@
-"""Azure Storage, on a real Azurite: beside other programs, hurt at each step, without rights."""
+"""Azure Storage, on a real Azurite: beside other programs, with a failure at each step, without rights."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def backend(server: Azurite) -> AsyncIterator[AzureBackend]:
 
 @pytest_asyncio.fixture
 async def container(server: Azurite) -> AsyncIterator[ContainerClient]:
-    """Another program's way to the same container, with Microsoft's own client."""
+    """Yield the same container, in Microsoft's own client, as another program uses it."""
     async with BlobServiceClient.from_connection_string(server.connection_string) as service:
         found = service.get_container_client("leases")
         if not await found.exists():
@@ -90,7 +90,7 @@ async def until(condition: Callable[[], Awaitable[bool]], within: float = 60.0) 
 
 
 @pytest.mark.parametrize("kind", ["page blob", "page blob of 512 bytes", "block blob"])
-async def test_a_sample_and_we_exclude_each_other(
+async def test_the_sample_and_a_candidate_exclude_each_other(
     server: Azurite, backend: AzureBackend, container: ContainerClient, name: str, kind: str
 ) -> None:
     blob = container.get_blob_client(name)
@@ -110,14 +110,14 @@ async def test_a_sample_and_we_exclude_each_other(
     with pytest.raises(HttpResponseError, match="LeaseAlreadyPresent"):
         await BlobLeaseClient(blob).acquire(lease_duration=15)
     server.turn(16)
-    await BlobLeaseClient(blob).acquire(lease_duration=15)  # the sample takes over, and leaves our term standing there
+    await BlobLeaseClient(blob).acquire(lease_duration=15)  # the sample takes over, and doesn't change our metadata
     assert await backend.leases.renew([ours], TTL) == [Lost(ours)]
     assert await backend.leases.inspect(name) == HeldBy(name, FOREIGN_HOLDER, 0, None)
     server.turn(16)
     assert (await granted(backend, name, "ann#2")).token > ours.token
 
 
-async def test_what_others_keep_with_the_blob_stays(
+async def test_metadata_of_other_programs_stays_with_the_blob(
     backend: AzureBackend, container: ContainerClient, name: str
 ) -> None:
     await container.get_blob_client(name).upload_blob(b"data", metadata={"theirs": "kept"})
@@ -135,7 +135,7 @@ async def test_a_blob_that_is_deleted_takes_no_token_back(
     await backend.leases.release(old)
     await container.get_blob_client(name).delete_blob()
     assert await backend.leases.inspect(name) == Vacant(name, 0)
-    server.turn(2)  # the service's clock has whole seconds; nobody deletes and elects within one
+    server.turn(2)  # the service's clock has whole seconds, so the blob must not be created in the same one
     assert (await granted(backend, name, "ann#2")).token > old.token
 
 
@@ -176,11 +176,11 @@ async def test_a_fence_refuses_an_older_term(container: ContainerClient, name: s
     assert await (await blob.download_blob()).readall() == b"2"
 
 
-# --- what others got wrong ---------------------------------------------------------------------------------------
+# --- mistakes of the sample --------------------------------------------------------------------------------------
 
 
 async def test_a_renewal_does_not_outlast_its_lease(server: Azurite, name: str) -> None:
-    """Microsoft's client retries for longer than a lease lasts, and the task runs on meanwhile. Ours asks once."""
+    """Microsoft's client retries for longer than a lease lasts, and the task runs on meanwhile. tenure sends once."""
     async with FaultProxy("127.0.0.1", server.blob.port) as proxy:
         opened = azure_storage.open(Url.parse(f"azurite://127.0.0.1:{proxy.port}"))
         grant = await granted(opened, name, "ann#1")
@@ -235,13 +235,13 @@ async def leads(election: tenure.Election) -> bool:
 
 
 class AnswerLost(ServiceResponseError):
-    """The answer to a request that was carried out."""
+    """The answer to an executed request was lost."""
 
 
-async def test_a_lost_answer_to_acquire_can_be_asked_again(
+async def test_an_acquisition_with_a_lost_answer_can_be_repeated(
     backend: AzureBackend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each request of an acquisition is carried out, and its answer lost: asked again, the same term is won."""
+    """The answer to any request of an acquisition is lost: a repetition wins the same term."""
     for step in range(1, 20):
         other = f"{name}-{step}"
         was_lost = lose(monkeypatch, step)
@@ -260,7 +260,7 @@ async def test_a_lost_answer_to_acquire_can_be_asked_again(
 
 
 @pytest.mark.parametrize("step", range(1, 5))
-async def test_who_dies_in_an_acquisition_leaves_no_term(
+async def test_a_crash_during_an_acquisition_leaves_no_term(
     server: Azurite, backend: AzureBackend, name: str, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     old = await granted(backend, name, "old#1")
@@ -278,7 +278,7 @@ async def test_who_dies_in_an_acquisition_leaves_no_term(
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], bool]:
-    """Lose the answer to request number *step* from now on; return what tells whether there was one."""
+    """Lose the answer to request number *step* from now on; return a function that checks whether there was one."""
     send, count = AioHttpTransport.send, 0
 
     async def lossy(self: AioHttpTransport, request: Any, **options: Any) -> Any:
@@ -346,7 +346,9 @@ def string(server: Azurite, secret: str) -> str:
     return f"AccountName={ACCOUNT};BlobEndpoint={server.blob.url};QueueEndpoint={server.queue.url};{secret}"
 
 
-async def test_a_wrong_key_is_told_and_not_shown(server: Azurite, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wrong_key_is_reported_and_not_shown(
+    server: Azurite, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = KEY[:10] + KEY[10:].swapcase()
     monkeypatch.setenv("MINE", string(server, f"AccountKey={wrong}"))
     opened = azure_storage.open(Url.parse("azure://?connection_string_env=MINE"))
@@ -361,7 +363,7 @@ async def test_a_wrong_key_is_told_and_not_shown(server: Azurite, name: str, mon
     await opened.close()
 
 
-async def test_missing_rights_are_told_and_the_signature_is_not_shown(
+async def test_missing_rights_are_reported_and_the_signature_is_not_shown(
     server: Azurite, backend: AzureBackend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await granted(backend, f"{name}-there", "ann#1")
@@ -422,7 +424,7 @@ async def test_other_clients_read_and_write_the_same_queue(server: Azurite, back
 async def test_dead_letters_of_others_are_dead_letters(server: Azurite, backend: AzureBackend, name: str) -> None:
     async with QueueClient.from_connection_string(server.connection_string, f"{name}-poison") as client:
         await client.create_queue()
-        await client.send_message("cG9pc29u")  # as a function puts it there after five tries
+        await client.send_message("cG9pc29u")  # as an Azure Function does after five tries
     [dead] = await backend.broker.peek_dead(name, EVERYTHING, 10)
     assert (dead.body, dead.reason) == (b"poison", "unknown")
     assert await backend.broker.redrive(name, EVERYTHING, None) == 1
@@ -430,15 +432,15 @@ async def test_dead_letters_of_others_are_dead_letters(server: Azurite, backend:
     assert (got.body, got.sequence, got.delivery_count) == (b"poison", dead.sequence, 1)
 
 
-async def test_a_verdict_waits_for_the_renewal_that_is_on_its_way(
+async def test_a_verdict_waits_for_a_concurrent_renewal(
     backend: AzureBackend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each renewal changes the receipt: a verdict that crosses one must not be taken for a stranger's."""
+    """Each renewal changes the receipt: a concurrent verdict must not be taken for another process's."""
     await backend.broker.send(name, [Outgoing(b"%d" % number) for number in range(10)])
     for verdict in (Abandon(), COMPLETE):
         got: list[Delivery] = []
 
-        async def all_came(got: list[Delivery] = got) -> bool:  # the service may hand out fewer at a time than it has
+        async def all_came(got: list[Delivery] = got) -> bool:  # the service may deliver fewer at a time than it has
             got.extend((await backend.broker.receive(name, 10, 300)).deliveries)
             return len(got) == 10
 
@@ -454,7 +456,7 @@ async def test_a_verdict_waits_for_the_renewal_that_is_on_its_way(
 async def test_a_renewal_that_comes_after_the_verdict_locks_nothing(
     backend: AzureBackend, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The verdict brings a new receipt, with which a renewal that had been under way could take the message back."""
+    """The verdict returns a new receipt, with which a concurrent renewal could lock the message again."""
     send, is_settled, renewals = AioHttpTransport.send, asyncio.Event(), 0
 
     async def late(self: AioHttpTransport, request: Any, **options: Any) -> Any:
@@ -483,8 +485,8 @@ async def test_a_renewal_that_comes_after_the_verdict_locks_nothing(
         assert len(got) == 1
 
 
-async def test_what_comes_later_is_not_dated_earlier(backend: AzureBackend, name: str) -> None:
-    """The service tells whole seconds, and tells them late: our idea of its clock must not jump back for it."""
+async def test_later_events_have_later_times(backend: AzureBackend, name: str) -> None:
+    """The service answers in whole seconds, and late: the estimate of its clock must not jump back."""
     await backend.broker.declare(name, {"max_deliveries": 30})
     await backend.broker.send(name, [Outgoing(b"a")])
     for _ in range(30):
@@ -497,7 +499,7 @@ async def test_what_comes_later_is_not_dated_earlier(backend: AzureBackend, name
     assert dead.enqueued_at <= dates[0] <= dates[-1] <= dead.dead_at
 
 
-async def test_what_can_not_be_done_is_refused_before_anything_is(backend: AzureBackend, name: str) -> None:
+async def test_impossible_operations_are_refused_before_anything_is_written(backend: AzureBackend, name: str) -> None:
     broker = backend.broker
     for message in (Outgoing(b"a", session="s"), Outgoing(b"a", priority=1), Outgoing(b"a", delay=8 * 86_400.0)):
         with pytest.raises(MessageRefused, match=r"message 1 of 2: .*; none of them was sent") as refused:
@@ -517,7 +519,7 @@ async def test_what_can_not_be_done_is_refused_before_anything_is(backend: Azure
             await ask
 
 
-async def test_a_queue_works_in_its_rooms(server: Azurite) -> None:
+async def test_queues_work_through_the_public_interface(server: Azurite) -> None:
     name = f"orders-{secrets.token_hex(6)}"
     seen: list[bytes] = []
     async with tenure.connect(server.url) as backend:

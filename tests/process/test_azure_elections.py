@@ -1,4 +1,4 @@
-"""Fifty elections at once on a fast Azurite: leaders are reset, cut off, killed, and stopped past their lease."""
+"""Fifty elections at once on a fast Azurite: leaders are disconnected, cut off, killed, and paused past their lease."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(480)]
 HERE = Path(__file__).parent
 SPEED = 10.0  # as in azure_candidate.py: a lease of 60 s ends after 6
 NAMES = [f"chair-{number}" for number in range(50)]
-PATIENCE = 180.0  # a machine that is busy with other things takes four times as long
+PATIENCE = 180.0  # a busy machine takes four times as long
 Line = tuple[str, str, int, int]  # what, name, token, process
 
 
 class Way:
-    """A proxy on a loop of its own, that this test tells what to do from outside."""
+    """A proxy on a loop of its own, controlled by this test from another thread."""
 
     def __init__(self, port: int) -> None:
         self._loop = asyncio.new_event_loop()
@@ -41,7 +41,7 @@ class Way:
         self.proxy = FaultProxy("127.0.0.1", port)
         asyncio.run_coroutine_threadsafe(self.proxy.__aenter__(), self._loop).result(60)
 
-    def tell(self, act: Callable[[], object]) -> None:
+    def call(self, act: Callable[[], object]) -> None:
         done = threading.Event()
         self._loop.call_soon_threadsafe(act)
         self._loop.call_soon_threadsafe(done.set)
@@ -55,7 +55,7 @@ class Way:
 
 
 class Stage:
-    """The folder in which all leave their traces, and who is in it."""
+    """The folder in which all candidates write their logs, and their processes."""
 
     def __init__(self, folder: Path, server: Azurite) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class Stage:
         text = path.read_text() if path.exists() else ""
         rows = (
             line.split() for line in text[: text.rfind("\n") + 1].splitlines()
-        )  # not one that is still being written
+        )  # without a line that is still being written
         return [(what, name, int(token), int(pid)) for what, name, token, pid in rows]
 
     def leaders(self) -> dict[str, tuple[int, int]]:
@@ -110,13 +110,13 @@ class Stage:
         self.until(lambda: len(self.lines()) > seen + count)
 
     def deposed(self, pid: int) -> None:
-        """Wait until others have acted for every name that *pid* leads."""
+        """Wait until other processes have acted for every name that *pid* leads."""
         led = {name: token for name, (token, by) in self.leaders().items() if by == pid}
         assert led
         self.until(lambda: all(self.leaders()[name][0] > token for name, token in led.items()))
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
-        """Stop a process where it holds nothing: in the middle of a write to the resource it would stop them all."""
+        """Pause a process while it has no lock: in the middle of a write to the resource, it would block all others."""
         while True:
             process.send_signal(signal.SIGSTOP)
             with closing(sqlite3.connect(self.folder / "resource.db", isolation_level=None, timeout=2)) as connection:
@@ -148,17 +148,17 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_fifty_elections_through_reset_cut_kill_and_stop(stage: Stage) -> None:
+def test_fifty_elections_through_resets_cuts_kills_and_stops(stage: Stage) -> None:
     cut_off = stage.start(stage.way.proxy.port)
     stage.until(lambda: len(stage.leaders()) == len(NAMES))
     second, third = stage.start(stage.server.blob.port), stage.start(stage.server.blob.port)
 
-    for _ in range(5):  # whatever is on its way is broken off, and asked again
-        stage.way.tell(stage.way.proxy.reset)
+    for _ in range(5):  # running requests fail, and are repeated
+        stage.way.call(stage.way.proxy.reset)
         stage.go_on(len(NAMES))
-    stage.way.tell(stage.way.proxy.stall)  # a black hole: no answer, and no error either
+    stage.way.call(stage.way.proxy.stall)  # a black hole: no answer, and no error either
     stage.deposed(cut_off.pid)
-    stage.way.tell(stage.way.proxy.heal)
+    stage.way.call(stage.way.proxy.heal)
 
     killed = stage.busiest(second, third)
     left = third if killed is second else second
@@ -177,7 +177,7 @@ def test_fifty_elections_through_reset_cut_kill_and_stop(stage: Stage) -> None:
 
 
 def judge(stage: Stage, stopped: int) -> None:
-    """Under the fence no write of an old term; without it none either, unless a process was paused after its check."""
+    """The fence accepts no write of an old term; without it there is none either, unless a process was paused."""
     lines = stage.lines()
     paused = {line[1:] for line in lines if line[0] == "paused"}
     newest: dict[str, int] = {}
@@ -192,7 +192,7 @@ def judge(stage: Stage, stopped: int) -> None:
         deeds = connection.execute("SELECT name, token FROM deed ORDER BY seq").fetchall()
     accepted: dict[str, int] = {}
     for name, token in deeds:
-        assert token >= accepted.get(name, 0), f"an old term of {name} was let through the fence"
+        assert token >= accepted.get(name, 0), f"the fence accepted an old term of {name}"
         accepted[name] = token
     holders = {(name, token, pid) for what, name, token, pid in lines if what == "act"}
     assert len(holders) == len({(name, token) for name, token, _ in holders}), "one token, two holders"

@@ -1,15 +1,15 @@
-"""Real servers for tests, started by hand: on free ports, in temporary folders, with nothing left behind.
+"""Real servers for tests, started as processes: on free ports, in temporary folders, with nothing left behind.
 
 ::
 
     url = url_of(Redis)  # one for the whole run of this process, or the one given by URL
-    with private(Redis, password="s3cret") as server:  # one's own, to be hurt
+    with private(Redis, password="s3cret") as server:  # for one test, which may disturb it
         server.kill()
         server.start()
         server.pause()
         server.resume()
 
-A server that isn't installed skips the test and says what to install; under ``TENURE_REQUIRE`` it fails it.
+If a server isn't installed, the test is skipped, with the name of the package; under ``TENURE_REQUIRE`` it fails.
 ``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL`` and ``TENURE_TEST_AZURE_URL`` name servers to be used instead.
 """
 

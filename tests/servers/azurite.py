@@ -1,6 +1,6 @@
-"""Azurite, Azure Storage's emulator: its blob and its queue service, if wished under a clock that runs faster.
+"""Azurite, Azure Storage's emulator: its blob and its queue service, optionally under a clock that runs faster.
 
-What it keeps lies in memory, and is saved every few seconds only: to kill it says nothing about us.
+Its data is in memory, and saved only every few seconds: so killing it tests nothing of tenure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.servers.process import Server
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The account that every Azurite has: well known, and no secret."""
+"""The account of every Azurite: well known, not secret."""
 
 Part = Literal["blob", "queue"]
 
@@ -126,7 +126,7 @@ class Azurite:
 
     @property
     def connection_string(self) -> str:
-        """What Microsoft's own clients take."""
+        """The connection string for Microsoft's own clients."""
         return (
             f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
             f"BlobEndpoint={self.blob.url};QueueEndpoint={self.queue.url};"

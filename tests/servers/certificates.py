@@ -1,4 +1,4 @@
-"""Certificates for TLS tests, made by openssl at the moment they are needed: none lies in the repository."""
+"""Certificates for TLS tests, made by openssl when they are needed: none is in the repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
 
 class Authority:
-    """A certificate authority of its own. A second one is the wrong one for what the first has issued."""
+    """A certificate authority. A client that trusts a second one refuses the certificates of the first."""
 
     def __init__(self, name: str = "tenure test authority") -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="authority-", dir=run_folder()))
@@ -37,7 +37,7 @@ class Authority:
         return certificate, key
 
     def context(self) -> ssl.SSLContext:
-        """Return a client's context that trusts this authority only, and doesn't look at names."""
+        """Return a client's context that trusts this authority only, and doesn't check host names."""
         context = ssl.create_default_context(cafile=str(self.certificate))
         context.check_hostname = False
         return context

@@ -1,4 +1,4 @@
-"""A gate before an HTTP server, which answers some requests itself, as a service does that refuses them."""
+"""A proxy for an HTTP server that answers some requests itself, as a service that refuses them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 from types import TracebackType
 
 Refusal = Callable[[str], tuple[int, str] | None]
-"""By the first line of a request: the status, and the service's own word, to be answered in the server's place."""
+"""Returns, for the first line of a request, the status and the error code to answer; None to forward it."""
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 
 
 class HttpGate:
-    """Stand between clients and the server at *port* of this machine; used as ``async with``."""
+    """A proxy for the server at *port* of this machine; used as ``async with``."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -39,7 +39,7 @@ class HttpGate:
         await self._server.wait_closed()
 
     def heal(self) -> None:
-        """Let everything through."""
+        """Forward all requests again."""
         self.refusal = _nothing
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,10 +50,10 @@ class HttpGate:
         there, to_there = await asyncio.open_connection("127.0.0.1", self._target)
         with suppress(asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
             while True:
-                line, question = await _message(reader)
+                line, request = await _message(reader)
                 refused = self.refusal(line.decode())
                 if refused is None:
-                    to_there.write(question)
+                    to_there.write(request)
                     _, answer = await _message(there, bodiless=line.startswith(b"HEAD"))
                 else:
                     answer = _refusal(*refused)
@@ -79,9 +79,9 @@ async def _message(reader: asyncio.StreamReader, *, bodiless: bool = False) -> t
     return line, head + body
 
 
-def _refusal(status: int, word: str) -> bytes:
-    body = f"<?xml version='1.0' encoding='utf-8'?><Error><Code>{word}</Code><Message>no</Message></Error>"
-    head = f"HTTP/1.1 {status} No\r\nx-ms-error-code: {word}\r\ncontent-type: application/xml"
+def _refusal(status: int, code: str) -> bytes:
+    body = f"<?xml version='1.0' encoding='utf-8'?><Error><Code>{code}</Code><Message>no</Message></Error>"
+    head = f"HTTP/1.1 {status} No\r\nx-ms-error-code: {code}\r\ncontent-type: application/xml"
     return f"{head}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
 
 

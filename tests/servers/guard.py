@@ -1,7 +1,7 @@
 """Clean up after a test run, also one that was killed: wait for its end, end its servers, remove their folder.
 
-``python guard.py PID FOLDER``: PID is the test run, whose servers carry FOLDER in their environment. It is a program
-of its own, because after ``kill -9`` there is nobody else left to do it.
+``python guard.py PID FOLDER``: PID is the test run, whose servers have FOLDER in their environment. It is a process of
+its own, so that it also runs after a ``kill -9`` of the test run.
 """
 
 import os
@@ -19,22 +19,22 @@ MARK = "TENURE_SERVERS"
 
 def main(run: int, folder: str) -> None:
     wait_for_the_end(run)
-    # First in a way in which they can tidy up: PostgreSQL has memory outside its folder.
+    # First a signal on which they clean up: PostgreSQL has shared memory outside its folder.
     for number, seconds in ((signal.SIGINT, 2.0), (signal.SIGKILL, 5.0)):
         give_up = time.monotonic() + seconds
-        told: set[int] = set()
+        signalled: set[int] = set()
         while (left := servers_of(folder)) and time.monotonic() < give_up:
-            for pid in set(left) - told:
+            for pid in set(left) - signalled:
                 with suppress(OSError):
                     os.kill(pid, number)
-            told |= set(left)
-            forget(told)
+            signalled |= set(left)
+            forget(signalled)
             time.sleep(0.01)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def forget(pids: Iterable[int]) -> None:
-    """Remove what libfaketime keeps in memory for processes that were killed."""
+    """Remove the shared memory of libfaketime for processes that were killed."""
     for pid in pids:
         for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
             Path("/dev/shm", name).unlink(missing_ok=True)
@@ -55,7 +55,7 @@ def wait_for_the_end(run: int) -> None:
 
 
 def servers_of(folder: str) -> list[int]:
-    """Return the processes that carry the mark of this run; none where there is no /proc."""
+    """Return the processes that have the mark of this run; none where there is no /proc."""
     mark = f"{MARK}={folder}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):

@@ -1,4 +1,4 @@
-"""PgBouncer before a PostgreSQL: it gives each transaction another connection to the server."""
+"""PgBouncer in front of a PostgreSQL: each transaction may get another connection to the server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.servers.process import Server
 
 
 class PgBouncer(Server):
-    """A pooler of transactions.
+    """A pooler in transaction mode.
 
     Args:
-        of: The server behind it, which trusts everybody.
-        size: How many connections to it there are.
+        of: The server behind it, which requires no password.
+        size: The number of connections to it.
     """
 
     install = "pgbouncer (apt-get install pgbouncer)"

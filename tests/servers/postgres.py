@@ -20,10 +20,10 @@ class Postgres(Server):
     """A PostgreSQL with the superuser ``postgres`` and the database of the same name.
 
     Args:
-        password: Of the superuser; then every connection must give one. Without, everybody is trusted.
-        authority: Issues its certificate; it then takes TLS connections only.
-        durable: Whether each commit waits for the disk. Without, it is safe from ``kill -9``, but not from a loss of
-            power, and faster.
+        password: Of the superuser; then every connection must give one. Without, none is required.
+        authority: Issues its certificate; it then accepts TLS connections only.
+        durable: Whether each commit waits for the disk. Otherwise it survives ``kill -9``, but not a power failure, and
+            is faster.
         options: More settings, as ``("max_connections", "20")``.
         turnable: Whether its clock can be put forward.
     """
@@ -65,8 +65,8 @@ class Postgres(Server):
             self.give(key)
             settings += [("ssl", "on"), ("ssl_cert_file", str(certificate)), ("ssl_key_file", str(key))]
             method = "scram-sha-256" if self.password else "trust"
-            who = f"local all all {method}\nhostssl all all 127.0.0.1/32 {method}\n"
-            (self.folder / "data" / "pg_hba.conf").write_text(who)
+            rules = f"local all all {method}\nhostssl all all 127.0.0.1/32 {method}\n"
+            (self.folder / "data" / "pg_hba.conf").write_text(rules)
         settings += self._options
         with open(self.folder / "data" / "postgresql.conf", "a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings)
@@ -75,12 +75,12 @@ class Postgres(Server):
         return [f"{programs()}/postgres", "-D", str(self.folder / "data")]
 
     def ready(self) -> bool:
-        asked = [f"{programs()}/pg_isready", "--quiet", "--host=127.0.0.1", f"--port={self.port}"]
-        return subprocess.run(asked, check=False).returncode == 0
+        argv = [f"{programs()}/pg_isready", "--quiet", "--host=127.0.0.1", f"--port={self.port}"]
+        return subprocess.run(argv, check=False).returncode == 0
 
     def close(self) -> None:
         self.kill()
-        # What kill -9 leaves outside the folder: a handful of bytes, but for ever.
+        # The shared memory that kill -9 leaves outside the folder.
         with suppress(OSError, IndexError):
             segment = (self.folder / "data" / "postmaster.pid").read_text().splitlines()[6].split()[1]
             self.run("ipcrm", "-m", segment)
@@ -95,7 +95,7 @@ class Postgres(Server):
 def _made(server: Postgres) -> Path:
     """Return a data folder with the password of *server*, made by initdb once in this process: a copy is much faster.
 
-    The folder lies beside those of the servers, and goes with them.
+    The folder is beside those of the servers, and removed with them.
     """
     folder = _folders.get(server.password)
     if folder is None:

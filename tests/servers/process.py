@@ -1,4 +1,4 @@
-"""One server as a process: prepared, started, hurt and ended; and the folder of all servers of one test run."""
+"""One server as a process: prepared, started, disturbed and ended; and the folder of all servers of one test run."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ STOP_MAX = 20.0
 
 
 class Server:
-    """A server process with a folder and a port of its own. A subclass says what runs, and when it is ready.
+    """A server process with a folder and a port of its own. A subclass has the command, and checks when it is ready.
 
-    Usable as a context manager: started on entering, done away with on leaving.
+    Usable as a context manager: started on entering, ended and removed on leaving.
 
     Args:
         turnable: Whether its clock can be put forward, see :meth:`turn`; it is somewhat slower then.
     """
 
     install: ClassVar[str]
-    """What to install where it is missing, for a message."""
+    """The package to install if it is missing, for a message."""
     user: ClassVar[str | None] = None
-    """Who it runs as when the tests run as root, which some servers refuse."""
+    """The user that it runs as when the tests run as root, which some servers refuse."""
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     scheme: ClassVar[str]
 
@@ -48,7 +48,7 @@ class Server:
         self.port = free_port()
         self.env: dict[str, str] = {}
         self.clock: dict[str, str] = {}
-        """More environment, for the server only: the programs that start it would trip over another clock."""
+        """More environment, for the server only: the programs that start it would fail under another clock."""
         self._process: subprocess.Popen[bytes] | None = None
         self._prepared = False
         self._turned = 0.0
@@ -57,22 +57,22 @@ class Server:
             self.turn(0.0)
             self.clock = _faked(self.folder / "clock")
 
-    # --- what a subclass says ---
+    # --- for subclasses to implement ---
 
     @classmethod
     def missing(cls) -> str:
-        """Tell what keeps this server from being started here; nothing if it can be."""
+        """Return why this server can't be started here; empty if it can be."""
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Make the folder ready, once, before the first start."""
+        """Prepare the folder, once, before the first start."""
 
     def argv(self) -> Sequence[str]:
         """Return the command that is the server."""
         raise NotImplementedError
 
     def ready(self) -> bool:
-        """Tell whether it serves."""
+        """Return whether it serves."""
         return self.answers(b"") is not None
 
     @property
@@ -80,10 +80,10 @@ class Server:
         """The URL under which tenure finds it."""
         raise NotImplementedError
 
-    # --- what a test does ---
+    # --- for tests ---
 
     def start(self) -> Self:
-        """Start it, and return when it serves; after a ``stop`` or ``kill`` with what it had kept."""
+        """Start it, and return when it serves; after a ``stop`` or ``kill``, with the data that it had stored."""
         self.launch()
         return self.until_ready()
 
@@ -115,7 +115,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Let it end in its own way."""
+        """Send its stop signal, and wait for its end."""
         if self._process is None:
             return
         self._process.send_signal(self.stop_signal)
@@ -128,21 +128,21 @@ class Server:
             self._process = None
 
     def kill(self) -> None:
-        """End it and what it has started with ``kill -9``."""
+        """End it and its child processes with ``kill -9``."""
         if self._process is None:
             return
-        self._signal_all(signal.SIGSTOP)  # or it might start another while we look whom it has started
+        self._signal_all(signal.SIGSTOP)  # otherwise it might start another process meanwhile
         killed = self._signal_all(signal.SIGKILL)
         self._process.wait()
         self._process = None
         give_up = time.monotonic() + STOP_MAX
-        while any(map(_is_alive, killed)):  # what is left of a PostgreSQL keeps the next one from its memory
+        while any(map(_is_alive, killed)):  # a remaining process of PostgreSQL blocks its shared memory
             assert time.monotonic() < give_up, "a server's processes outlived kill -9"
             time.sleep(0.001)
         forget(killed)
 
     def pause(self) -> None:
-        """Stop it where it stands: connections stay open, nothing is answered."""
+        """Pause it with SIGSTOP: connections stay open, no request is answered."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -150,16 +150,16 @@ class Server:
         self._signal_all(signal.SIGCONT)
 
     def turn(self, seconds: float) -> None:
-        """Put its wall clock forward: what is to end in that time has ended. Only if it is turnable."""
+        """Put its wall clock forward, so that leases and locks of up to *seconds* end. Only if it is turnable."""
         self._turned += seconds
         clock = self.folder / "clock"
         self.write("clock.new", f"{self._turned:+.3f}\n").rename(clock)
 
     def close(self) -> None:
-        """Kill it, remove its folder, and let its port go."""
+        """Kill it, remove its folder, and release its port."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-        let_go(self.port)
+        release(self.port)
 
     def __enter__(self) -> Self:
         return self if self.runs else self.start()
@@ -176,18 +176,18 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The id of the process."""
         assert self._process is not None, "it is not running"
         return self._process.pid
 
     def log(self) -> str:
-        """Return what it has said so far."""
+        """Return its output so far."""
         return (self.folder / "server.log").read_text(errors="replace")
 
-    # --- words for subclasses ---
+    # --- used by subclasses ---
 
     def run(self, *argv: str) -> str:
-        """Run a command to its end, as the server's user and in its folder; return what it printed."""
+        """Run a command to its end, as the server's user and in its folder; return its output."""
         done = subprocess.run(
             self._as_user(argv),
             cwd=self.folder,
@@ -210,17 +210,17 @@ class Server:
         return path
 
     def give(self, path: Path, mode: int = 0o600) -> None:
-        """Hand a file or a folder over to the server's user."""
+        """Make the server's user the owner of a file or a folder."""
         path.chmod(mode)
         if self.user is not None and self._drops_root():
             shutil.chown(path, self.user, self.user)
 
-    def answers(self, question: bytes) -> bytes | None:
-        """Return the first answer to *question* on its port, empty if nothing was asked; None if it doesn't listen."""
+    def answers(self, request: bytes) -> bytes | None:
+        """Return the first answer to *request* on its port; empty for an empty request, None if it doesn't listen."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
-                connection.sendall(question)
-                return connection.recv(4_096) if question else b""
+                connection.sendall(request)
+                return connection.recv(4_096) if request else b""
         except OSError:
             return None
 
@@ -248,34 +248,34 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody gets until it is let go, but a server that is told to listen on it.
+    """Return a loopback port that is reserved until it is released: only a server that names it can listen on it.
 
-    It may do so before its first start, and between two.
+    It stays reserved before the server's first start, and between two starts.
     """
-    renewal_thread = bound()
-    port: int = renewal_thread.getsockname()[1]
-    _kept[port] = renewal_thread
+    reserved = bound()
+    port: int = reserved.getsockname()[1]
+    _reserved[port] = reserved
     return port
 
 
-def let_go(port: int) -> None:
-    """Let whoever wants it have the port, if it was kept."""
-    if (renewal_thread := _kept.pop(port, None)) is not None:
-        renewal_thread.close()
+def release(port: int) -> None:
+    """Release a port, if it is reserved."""
+    if (reserved := _reserved.pop(port, None)) is not None:
+        reserved.close()
 
 
-_kept: dict[int, socket.socket] = {}
+_reserved: dict[int, socket.socket] = {}
 
 
 @cache
 def run_folder() -> Path:
-    """Return the folder of all servers of this test run, guarded: when the run has ended, in whatever way, so do they.
+    """Return the folder of all servers of this test run; a guard ends them when the run has ended, in any way.
 
-    The path is short, because sockets lie in it, and their paths must be.
+    The path is short, because the paths of the sockets in it must be.
     """
     folder = Path(tempfile.gettempdir(), f"tenure-{secrets.token_hex(6)}")
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), str(folder)]
-    # The guard stands before there is anything to guard. Nobody waits for it: it ends after us.
+    # The guard is started before any server. No process waits for it: it ends after this one.
     _guards.append(subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True))
     folder.mkdir(mode=0o711)
     return folder
@@ -285,13 +285,13 @@ _guards: list[subprocess.Popen[bytes]] = []
 
 
 def _faked(clock: Path) -> dict[str, str]:
-    """Return the environment in which a program reads the wall clock that the file *clock* puts forward."""
+    """Return the environment in which a program's wall clock is put forward by the file *clock*."""
     library = faketime()
     if library is None:
         skip_or_fail(
             "this test turns a server's clock, which needs libfaketime; install faketime (apt-get install faketime)"
         )
-    # The C library comes second, because jemalloc looks at the clock before libfaketime is ready.
+    # The C library comes second, because jemalloc reads the clock before libfaketime is ready.
     libc = next(Path("/lib").glob(f"{library.parent.parent.name}/libc.so.6"), None)
     return {
         "LD_PRELOAD": " ".join(str(each) for each in (library, libc) if each),
@@ -302,7 +302,7 @@ def _faked(clock: Path) -> dict[str, str]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Tell whether a process still runs; one that has ended may stay listed until its parent asks."""
+    """Return whether a process still runs; one that has ended may stay listed until its parent waits for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -310,7 +310,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _family(pid: int) -> list[int]:
-    """Return *pid* and all its descendants, who may have left its process group."""
+    """Return *pid* and all its descendants, which may have left its process group."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""redis-server: every write on disk before it is answered, so that nothing acknowledged goes with a kill."""
+"""redis-server: every write is on disk before it is answered, so that a kill loses no answered write."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Redis(Server):
     """A Redis.
 
     Args:
-        password: Of the user ``default``; none is asked for without.
-        authority: Issues its certificate; it then speaks TLS only.
+        password: Of the user ``default``; without it, none is required.
+        authority: Issues its certificate; it then accepts TLS only.
         options: More lines of its configuration, as ``("maxmemory", "10mb")``.
         turnable: Whether its clock can be put forward.
     """
@@ -43,10 +43,10 @@ class Redis(Server):
         return "" if shutil.which("redis-server") else "redis-server is not installed"
 
     def prepare(self) -> None:
-        # It writes its title over its environment, by which the guard would know it.
+        # Without that line, it writes its title over its environment, which has the guard's mark.
         lines = [("bind", "127.0.0.1"), ("dir", str(self.folder)), ("save", '""'), ("set-proc-title", "no")]
         lines += [("appendonly", "yes"), ("appendfsync", "always"), ("port", "0" if self.authority else str(self.port))]
-        lines.append(("repl-diskless-sync-delay", "0"))  # or a replica waits 5 s, in which there may come another
+        lines.append(("repl-diskless-sync-delay", "0"))  # otherwise a replica waits 5 s for others
         if self.password:
             lines.append(("requirepass", self.password))
         lines += self.tls()
@@ -54,7 +54,7 @@ class Redis(Server):
         self.write("redis.conf", "".join(f"{name} {value}\n" for name, value in lines))
 
     def tls(self) -> Sequence[tuple[str, str]]:
-        """Return what lets it speak TLS, also with its primary or replicas, if it is to."""
+        """Return the lines for TLS, also with its primary or replicas; none without an authority."""
         if not self.authority:
             return []
         certificate, key = self.authority.issue(self.folder)
@@ -66,15 +66,15 @@ class Redis(Server):
         return ["redis-server", str(self.folder / "redis.conf")]
 
     def ready(self) -> bool:
-        question = b"PING\r\n"
+        request = b"PING\r\n"
         if self.password:
-            question = f"AUTH {self.password}\r\n".encode() + question
+            request = f"AUTH {self.password}\r\n".encode() + request
         try:
             plain = socket.create_connection(("127.0.0.1", self.port), 1.0)
             with plain, self.authority.context().wrap_socket(plain) if self.authority else plain as connection:
-                connection.sendall(question)
+                connection.sendall(request)
                 answer = b""
-                while answer.count(b"\r\n") < question.count(b"\r\n") and (more := connection.recv(4_096)):
+                while answer.count(b"\r\n") < request.count(b"\r\n") and (more := connection.recv(4_096)):
                     answer += more
         except (OSError, ssl.SSLError):
             return False

@@ -18,11 +18,11 @@ from tests.servers.redis import Redis
 
 SLOTS = 16_384
 NODE_TIMEOUT = 86_400.0
-"""Nodes of a machine that is busy, and whose clocks may jump, are not to be taken for dead."""
+"""Long, because the machine may be busy and the clocks may jump: no node is to be considered dead."""
 SILENT = 0.6 * NODE_TIMEOUT
-"""Seconds after which a node asks another from which it has heard nothing, and so learns of its slots."""
+"""Seconds without a message after which a node pings another one, and so learns its slots."""
 STARTING = 2.5
-"""Seconds for which a node that was started takes no questions, and somewhat more."""
+"""Seconds for which a started node refuses requests, and a margin."""
 THIRDS = [(0, 5_460), (5_461, 10_922), (10_923, SLOTS - 1)]
 
 
@@ -30,8 +30,8 @@ class RedisCluster:
     """Three servers under one name.
 
     Args:
-        turnable: Whether a test puts their clocks forward, all by the same. Where that can be done, each start does it
-            too, and takes half a second instead of two and more.
+        turnable: Whether a test puts their clocks forward, all by the same. Where that is possible, each start does it,
+            too, and takes half a second instead of more than two.
     """
 
     install: ClassVar[str] = Redis.install
@@ -55,12 +55,12 @@ class RedisCluster:
         return self
 
     def _make(self) -> None:
-        # Two nodes of one epoch would settle that later, and might take back a slot that a test has just moved.
+        # Two nodes of one epoch would resolve that later, and might take back a slot that a test has just moved.
         for epoch, node in enumerate(self.nodes, 1):
             client_of(node).execute_command("CLUSTER", "SET-CONFIG-EPOCH", epoch)  # type: ignore[no-untyped-call]
         for node, (begin, end) in zip(self.nodes, THIRDS, strict=True):
             client_of(node).execute_command("CLUSTER ADDSLOTSRANGE", begin, end)  # type: ignore[no-untyped-call]
-        for node, other in combinations(self.nodes, 2):  # two who are left to hear of each other take seconds
+        for node, other in combinations(self.nodes, 2):  # discovery by gossip would take seconds
             met = "127.0.0.1", other.port, dict(other.options)["cluster-port"]
             client_of(node).execute_command("CLUSTER MEET", *met)  # type: ignore[no-untyped-call]
         if self._turnable:
@@ -69,7 +69,7 @@ class RedisCluster:
         self._is_made = True
 
     def until_well(self) -> None:
-        """Wait until every node takes questions, and knows of all the others and of all the slots."""
+        """Wait until every node accepts requests, and knows all the others and all the slots."""
         if self._turnable:
             self.turn(STARTING)
         self._until(_is_well)
@@ -117,7 +117,7 @@ class RedisCluster:
 
 
 def client_of(node: Redis) -> Plain:
-    """Return a client that speaks with this node, whatever it has."""
+    """Return a client of this node, without redirection to others."""
     return Plain(port=node.port)
 
 
@@ -136,9 +136,9 @@ def _has_met_all(node: Redis) -> bool:
 def _is_well(node: Redis) -> bool:
     try:
         with client_of(node) as client:
-            told = client.execute_command("CLUSTER INFO")
-            has = client.execute_command("CLUSTER SLOTS")
+            info = client.execute_command("CLUSTER INFO")
+            slots = client.execute_command("CLUSTER SLOTS")
     except (exceptions.RedisError, OSError):
         return False
-    assert isinstance(told, dict), told
-    return told["cluster_state"] == "ok" and len(has) == len(THIRDS) and _has_met_all(node)
+    assert isinstance(info, dict), info
+    return info["cluster_state"] == "ok" and len(slots) == len(THIRDS) and _has_met_all(node)

@@ -1,4 +1,4 @@
-"""A Redis Sentinel: watches over one primary, and puts its replica in its place when it is gone."""
+"""A Redis Sentinel: monitors one primary, and promotes its replica when the primary is down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.servers.certificates import Authority
 from tests.servers.redis import Redis
 
 DOWN_AFTER = 300
-"""Milliseconds of silence after which a primary is taken for dead."""
+"""Milliseconds of silence after which a primary is considered down."""
 
 
 class Sentinel(Redis):
@@ -19,7 +19,7 @@ class Sentinel(Redis):
         service: Its name.
         password: Of the sentinel itself.
         primary_password: Of the primary, and of its replica.
-        authority: Issues its certificate; it then speaks TLS only, also with them.
+        authority: Issues its certificate; it then uses TLS only, also with them.
     """
 
     scheme = "redis+sentinel"

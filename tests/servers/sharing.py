@@ -1,6 +1,6 @@
-"""One server of a kind for all tests of a process, one given by URL in its place, or a private one to be hurt.
+"""One server of a kind for all tests of a process, one given by URL instead, or a private one that may be disturbed.
 
-With pytest-xdist each worker has its own: they start in well under a second, and nothing needs to be agreed upon.
+With pytest-xdist, each worker has its own: they start in well under a second, and need no coordination.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_SERVERS = "TENURE_TEST_NO_SERVERS"
 
 
 class Startable(Protocol):
-    """What is shared here: a ``Server``, or several under one name."""
+    """A server that can be shared: a ``Server``, or several under one name."""
 
     install: ClassVar[str]
     scheme: ClassVar[str]
@@ -48,14 +48,14 @@ _running: dict[tuple[type[Any], tuple[str, ...]], Any] = {}
 
 
 def url_of(kind: type[S]) -> str:
-    """Return the URL of a server of this *kind* to be used, not hurt: the one given by the environment, or ours."""
+    """Return the URL of a shared server of this *kind*: the one given by the environment, or this process's."""
     return os.environ.get(f"TENURE_TEST_{kind.scheme.upper()}_URL") or shared(kind).url
 
 
 def shared(kind: type[S], **options: Any) -> S:
-    """Return this process's server of *kind* with such *options*, started when first asked for.
+    """Return this process's server of *kind* with such *options*, started when first needed.
 
-    Whoever hurts it heals it.
+    A test that disturbs it must restore it.
     """
     key = (kind, tuple(f"{name}={value!r}" for name, value in sorted(options.items())))
     if key not in _running:
@@ -85,6 +85,6 @@ def private(kind: type[S], **options: Any) -> S:
 
 
 def _close_all(pid: int) -> None:
-    if pid == os.getpid():  # and not in a fork, which they don't belong to
+    if pid == os.getpid():  # not in a fork, to which they don't belong
         for server in _running.values():
             server.close()

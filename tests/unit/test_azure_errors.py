@@ -1,4 +1,4 @@
-"""What Azure's client says, in tenure's words; and logins that outlast the question that began them."""
+"""Errors of Azure's client, translated; and logins that outlast the request that began them."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def refused(status: int, code: str) -> HttpResponseError:
         (OSError("c2VjcmV0"), Unavailable, "failed: OSError"),
     ],
 )
-def test_errors_are_letters_to_an_operator(error: Exception, kind: type[TenureError], says: str) -> None:
-    told = translate(error, URL, 5.0, worked=False)
-    assert type(told) is kind
-    assert says in str(told)
-    assert "c2VjcmV0" not in str(told)
+def test_errors_have_advice_and_no_secret(error: Exception, kind: type[TenureError], says: str) -> None:
+    translated = translate(error, URL, 5.0, worked=False)
+    assert type(translated) is kind
+    assert says in str(translated)
+    assert "c2VjcmV0" not in str(translated)
     later = translate(error, URL, 5.0, worked=True)
     assert type(later) is Unavailable, "what has worked may work again"
 
 
-def test_a_bug_is_let_fly() -> None:
+def test_a_bug_is_not_translated() -> None:
     with pytest.raises(AssertionError):
         translate(TypeError("ours"), URL, 5.0, worked=False)
 
 
 class Slow:
-    """A login that takes its time."""
+    """A slow login."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -72,7 +72,7 @@ class Slow:
         return AccessToken("token", 1)
 
 
-async def test_a_login_outlasts_the_question() -> None:
+async def test_a_login_outlasts_its_request() -> None:
     slow = Slow()
     async with SharedLogin(slow) as patient:
         for _ in range(3):
@@ -82,4 +82,4 @@ async def test_a_login_outlasts_the_question() -> None:
         assert (await patient.get_token("scope")).token == "token"
         assert slow.asked == 1
         await patient.get_token("scope")
-        assert slow.asked == 2  # the next question asks whoever keeps it
+        assert slow.asked == 2  # the next request logs in again

@@ -1,4 +1,4 @@
-"""What Azure is told: names that can be read back, texts of messages, addresses without secrets."""
+"""Names that can be decoded, texts of messages, addresses without secrets."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_plain_message_is_plain_base64() -> None:
         'text\n.["reason"]',
     ],
 )
-def test_what_others_wrote_is_a_body(text: str) -> None:
+def test_a_text_of_another_client_is_a_body(text: str) -> None:
     assert decode(text) == (text.encode(), Properties())
 
 
@@ -175,7 +175,7 @@ _JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([one.name for one in fields(Properties)]), _JSON), st.sampled_from([".", "\n."]))
-def test_a_note_that_is_read_can_be_written(said: dict[str, object], dot: str) -> None:
+def test_properties_that_are_read_can_be_written(said: dict[str, object], dot: str) -> None:
     text = f"data{dot}{json.dumps(said)}"
     body, properties = decode(text)
     if body != text.encode():
@@ -183,12 +183,12 @@ def test_a_note_that_is_read_can_be_written(said: dict[str, object], dot: str) -
 
 
 @pytest.mark.parametrize("size", [0, 45_000, 48_000, 49_152])
-def test_a_note_is_cut_to_what_fits(size: int) -> None:
+def test_properties_are_shortened_to_fit(size: int) -> None:
     history = tuple(Attempt(number, 5.0, "abandoned", FAILURE) for number in range(50))
     properties = Properties("id", history=history, reason="bad", description="d" * 9_000, error=FAILURE)
     before = base64.b64encode(b"x" * size).decode()
     text = encode_to_fit(before, b"x" * size, properties)
-    assert (text is None) == (size > 49_000), "then it stays as it is"
+    assert (text is None) == (size > 49_000), "then it stays unchanged"
     assert len(text or "") <= TEXT_MAX
     body, kept = decode(text or before)
     assert body == b"x" * size
@@ -211,7 +211,7 @@ def test_a_text_too_long_for_base64_stays_plain(text: str) -> None:
     assert decode(again) == (body, replace(kept, reason="worse"))
 
 
-def test_a_note_for_which_there_is_no_room_takes_nothing_away() -> None:
+def test_properties_without_room_change_nothing() -> None:
     long = "x," * 32_768
     assert encode_to_fit(long, long.encode(), Properties(reason="bad")) is None
     body, properties = b"x" * 45_000, Properties(headers={"a": "b" * 5_500})
@@ -289,13 +289,13 @@ def test_secrets_are_found_and_never_shown(url: str, env: dict[str, str], login:
         ("azurite://host:port", {}, "no number"),
     ],
 )
-def test_what_is_no_address_is_refused(url: str, env: dict[str, str], hint: str) -> None:
+def test_an_invalid_address_is_refused(url: str, env: dict[str, str], hint: str) -> None:
     with pytest.raises(ConfigError, match=hint) as raised:
         address_of(Url.parse(url), env)
     assert SECRET.rstrip("=") not in str(raised.value)
 
 
-def test_connection_strings_as_others_write_them() -> None:
+def test_connection_strings_in_other_forms() -> None:
     assert connected("UseDevelopmentStorage=true").blobs == "http://127.0.0.1:10000/devstoreaccount1"
     signed = connected(f"BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature={SAS}")
     assert (signed.account, signed.sas, signed.queues) == ("mine", SAS, "")

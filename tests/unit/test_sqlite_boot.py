@@ -99,7 +99,7 @@ async def test_two_boots_that_stamp_in_turn_leave_a_live_holder_alone(boot: Boot
         assert list(await stores[0][0].renew([old], 30)) == [Granted(old)]
 
 
-async def test_a_holder_that_asks_again_counts_as_alive(boot: Boot) -> None:
+async def test_a_holder_that_repeats_its_request_counts_as_alive(boot: Boot) -> None:
     before, before_clock = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     after, clock = boot("after", 5.0)
@@ -172,7 +172,7 @@ async def test_a_row_that_ends_later_than_its_ttl_counts_as_another_boots(boot: 
     assert (await claimed(after, "bob#1", 10)).token == old.token + 1
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["renewed", "asked again"])
+@pytest.mark.parametrize("again", [False, True], ids=["renewed", "acquired again"])
 async def test_a_live_holder_restamps_a_row_that_ends_too_late(boot: Boot, again: bool) -> None:
     before, _ = boot("same", 1_000_000.0)
     old = await claimed(before, "ann#1", 30)
@@ -186,7 +186,7 @@ async def test_a_live_holder_restamps_a_row_that_ends_too_late(boot: Boot, again
     assert await after.inspect("name") == Vacant("name", old.token)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["renewed", "asked again"])
+@pytest.mark.parametrize("again", [False, True], ids=["renewed", "acquired again"])
 async def test_a_shorter_ttl_does_not_shorten_a_lease(boot: Boot, again: bool) -> None:
     store, clock = boot("same", 1_000_000.3)
     old = await claimed(store, "ann#1", 30)

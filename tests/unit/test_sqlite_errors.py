@@ -1,4 +1,4 @@
-"""The errors for an SQLite file that can't be used; and that it works again once it can."""
+"""Errors for an SQLite file that can't be used; it works again once it can be."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_two_paths_to_one_file_share_their_sockets(tmp_path: Path, opener:
         await anext(hints)
 
 
-# --- what can never work ---
+# --- permanent errors ---
 
 
 async def test_a_file_that_is_no_database(tmp_path: Path, opener: Opener) -> None:
@@ -282,7 +282,7 @@ def test_a_folder_that_can_only_be_read(public: Path, exists: bool) -> None:
     assert "hints False" in said
 
 
-# --- what may work again ---
+# --- temporary errors ---
 
 
 @contextmanager
@@ -292,11 +292,11 @@ def locked(path: Path, how: str = "BEGIN EXCLUSIVE") -> Iterator[sqlite3.Connect
         yield connection
 
 
-async def in_time(ask: Callable[[], Awaitable[object]], least: float = 0.0, most: float = 4.5) -> TenureError:
-    """Return what *ask* raises, and check that it took less time than the default of ``busy``."""
+async def in_time(request: Callable[[], Awaitable[object]], least: float = 0.0, most: float = 4.5) -> TenureError:
+    """Return the error of *request*, and check that it took less time than the default of ``busy``."""
     asked_at = time.monotonic()
     with pytest.raises(Unavailable) as raised:
-        await ask()
+        await request()
     assert least <= time.monotonic() - asked_at < most
     return raised.value
 
@@ -388,8 +388,8 @@ async def test_a_disk_that_hangs(tmp_path: Path, opener: Opener, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(worker, "PATIENCE", 0.1)
         stuck = asyncio.ensure_future(backend._worker.run(lambda database: gate.wait(60)))
-        for ask in (lambda: stuck, lambda: backend.leases.acquire("name", "ann#1", 60)):
-            error = await in_time(ask)
+        for request in (lambda: stuck, lambda: backend.leases.acquire("name", "ann#1", 60)):
+            error = await in_time(request)
             assert "gave no answer within 0.3 s; the disk may hang" in str(error)
     gate.set()
     assert isinstance(await backend.leases.acquire("name", "ann#1", 60), Granted)

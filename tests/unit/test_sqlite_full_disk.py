@@ -113,13 +113,13 @@ async def test_a_batch_that_does_not_fit_does_not_prevent_settling(disk: Path) -
     deliveries = (await backend.broker.receive("q", 20, 10.0)).deliveries
     broker = backend.broker
     large = [Outgoing(bytes(900_000)), Outgoing(bytes(900_000))]
-    asked: list[Awaitable[object]] = [
+    requests: list[Awaitable[object]] = [
         broker.send("q", large),
         broker.renew(deliveries, 10.0),
         broker.send("q", large),
         broker.settle([Settlement(one, COMPLETE) for one in deliveries]),
     ]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    answers = await asyncio.gather(*requests, return_exceptions=True)
     assert [isinstance(answer, Unavailable) for answer in answers] == [True, False, True, False]
     assert await broker.stats("q") == Stats()
     await backend.close()

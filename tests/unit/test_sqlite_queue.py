@@ -162,7 +162,7 @@ def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
 
 
 @asynccontextmanager
-async def until_asked_for(writer: Writer, count: int, urgent: int = 0) -> AsyncIterator[None]:
+async def until_submitted(writer: Writer, count: int, urgent: int = 0) -> AsyncIterator[None]:
     """Keep the writer busy until the requests of the block wait for it."""
     begun, go_on = threading.Event(), threading.Event()
 
@@ -194,7 +194,7 @@ async def test_requests_that_come_together_share_a_commit(queue_file: QueueFile)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "write", counted)
-        async with until_asked_for(queue_file.writers[0], 200):
+        async with until_submitted(queue_file.writers[0], 200):
             sends = [asyncio.ensure_future(broker.send("q", [Outgoing(b"%d" % number)])) for number in range(200)]
         await asyncio.gather(*sends)
     assert len(transactions) < 20
@@ -213,16 +213,16 @@ async def test_a_bad_request_does_not_fail_the_others(queue_file: QueueFile) -> 
     def unfit(operations: Operations) -> None:
         operations.send("q", [Outgoing(b"neither", id="n"), Outgoing(b"", reply_to=object())])  # type: ignore[arg-type]
 
-    asked: list[Awaitable[object]] = [
+    requests: list[Awaitable[object]] = [
         broker.send("q", [Outgoing(b"a")]),
         writer.submit(half_way),
         broker.send("q", [Outgoing(b"b", id="n")]),
         writer.submit(unfit),
         broker.send("q", [Outgoing(b"c")]),
     ]
-    told = [type(answer) for answer in await asyncio.gather(*asked, return_exceptions=True)]
-    assert told[:3] + told[4:] == [list, ValueError, list, list]
-    assert told[3] in (sqlite3.InterfaceError, sqlite3.ProgrammingError)  # depends on the version of Python
+    kinds = [type(answer) for answer in await asyncio.gather(*requests, return_exceptions=True)]
+    assert kinds[:3] + kinds[4:] == [list, ValueError, list, list]
+    assert kinds[3] in (sqlite3.InterfaceError, sqlite3.ProgrammingError)  # depends on the version of Python
     assert sorted(bodies(await receive(broker))) == [b"a", b"b", b"c", b"first"]
 
 
@@ -236,14 +236,14 @@ async def test_deaths_beside_a_bad_request_are_reported_once(queue_file: QueueFi
     def bad(operations: Operations) -> None:
         raise ValueError("bad by itself")
 
-    async with until_asked_for(writer, 2):
-        asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(broker.receive("q", 1, 10.0))]
+    async with until_submitted(writer, 2):
+        requests: list[asyncio.Future[Any]] = [asyncio.ensure_future(broker.receive("q", 1, 10.0))]
         await asyncio.sleep(0)  # so that it comes first, and shares a commit with the other
-        asked.append(writer.submit(bad))
-    told = await asyncio.gather(*asked, return_exceptions=True)
-    assert isinstance(told[0], Claim)
-    assert isinstance(told[1], ValueError)
-    died = [*told[0].died, *(await broker.receive("q", 1, 10.0)).died]
+        requests.append(writer.submit(bad))
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    assert isinstance(answers[0], Claim)
+    assert isinstance(answers[1], ValueError)
+    died = [*answers[0].died, *(await broker.receive("q", 1, 10.0)).died]
     assert [(one.id, one.reason) for one in died] == [("late", EXPIRED)]
 
 
@@ -252,7 +252,7 @@ async def test_a_renewal_goes_before_waiting_sends(queue_file: QueueFile) -> Non
     await broker.send("q", [Outgoing(b"x")])
     got = await receive(broker)
     order: list[str] = []
-    async with until_asked_for(queue_file.writers[0], 20, urgent=1):
+    async with until_submitted(queue_file.writers[0], 20, urgent=1):
         outgoing = [Outgoing(bytes(1_000)) for _ in range(1_000)]
         sends = [asyncio.ensure_future(broker.send("q", outgoing)) for _ in range(20)]
         for send in sends:
@@ -270,8 +270,8 @@ async def test_a_locked_file_fails_all_requests_and_changes_nothing(queue_file: 
     with closing(queue_file.connect()) as other:
         other.execute("BEGIN IMMEDIATE")
         asked_at = time.monotonic()
-        asked = [broker.send("q", [Outgoing(b"x")]), broker.receive("q", 1, 10.0)]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        requests = [broker.send("q", [Outgoing(b"x")]), broker.receive("q", 1, 10.0)]
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         assert [type(answer) for answer in answers] == [Unavailable, Unavailable]
         assert time.monotonic() - asked_at < 4.5  # sooner than without the option
     assert bodies(await receive(broker)) == [b"before"]
@@ -306,17 +306,17 @@ async def test_a_newer_version_is_refused(queue_file: QueueFile) -> None:
 async def test_a_cancelled_claim_leaves_no_lock_behind(queue_file: QueueFile) -> None:
     broker, other = queue_file.open(), queue_file.open()
     await broker.send("q", [Outgoing(b"x"), Outgoing(b"s", session="s")])
-    for asked in (broker.receive("q", 1, 60.0), broker.accept("q", None, 60.0)):
-        asking = asyncio.ensure_future(asked)
+    for call in (broker.receive("q", 1, 60.0), broker.accept("q", None, 60.0)):
+        task = asyncio.ensure_future(call)
         await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     async def is_back() -> bool:
         stats = await other.stats("q")
         return (stats.ready, stats.locked) == (2, 0) and queue_file.count("tenure_hold") == 0
 
-    await until(is_back, what="the claim that nobody waited for to be given back")
+    await until(is_back, what="the claim without a caller to be given back")
     [got] = await receive(other)
     assert got.delivery_count == 1
 
@@ -328,15 +328,15 @@ async def test_a_request_cancelled_before_its_turn_is_not_done(queue_file: Queue
     done: list[str] = []
     go_on = threading.Event()
     busy = writer.submit(lambda _: go_on.wait(PATIENCE))
-    asked = [
+    requests = [
         writer.submit(lambda _: done.append("waiting")),
         writer.submit(lambda _: done.append("urgent"), urgent=True),
         writer.submit(lambda _: done.append("wanted")),
     ]
-    for one in asked[:2]:
+    for one in requests[:2]:
         one.cancel()
     go_on.set()
-    await asyncio.gather(busy, asked[2])
+    await asyncio.gather(busy, requests[2])
     assert done == ["wanted"]
 
 
@@ -379,13 +379,13 @@ class Disk:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.asked: list[tuple[str, int]] = []  # the file that was synced, and how many messages others saw then
+        self.synced: list[tuple[str, int]] = []  # the file that was synced, and how many messages others saw then
         self.go_on = threading.Event()
 
     def sync(self, file: int) -> None:
         with closing(sqlite3.connect(self.path)) as connection:
             (count,) = connection.execute("SELECT count(*) FROM tenure_message").fetchone()
-        self.asked.append((os.readlink(f"/proc/self/fd/{file}"), count))
+        self.synced.append((os.readlink(f"/proc/self/fd/{file}"), count))
         assert self.go_on.wait(PATIENCE)
         os.fdatasync(file)
 
@@ -395,24 +395,24 @@ async def answers_wait_for_the_disk(queue_file: QueueFile, monkeypatch: pytest.M
     broker = queue_file.open(options=Options(synchronous="full", busy=30.0))
     await broker.send("q", [Outgoing(b"before")])
     deliveries = await receive(broker)
-    for ask, seen in (
+    for call, seen in (
         (lambda: broker.send("q", [Outgoing(b"x")]), 2),  # committed, not synced yet
         (lambda: broker.settle([Settlement(deliveries[0], COMPLETE)]), 1),
     ):
         disk = Disk(queue_file.path)
         monkeypatch.setattr(client, "_sync", disk.sync)
-        asked = asyncio.ensure_future(ask())
+        task = asyncio.ensure_future(call())
         try:
-            await until(lambda disk=disk, asked=asked: disk.asked or asked.done())  # type: ignore[misc]
+            await until(lambda disk=disk, task=task: disk.synced or task.done())  # type: ignore[misc]
             await asyncio.sleep(0.02)
-            assert not asked.done()
-            assert disk.asked == [(f"{queue_file.path}-wal", seen)]
+            assert not task.done()
+            assert disk.synced == [(f"{queue_file.path}-wal", seen)]
         finally:
             disk.go_on.set()
-            await asked
+            await task
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to tell which file is meant")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc for the name of the file")
 async def test_a_lasting_answer_waits_for_the_disk(queue_file: QueueFile, monkeypatch: pytest.MonkeyPatch) -> None:
     await answers_wait_for_the_disk(queue_file, monkeypatch)
 
@@ -440,7 +440,7 @@ def _forgets_the_disk(self: Any, group: list[Any]) -> None:
     self._deliver(group)
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to tell which file is meant")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc for the name of the file")
 @pytest.mark.parametrize("plant", [_answers_first, _forgets_the_disk])
 async def test_an_answer_given_before_the_sync_is_detected(
     queue_file: QueueFile, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Any, list[Any]], None]
@@ -485,7 +485,7 @@ async def test_a_message_sent_in_the_transaction_of_a_deletion_is_kept(queue_fil
     await broker.delete("q", force=True)
     with closing(queue_file.connect()) as third, closing(queue_file.connect()):
         third.execute("BEGIN IMMEDIATE")  # requests that come meanwhile share a commit
-        asked = [
+        requests = [
             asyncio.ensure_future(question)
             for question in (
                 broker.send("other", [Outgoing(b"b")]),
@@ -496,8 +496,8 @@ async def test_a_message_sent_in_the_transaction_of_a_deletion_is_kept(queue_fil
         ]
         await asyncio.sleep(0)
         third.rollback()
-        await asyncio.gather(*asked)
-    assert isinstance(asked[2].result(), NotEmpty)
+        await asyncio.gather(*requests)
+    assert isinstance(requests[2].result(), NotEmpty)
     assert [one.body for one in (await broker.receive("q", 9, 10.0)).deliveries] == [b"kept"]
     assert (await broker.stats("other")).ready == 3
 
@@ -729,7 +729,7 @@ async def test_a_lock_that_ends_later_than_possible_restarts(queue_file: QueueFi
 
 
 @pytest.mark.parametrize("boot", ["boot 1", "boot 2"])
-async def test_a_lock_that_can_not_be_compared_is_renewed_for_as_long_as_asked_and_no_longer(
+async def test_a_lock_that_can_not_be_compared_is_renewed_for_the_requested_time(
     queue_file: QueueFile, boot: str
 ) -> None:
     """Its holder renews it after the clock went back, or in a container with another clock."""
@@ -762,7 +762,7 @@ async def test_one_reading_of_the_wall_clock_in_the_future_changes_nothing(queue
     assert seen.enqueued_at == pytest.approx(1_700_000_003.0)
 
 
-async def test_a_wall_clock_that_stays_ahead_is_believed(queue_file: QueueFile) -> None:
+async def test_a_wall_clock_that_stays_ahead_is_accepted(queue_file: QueueFile) -> None:
     broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x", delay=1_000.0)])
     queue_file.wall += 10_000.0

@@ -50,8 +50,8 @@ def locked(file: Path) -> Iterator[None]:
         other.close()
 
 
-async def asked(backend: sqlite.SqliteBackend, holder: str) -> asyncio.Task[Granted | HeldBy]:
-    """Let *holder* ask for the name, and return when the thread works on it, or on the call before."""
+async def requested(backend: sqlite.SqliteBackend, holder: str) -> asyncio.Task[Granted | HeldBy]:
+    """Let *holder* claim the name, and return when the thread works on that, or on the call before."""
     call = asyncio.create_task(backend.leases.acquire("name", holder, 60))
     await asyncio.sleep(0.05)
     assert not call.done()
@@ -62,7 +62,7 @@ async def test_a_claim_made_while_its_backend_closes_is_released(file: Path, ope
     one, other = opener(), opener()
     assert await one.leases.names() == []
     with locked(file):
-        call = await asked(one, "ann#1")
+        call = await requested(one, "ann#1")
         call.cancel()
         closing = asyncio.create_task(one.close())
         await asyncio.sleep(0.05)
@@ -93,12 +93,12 @@ async def test_a_claim_whose_caller_got_no_answer_is_released(opener: Opener, mo
     await until(is_vacant, within=30)
 
 
-async def test_a_claim_is_kept_for_a_holder_that_asked_again(file: Path, opener: Opener) -> None:
+async def test_a_claim_is_kept_for_a_holder_that_repeated_its_request(file: Path, opener: Opener) -> None:
     one, other = opener(), opener()
     assert await one.leases.names() == []
     with locked(file):
-        first = await asked(one, "ann#1")
-        again = await asked(one, "ann#1")
+        first = await requested(one, "ann#1")
+        again = await requested(one, "ann#1")
         first.cancel()
         await asyncio.sleep(0.05)
     assert isinstance(await again, Granted)
@@ -113,7 +113,7 @@ async def test_a_claim_is_released_when_no_call_waits_for_it(file: Path, opener:
     one, other = opener(), opener()
     assert await one.leases.names() == []
     with locked(file):
-        calls = [await asked(one, "ann#1"), await asked(one, "ann#1")]
+        calls = [await requested(one, "ann#1"), await requested(one, "ann#1")]
         for call in calls:
             call.cancel()
         await asyncio.sleep(0.05)
@@ -126,7 +126,7 @@ async def test_a_delivered_grant_survives_a_cancelled_call(file: Path, opener: O
     one, other = opener(), opener()
     assert isinstance(await one.leases.acquire("name", "ann#1", 60), Granted)
     with locked(file):
-        (await asked(one, "ann#1")).cancel()
+        (await requested(one, "ann#1")).cancel()
         await asyncio.sleep(0.05)
     await one.leases.names()
     assert isinstance(await other.leases.inspect("name"), HeldBy)

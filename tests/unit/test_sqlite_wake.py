@@ -186,7 +186,7 @@ async def use(opener: Opener) -> None:
 async def test_foreign_files_in_the_folder_are_left_alone(file: Path, opener: Opener) -> None:
     folder = Path(f"{file}.wake")
     before = planted(folder)
-    others = [folder / "somebody else's", folder / ".agent"]
+    others = [folder / "another user's", folder / ".agent"]
     for other in others:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
             left.bind(str(other))
@@ -267,21 +267,21 @@ async def test_root_makes_the_folder_for_the_files_owner(file: Path, opener: Ope
 async def test_two_loops_may_listen_on_one_backend(opener: Opener) -> None:
     one, other = opener(), opener()
     hints = await listening(other)
-    heard = threading.Event()
+    woken = threading.Event()
     ready = threading.Event()
 
     async def listen() -> None:
         also = other.leases.hints("name")
         ready.set()
         await anext(also)
-        heard.set()
+        woken.set()
 
     thread = threading.Thread(target=asyncio.run, args=(listen(),))
     thread.start()
     assert await asyncio.to_thread(ready.wait, PATIENCE)
     await one.leases.acquire("name", "ann#1", 10)
     await anext(hints)
-    assert await asyncio.to_thread(heard.wait, PATIENCE)
+    assert await asyncio.to_thread(woken.wait, PATIENCE)
     thread.join()
 
 
