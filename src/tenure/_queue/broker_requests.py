@@ -84,6 +84,8 @@ class BrokerRequests:
         return False
 
     async def _carry_out(self, request: Request, is_noted: bool) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         try:
             while True:
                 try:
@@ -102,7 +104,7 @@ class BrokerRequests:
                 for other in others:
                     self.begin(other)
         finally:  # not by a callback, which takes another step of the loop
-            self.tasks.discard(asyncio.current_task())
+            self.tasks.discard(task)
 
     async def _ask(self, request: Request, is_noted: bool) -> PumpInput | None:
         """Return what is to be given to the pump; None if the host has it already."""

@@ -11,8 +11,12 @@ from dataclasses import replace
 from operator import attrgetter
 
 from tenure._backends.memory.messages import (
+    DEFERRED,
+    DELAYED,
+    GONE,
+    LOCKED,
     NEVER,
-    MessageState,
+    READY,
     Session,
     StoredMessage,
     Subqueue,
@@ -150,7 +154,7 @@ class MemoryBroker(Transitions):
             size = 0
             while subqueue.ready and len(messages) < limit and size < CLAIM_BYTES:
                 message = subqueue.messages.get(sequence_of(heapq.heappop(subqueue.ready)))
-                if message is not None and message.state is MessageState.READY:
+                if message is not None and message.state is READY:
                     messages.append(message)
                     size += len(message.body)
             deliveries = self._lock(subqueue, messages, now + lock)
@@ -165,7 +169,7 @@ class MemoryBroker(Transitions):
             if subqueue is None:
                 return Claim(())
             found = (subqueue.messages.get(sequence) for sequence in dict.fromkeys(sequences))
-            messages = [message for message in found if message is not None and message.state is MessageState.DEFERRED]
+            messages = [message for message in found if message is not None and message.state is DEFERRED]
             return Claim(self._lock(subqueue, messages, now + lock))
 
     # --- renewing and settling ---
@@ -213,7 +217,7 @@ class MemoryBroker(Transitions):
                 self._unlock(message)
                 match verdict:
                     case Complete():
-                        self._set_state(subqueue, message, MessageState.GONE)
+                        self._set_state(subqueue, message, GONE)
                         notified.update(self._complete(subqueue, message, verdict, now))
                         answers.append(SETTLED)
                     case Abandon() | GiveBack():
@@ -221,7 +225,7 @@ class MemoryBroker(Transitions):
                         answers.append(SETTLED_DEAD if self._put_back(subqueue, message, verdict, now) else SETTLED)
                     case Defer():
                         message.is_deferred = True
-                        self._set_state(subqueue, message, MessageState.DEFERRED)
+                        self._set_state(subqueue, message, DEFERRED)
                         answers.append(SETTLED)
                     case DeadLetter(reason, description, error):
                         self._record_attempt(message, "rejected", error, now)
@@ -333,16 +337,16 @@ class MemoryBroker(Transitions):
         age = 0.0
         while live.oldest:
             message = live.messages.get(live.oldest[0])
-            if message is not None and message.state is MessageState.READY:
+            if message is not None and message.state is READY:
                 age = max(0.0, now + self._wall_offset - message.enqueued_at)
                 break
             heapq.heappop(live.oldest)
         count = live.count
         return Stats(
-            count[MessageState.READY],
-            count[MessageState.LOCKED],
-            count[MessageState.DELAYED],
-            count[MessageState.DEFERRED],
+            count[READY],
+            count[LOCKED],
+            count[DELAYED],
+            count[DEFERRED],
             len(self._memory.queues[queue].dead.messages),
             age,
         )
@@ -387,7 +391,7 @@ class MemoryBroker(Transitions):
             if subqueue.messages.get(message.sequence) is message and is_selected_live(message, which)
         ]
         for message in here:
-            self._set_state(subqueue, message, MessageState.GONE)
+            self._set_state(subqueue, message, GONE)
             if message.session is not None and not message.session.token:
                 self._unlock_session(subqueue, message.session)
         if len(subqueue.ready) > 2 * len(subqueue.messages):  # else the next claim would skip every removed one
@@ -421,7 +425,7 @@ class MemoryBroker(Transitions):
                 return len(messages)
             stored = self._memory.queues[queue]
             for message in messages:
-                self._set_state(stored.dead, message, MessageState.GONE)
+                self._set_state(stored.dead, message, GONE)
                 message.death, message.delivery_count, message.expires_at, message.is_deferred = None, 0, NEVER, False
                 if to is not None:
                     self._insert_redriven(self._queue(to), message, now)
@@ -439,7 +443,7 @@ class MemoryBroker(Transitions):
         with self._memory.lock:
             messages = self._select_dead(queue, which, limit)
             for message in messages:
-                self._set_state(self._memory.queues[queue].dead, message, MessageState.GONE)
+                self._set_state(self._memory.queues[queue].dead, message, GONE)
             return len(messages)
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
@@ -486,6 +490,6 @@ class MemoryBroker(Transitions):
         found = (
             message
             for message in messages
-            if is_selected_dead(message, which) and (locked or message.state is not MessageState.LOCKED)
+            if is_selected_dead(message, which) and (locked or message.state is not LOCKED)
         )
         return list(itertools.islice(found, limit))

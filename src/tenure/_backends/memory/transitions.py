@@ -9,7 +9,12 @@ from collections.abc import Sequence
 
 from tenure._backends.memory.client import Client, Memory
 from tenure._backends.memory.messages import (
+    DEFERRED,
+    DELAYED,
+    GONE,
+    LOCKED,
     NEVER,
+    READY,
     LockGroup,
     MessageState,
     Session,
@@ -104,16 +109,16 @@ class Transitions(Client):
         name, wall_until = subqueue.name, until + self._wall_offset
         deliveries = []
         for message in messages:
-            if message.state is MessageState.DEFERRED:
+            if message.state is DEFERRED:
                 del subqueue.deferred[bisect_left(subqueue.deferred, message.sequence)]
             subqueue.count[message.state] -= 1
-            message.state = MessageState.LOCKED
+            message.state = LOCKED
             message.token = token
             message.locked_until = until
             if message.death is None:
                 message.delivery_count += 1
             deliveries.append(delivery_of(name, message, token, wall_until))
-        subqueue.count[MessageState.LOCKED] += len(messages)
+        subqueue.count[LOCKED] += len(messages)
         return deliveries
 
     def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
@@ -163,12 +168,7 @@ class Transitions(Client):
     def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
         subqueue = self._subqueue(delivery.queue, now)
         message = subqueue.messages.get(delivery.sequence) if subqueue else None
-        if (
-            subqueue is None
-            or message is None
-            or message.state is not MessageState.LOCKED
-            or message.token != delivery.token
-        ):
+        if subqueue is None or message is None or message.state is not LOCKED or message.token != delivery.token:
             return None
         return subqueue, message
 
@@ -189,15 +189,15 @@ class Transitions(Client):
     def _set_state(self, subqueue: Subqueue, message: StoredMessage, to: MessageState) -> None:
         subqueue.count[message.state] -= 1
         subqueue.count[to] += 1
-        if message.state is MessageState.DEFERRED:
+        if message.state is DEFERRED:
             del subqueue.deferred[bisect_left(subqueue.deferred, message.sequence)]
-        if to is MessageState.DEFERRED:
+        if to is DEFERRED:
             insort(subqueue.deferred, message.sequence)
         message.state = to
         if message.session is not None and message.sequence in message.session.retrying:
             message.session.retrying.remove(message.sequence)
             subqueue.list_if_free(message.session)
-        if to is MessageState.GONE:
+        if to is GONE:
             del subqueue.messages[message.sequence]
             if message.session is not None and not subqueue.is_dead:
                 message.session.size -= 1
@@ -206,22 +206,20 @@ class Transitions(Client):
         """Let *message* be claimable from *visible_at* on, or deferred again if it was."""
         message.visible_at = visible_at
         if message.is_deferred:
-            self._set_state(subqueue, message, MessageState.DEFERRED)
+            self._set_state(subqueue, message, DEFERRED)
         elif message.expires_at <= now:
             self._dead_letter(subqueue, message, EXPIRED, EXPIRED_DESCRIPTION, now)
         elif visible_at > now:
-            self._set_state(subqueue, message, MessageState.DELAYED)
+            self._set_state(subqueue, message, DELAYED)
             self._add_due(subqueue, visible_at, message)
             if message.session is not None and message.delivery_count:
                 message.session.retrying.add(message.sequence)
         else:
-            self._set_state(subqueue, message, MessageState.READY)
+            self._set_state(subqueue, message, READY)
             if len(subqueue.oldest) > 2 * len(
                 subqueue.messages
             ):  # most are stale: stats() has not been called for long
-                subqueue.oldest = sorted(
-                    one.sequence for one in subqueue.messages.values() if one.state is MessageState.READY
-                )
+                subqueue.oldest = sorted(one.sequence for one in subqueue.messages.values() if one.state is READY)
             else:
                 heapq.heappush(subqueue.oldest, message.sequence)
             if message.session is not None and message.death is None:
@@ -248,7 +246,7 @@ class Transitions(Client):
     def _dead_letter(
         self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
     ) -> None:
-        self._set_state(subqueue, message, MessageState.GONE)
+        self._set_state(subqueue, message, GONE)
         dead = self._queue(subqueue.name.removesuffix(DEAD_SUFFIX)).dead
         message.death = Death(
             reason, description, now + self._wall_offset, newest_error(message.history), message.history
@@ -276,19 +274,15 @@ class Transitions(Client):
                     self._lock_expired(subqueue, message, now)
         elif subqueue.messages.get(what.sequence) is not what:
             return  # it is gone, or dead-lettered
-        elif what.state in (MessageState.READY, MessageState.DELAYED) and what.expires_at <= now:
+        elif what.state in (READY, DELAYED) and what.expires_at <= now:
             self._dead_letter(subqueue, what, EXPIRED, EXPIRED_DESCRIPTION, now)
             self._record_death(subqueue, what)
-        elif what.state is MessageState.DELAYED and what.visible_at <= now:
+        elif what.state is DELAYED and what.visible_at <= now:
             self._schedule(subqueue, what, what.visible_at, now)
 
     def _group_expired(self, subqueue: Subqueue, group: LockGroup, now: float) -> None:
         """End the locks of one claim that have expired; wait for those that were renewed."""
-        held = [
-            message
-            for message in group.messages
-            if message.token == group.token and message.state is MessageState.LOCKED
-        ]
+        held = [message for message in group.messages if message.token == group.token and message.state is LOCKED]
         renewed = [message for message in held if message.locked_until > now]
         for message in held:
             if message.locked_until <= now:
