@@ -1,8 +1,9 @@
 """Runs the scenarios of this folder: golden texts of the inputs and effects of a consumer's two machines.
 
 A line has a time, a word and its arguments; the indented lines below are the effects. Messages are named by their
-sequence, requests by ``#number``; ``locks`` begins an input of :class:`Locks` instead of :class:`Pump`. The rng returns
-0, so there is no jitter. To rewrite the effects: ``SCENARIOS=write pytest …``.
+sequence, requests by ``#number``; ``locks`` begins an input of :class:`Locks` instead of :class:`Pump`, which is a
+:class:`SessionPump` after ``with sessions …``. The rng returns 0, so there is no jitter. To rewrite the effects:
+``SCENARIOS=write pytest …``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pytest
 
 from tenure._lease import NoAnswer
 from tenure._queue.effects import (
+    Accept,
+    Accepted,
     Answered,
     CancelAll,
     CancelHandler,
@@ -28,6 +31,8 @@ from tenure._queue.effects import (
     Pause,
     PumpEffect,
     Receive,
+    ReceiveIn,
+    Release,
     Renew,
     Report,
     Resume,
@@ -41,6 +46,7 @@ from tenure._queue.locks import Locks
 from tenure._queue.message import NO_HEADERS, Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings
+from tenure._queue.session_pump import SessionPump
 from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
@@ -78,14 +84,18 @@ class Machines:
     """Both machines, and the messages by their numbers."""
 
     def __init__(self, options: str) -> None:
-        given = dict(one.split("=") for one in options.split())
+        words = options.split()
+        has_sessions = "sessions" in words
+        given = dict(one.split("=") for one in words if one != "sessions")
         timing = Timing(float(given.pop("lock", "30")))
         more: dict[str, Any] = {name: int(value) for name, value in given.items()}
         settings = PumpSettings(timing, **more)
         holds: dict[Token, LockGroup] = {}
-        self.pump = Pump("orders", "me", settings, NoJitter(), holds, now=0.0)
+        kind = SessionPump if has_sessions else Pump
+        self.pump = kind("orders", "me", settings, NoJitter(), holds, now=0.0)
         self.locks = Locks("orders", "me", settings, NoJitter(), holds, now=0.0)
         self.messages: dict[str, Delivery] = {}
+        self.sessions: dict[str, SessionLock] = {}
         self.claims = 0
 
     def step(self, now: float, line: str) -> list[str]:
@@ -109,10 +119,21 @@ class Machines:
         if word == "settled":
             self.pump.settled(self.messages[words[0]])
             return []
+        if word == "forget":
+            self.pump.forget(self.messages[words[0]])
+            return []
         return self._lines(self.pump.handle(self._pump_event(word, words, tail.split()), now), self.pump.wake_at)
 
     def _pump_event(self, word: str, words: list[str], rest: list[str]) -> Any:
         match word:
+            case "accepted":
+                self.claims += 1
+                for session in rest:
+                    self.sessions[session] = SessionLock("orders", session, f"claim {self.claims}", 0.0)
+                return Accepted(_number(words[0]), self.sessions[rest[0]] if rest else None)
+            case "received":
+                found = [self._message_in(rest[0], one) for one in rest[1:]]
+                return Claimed(_number(words[0]), found)
             case "claimed":
                 self.claims += 1
                 due = [float(one.removeprefix("due=")) for one in rest if one.startswith("due=")]
@@ -141,6 +162,14 @@ class Machines:
         self.messages[number] = Delivery("orders", int(number), token, number, b"", NO_HEADERS, 1, 0.0, 0.0)
         return self.messages[number]
 
+    def _message_in(self, session: str, number: str) -> Delivery:
+        lock, last = self.sessions[session], self.messages.get(number)
+        count = last.delivery_count + 1 if last is not None else 1
+        self.messages[number] = Delivery(
+            "orders", int(number), lock.token, number, b"", NO_HEADERS, count, 0.0, 0.0, session
+        )
+        return self.messages[number]
+
     def _lines(self, effects: Sequence[PumpEffect | LocksEffect], wake_at: float) -> list[str]:
         return [*(_line(one) for one in effects), f"{self.pump.state.value}, wake at {wake_at:g}"]
 
@@ -149,6 +178,12 @@ def _line(effect: PumpEffect | LocksEffect) -> str:
     match effect:
         case Receive(ask, limit):
             return f"receive #{ask}: up to {limit}"
+        case Accept(ask):
+            return f"accept #{ask}"
+        case ReceiveIn(ask, session):
+            return f"receive #{ask}: in {session.session}"
+        case Release(ask, session):
+            return f"release #{ask}: {session.session}"
         case Settle(ask, settlements):
             return f"settle #{ask}: {', '.join(_judged(one) for one in settlements)}"
         case Renew(ask, held):

@@ -25,7 +25,7 @@ def parts_of(mutant: str | None, known: Mapping[str, Mutant[P]], usual: P) -> P:
     """Return the parts of a run with the planted bug called *mutant*; without one, the *usual* parts.
 
     Raises:
-        ConfigError: There is no such bug among the *known* ones; the message tells the nearest name.
+        ConfigError: There is no such bug among the *known* ones; the message names the nearest one.
     """
     if mutant is None:
         return usual

@@ -40,7 +40,7 @@ class Findings:
 class Outcome:
     """The result of one seed.
 
-    ``recovery`` is how many seconds after the end of the faults all was well, ``bound`` how many it may take;
+    ``recovery`` is how many seconds after the end of the faults all was in order, ``bound`` how many it may take;
     ``digest`` is equal for equal runs.
     """
 

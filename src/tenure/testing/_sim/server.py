@@ -85,7 +85,7 @@ class Server:
             return
         self._answer(client, ask, self.perform(client.process, message))
         if self.may_repeat(message) and self._world.rng.random() < self.network.conditions.duplicate:
-            # A driver that retries by itself, or a proxy, may ask twice; nobody waits for the second answer.
+            # A driver that retries by itself, or a proxy, may ask twice; the second answer is not waited for.
             self._world.after(self.network.far_delay(), self.perform, client.process, message)
 
     def _answer(self, client: Asker, ask: int, answer: Any) -> None:

@@ -10,19 +10,19 @@
 ``stale act``        a term's unfenced act, guarded by a look at the trust, came after one of a newer term
 ``trust``            trust grew by something else than a yes, counted from its question; or outlived a no
 ``stalled leader``   trust grew from a question asked while the work made no progress
-``grace``            work was told to stop with less than ``grace`` left, though its candidate was awake
-``overrun``          work ran on after its term and nobody reported it
+``grace``            work was cancelled with less than ``grace`` left, though its candidate was awake
+``overrun``          work ran on after its term, which was not reported
 ``orphan``           a grant arrived, and was neither used nor released
 ``identity``         a retried acquisition had another name, or a new one the name of an old one
 ``too soon``         a leader that stepped down asked again before the others could
-``after stop``       a candidate that was told to stop asked for the name
-``unsettled``        a candidate that was told to stop was still waiting, long after its last answer was due
+``after stop``       a candidate that was stopped asked for the name
+``unsettled``        a candidate that was stopped was still waiting, long after its last answer was due
 ``machine``          the machine raised, changed state illegally, or numbered a question twice
 ``user object``      an object of the user's broke its candidate: a hook that raises, say
 ``idle leader``      a candidate renewed a lease for which no work ran any more
 ``asleep``           a candidate that waits for something had no moment to wake at
 ``busy``             a candidate woke again and again
-``no leader``        nobody led, although the faults had been over for long enough
+``no leader``        there was no leader, although the faults had been over for long enough
 ``unstable``         a leader lost its term, long after the faults were over
 ===================  ==================================================================================================
 """
@@ -158,7 +158,7 @@ class Checkers(Findings):
         self._newest_act = max(order, self._newest_act)
 
     def cancelled(self, node: Node, work: Work, reason: Reason, *, slept: bool) -> None:
-        """*node* has told its work to stop; *slept* if it was paused when it should have woken."""
+        """*node* has cancelled its work; *slept* if it was paused when it should have woken."""
         left = work.until - node.now()
         if reason in ("unanswered", "stalled") and not slept and left < self.timing.grace - BLUR:
             self.violated("grace", f"{node.name} gave its work {left:.3f} s of {self.timing.grace:g} s to stop")
@@ -193,14 +193,12 @@ class Checkers(Findings):
                 node.told_to_stop = True
         work, now = node.work, node.now()
         if work is not None and not work.is_cancelled and now > work.until - self.timing.grace + BLUR:
-            self.violated(
-                "grace", f"{node.name} has not told its work to stop, {work.until - now:.3f} s before the end"
-            )
+            self.violated("grace", f"{node.name} has not cancelled its work, {work.until - now:.3f} s before the end")
         if node.work is None and machine.state is not State.STOPPED and machine.wake_at == math.inf:
             self.violated("asleep", f"{node.name} is {machine.state.value} and will never wake")
 
     def broken(self, node: Node, error: BaseException) -> None:
-        """An object of the user's has raised *error*, and nobody has taken it."""
+        """An object of the user's has raised *error*, and it was not caught."""
         self.violated("user object", f"{node.name} was broken by {type(error).__name__}")
 
     def _gave_way(self, node: Node, effects: Sequence[Effect]) -> None:
@@ -215,12 +213,12 @@ class Checkers(Findings):
         node.last_ask = question.request_id
         if isinstance(question, Acquire):
             if node.told_to_stop:
-                self.violated("after stop", f"{node.name} asked for the name after it was told to stop")
+                self.violated("after stop", f"{node.name} asked for the name after it was stopped")
             if node.now() < node.gave_way_at + self.timing.retry_every:
                 self.violated("too soon", f"{node.name} made way for others, and asked again at once")
             self._named(node, question.holder)
         elif isinstance(question, Renew) and (node.work is None or node.work.grant != question.grant):
-            self.violated("idle leader", f"{node.name} renews {question.grant}, and nobody works under it")
+            self.violated("idle leader", f"{node.name} renews {question.grant}, and no work runs under it")
         elif isinstance(question, Release) and node.work is not None and node.work.grant == question.grant:
             self.violated("late release", f"{node.name} tracked {question.grant} back while its work runs")
 
@@ -280,13 +278,13 @@ class Checkers(Findings):
     # --- progress ---
 
     def no_leader(self, bound: float) -> None:
-        """Nobody leads, *bound* seconds after the faults were over."""
-        self.violated("no leader", f"nobody leads, {bound:.1f} s after the faults were over")
+        """There is no leader, *bound* seconds after the faults were over."""
+        self.violated("no leader", f"there is no leader, {bound:.1f} s after the faults were over")
 
     def unstable(self, what: str) -> None:
         """A leader did not last, though nothing disturbed it."""
         self.violated("unstable", what)
 
     def unsettled(self, node: Node) -> None:
-        """*node* was told to stop, has had its time, and still waits."""
+        """*node* was stopped, has had its time, and still waits."""
         self.violated("unsettled", f"{node.name} is {node.machine.state.value} and still waits for an answer")

@@ -88,10 +88,10 @@ class ElectionNemesis(StoreNemesis):
     def _store_forgets(self, node: Node) -> None:
         if self._rng.random() < 0.5:
             self._server.go_down(self._for(0.3), refuses=True)
-        else:  # what was asked meanwhile is answered by a store that knows nothing of it
+        else:  # what was asked meanwhile is answered by a store that has no record of it
             self._server.freeze(self._for(1.2))
         self._election_run.store.forget()
-        if self._rng.random() < 0.5:  # an operator who tidies up restarts more than one thing
+        if self._rng.random() < 0.5:  # an operator may restart more than one thing
             self._world.after(self._for(0.3), node.feed, Resign())
 
     def _ask_to_resign(self, node: Node) -> None:

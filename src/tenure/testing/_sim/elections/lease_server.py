@@ -7,7 +7,7 @@ from typing import Any
 from tenure._election.effects import Hint
 from tenure._lease import Grant, NoAnswer, Released
 from tenure.testing._sim.elections.protocols import LeaseServerRun
-from tenure.testing._sim.elections.stores import NOBODY, Attempt, Question
+from tenure.testing._sim.elections.stores import NO_HOLDER, Attempt, Question
 from tenure.testing._sim.server import Server
 from tenure.testing._sim.world import BLUR
 
@@ -55,7 +55,7 @@ class LeaseServer(Server):
 
     def _watch_expiry(self) -> None:
         store = self._store
-        if store.holder == NOBODY or not self._run.plan.hints or self._run.plan.watched:
+        if store.holder == NO_HOLDER or not self._run.plan.hints or self._run.plan.watched:
             return
         self._expiry_watched = True
         self._world.at(store.clock.moment(store.expires) + BLUR, self._expired)

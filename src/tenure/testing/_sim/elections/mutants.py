@@ -62,10 +62,10 @@ class _LeadsOnEndedLease(Machine):
     def _trust_limit(self, request: Request) -> float:
         until = super()._trust_limit(request)
         waits = self.state in (State.STANDBY, State.CAMPAIGNING)
-        return max(until, self._heard_at + self.timing.grace + 0.1) if waits else until
+        return max(until, self._answered_at + self.timing.grace + 0.1) if waits else until
 
     def handle(self, event: Input, now: float) -> list[Effect]:
-        self._heard_at = now
+        self._answered_at = now
         return super().handle(event, now)
 
 
@@ -340,11 +340,11 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "elected with a lease that ended while waiting", Parts(machine=_LeadsOnEndedLease), "trust"
         ),
         "withheld-is-yes": Mutant("a stalled leader keeps its term", Parts(machine=_WithheldIsYes), "two leaders"),
-        "ignores-time": Mutant("the work is told to stop only by a no", Parts(machine=_IgnoresTime), "grace"),
+        "ignores-time": Mutant("the work is cancelled only by a no", Parts(machine=_IgnoresTime), "grace"),
         "releases-first": Mutant(
             "the lease is released while the work ends", Parts(machine=_ReleasesFirst), "late release"
         ),
-        "cancels-late": Mutant("the work is told to stop when trust ends", Parts(machine=_CancelsLate), "grace"),
+        "cancels-late": Mutant("the work is cancelled when trust ends", Parts(machine=_CancelsLate), "grace"),
         "gives-up": Mutant("a leader that lost does not stand again", Parts(machine=_GivesUpAfterLoss), "no leader"),
         "new-name-for-each-try": Mutant(
             "a retried acquisition is not idempotent", Parts(machine=_NewNameForEachTry), "identity"
@@ -363,7 +363,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "renewal does not depend on progress", Parts(node=_RenewsStalledWork), "stalled leader"
         ),
         "loses-questions": Mutant("some questions never come back", Parts(client=_LosesQuestions), "unsettled"),
-        "work-not-told": Mutant("the work is not told of a no", Parts(node=_WorkNotTold), "trust"),
+        "work-not-told": Mutant("the work is not cancelled at a no", Parts(node=_WorkNotTold), "trust"),
         "tells-wrong-time": Mutant("questions are dated when looked at", Parts(node=_TellsWrongTime), "trust"),
         "shared-identity": Mutant("all candidates have one name", Parts(shares_identity=True), "two leaders"),
         "early-store": Mutant(
@@ -383,7 +383,9 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "forgets-and-gives": Mutant(
             "a store that lost its leases gives new ones at once", _store(_ForgetsAndGives), "two leaders"
         ),
-        "ill-is-well": Mutant("a health callback that raises counts as well", Parts(node=_IllIsWell), "stalled leader"),
+        "ill-is-well": Mutant(
+            "a health callback that raises counts as healthy", Parts(node=_IllIsWell), "stalled leader"
+        ),
         "waits-for-health": Mutant(
             "a health callback that hangs is waited for", Parts(node=_WaitsForHealth), "unsettled"
         ),
@@ -408,7 +410,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
 SURVIVORS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
         "renews-ended-lease": Mutant(
-            "a lease that ended is renewed if nobody took it", Parts(clock_store=_RenewsEndedLease)
+            "a lease that ended is renewed if no candidate took it", Parts(clock_store=_RenewsEndedLease)
         ),
     }
 )

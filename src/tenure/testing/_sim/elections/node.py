@@ -60,7 +60,7 @@ class Node(Process):
         """What the health callback and the event hook do beside answering, at present."""
         self.ill_since = math.inf
         self.work: Work | None = None
-        self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by our clock
+        self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by its clock
         self.client = run.parts.client(self, run.server, self.plan.patience, self._on_answer)
         # What the checkers remember of this process.
         self.told_to_stop = False
@@ -107,7 +107,7 @@ class Node(Process):
         self.stalled = False
 
     def set_health(self, does: str) -> None:
-        """Let the health callback do this from now on: raise, hang, or, if it is nothing, say that all is well."""
+        """Let the health callback do this from now on: raise, hang, or, if it is empty, find the work healthy."""
         self.health = does
         self.ill_since = self.now() if does == "raises" else math.inf
 
@@ -121,7 +121,7 @@ class Node(Process):
         was, now = self.machine.state, self.now()
         try:
             effects = self.machine.handle(event, now)
-        except Exception as error:  # whatever it is, it is a finding
+        except Exception as error:  # each is a finding
             self.checkers.raised(self, event, error)
             self.die("broken")
             return
@@ -177,7 +177,7 @@ class Node(Process):
             self.after(self._health_patience(within), self._withhold, question, "the health callback did not answer")
 
     def _ask_if_well(self, question: Question) -> None:
-        """Ask, unless it is a renewal and the work is not well; a slow health callback judges by its end."""
+        """Ask, unless it is a renewal and the work is not healthy; a slow health callback judges by its end."""
         if isinstance(question, Renew) and self.stalled:
             self._withhold(question, "the work makes no progress")
         elif isinstance(question, Renew) and self.health == "raises":
@@ -254,13 +254,13 @@ class Node(Process):
             self._end(work, again)
 
     def raise_from_work(self) -> None:
-        """Let the work, if there is any, raise what hardly anybody expects."""
+        """Let the work, if there is any, raise an unusual exception."""
         if self.work is not None:
             rng = self.world.rng
             self._raised(self.work, KeyboardInterrupt() if rng.random() < 0.2 else odd_error(rng))
 
     def _raised(self, work: Work, error: BaseException) -> None:
-        """The work has raised *error*: that ends the campaign, whatever it is."""
+        """The work has raised *error*: that ends the campaign."""
         self._end(work, False)
 
     def _cancel(self, work: Work, reason: Reason) -> None:

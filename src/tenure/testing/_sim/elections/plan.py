@@ -40,7 +40,7 @@ FAULTS: tuple[str, ...] = (
     "false_hint",
     "together",
 )
-"""What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
+"""What may go wrong, or be asked for; each seed has a part of them, so that rare combinations occur."""
 
 
 USER_FAULTS: tuple[str, ...] = (
@@ -62,7 +62,7 @@ class Plan:
     hints: bool
     hints_expiry: bool
     watched: bool
-    tells_remaining: bool
+    shows_remaining: bool
     store_rate: float
     rates: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -96,7 +96,7 @@ def draw(rng: random.Random, users: random.Random) -> Plan:
         hints=rng.random() < 0.5,
         hints_expiry=rng.random() < 0.5,
         watched=rng.random() < 0.25,
-        tells_remaining=rng.random() < 0.7,
+        shows_remaining=rng.random() < 0.7,
         store_rate=rate(rng, fastest, slowest),
         rates=tuple(rate(rng, slowest, fastest) for _ in range(nodes)),
         offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(nodes)),

@@ -4,7 +4,7 @@
 
     # The answer to the first question is lost.             a comment; it stays as it is
     timing ttl=15 retry_every=2                             optional: settings that differ from the usual ones
-    hints                                                   optional: the store tells of vacancies
+    hints                                                   optional: the store hints at vacancies
 
     at 0 tick                                               what happens, and when
       -> acquire 1 as n#1                                   what the machine does (written by `play`)

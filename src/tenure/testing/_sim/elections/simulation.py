@@ -170,7 +170,7 @@ class Simulation:
             self.world.log("fault", "no more")
 
     def _has_candidate(self) -> bool:
-        """Tell whether a process runs that may lead."""
+        """Return whether a process runs that may lead."""
         return any(node.alive and not node.told_to_stop for node in self.nodes)
 
     def leader(self) -> Node | None:
@@ -182,7 +182,7 @@ class Simulation:
         return None
 
     def _recover(self, bound: float) -> float:
-        """Go on until somebody leads; return how long it took."""
+        """Go on until a candidate leads; return how long it took."""
         healed = self.world.now
         step = self.plan.timing.retry_every / 4
         if not self.world.run_until(lambda: self.leader() is not None, step=step, end=healed + bound):

@@ -11,7 +11,7 @@ from tenure.testing._sim.elections.plan import Plan
 from tenure.testing._sim.world import SkewedClock, World
 
 Question = Acquire | Renew | Release
-NOBODY = ""
+NO_HOLDER = ""
 
 
 class Watcher(Protocol):
@@ -30,7 +30,7 @@ class ClockStore:
         self.clock = clock
         self.name = name
         self.ttl = plan.timing.ttl
-        self.holder = NOBODY
+        self.holder = NO_HOLDER
         self.token = 0
         self.expires = -1.0
         self.resign_asked = False
@@ -43,7 +43,7 @@ class ClockStore:
         return question
 
     def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
-        """Return what the candidate is told, for what arrived at *local* by its clock."""
+        """Return the answer that the candidate gets, for what arrived at *local* by its clock."""
         result: Granted | HeldBy | Lost | Released = answer
         return result
 
@@ -83,7 +83,7 @@ class ClockStore:
         """Take the lease back if *grant* still has it; the token is kept."""
         if not (self.held() and self.same(grant)):
             return Lost(grant)
-        self.holder = NOBODY
+        self.holder = NO_HOLDER
         return Released(grant)
 
     def ask_to_resign(self) -> bool:
@@ -93,7 +93,7 @@ class ClockStore:
 
     def forget(self) -> None:
         """Lose the lease in a restart, and keep the token. Nothing is given out for a ttl, as the old holder trusts."""
-        self.holder = NOBODY
+        self.holder = NO_HOLDER
         self.silent_until = self.now() + self.ttl
 
     # --- parts ---
@@ -103,8 +103,8 @@ class ClockStore:
         return self.clock.reading(self.world.now)
 
     def held(self) -> bool:
-        """Return whether somebody has the lease."""
-        return self.holder != NOBODY and self.now() < self.expires
+        """Return whether a candidate has the lease."""
+        return self.holder != NO_HOLDER and self.now() < self.expires
 
     def same(self, grant: Grant) -> bool:
         """Return whether *grant* is the claim that was given last."""
@@ -118,8 +118,8 @@ class ClockStore:
         self.resign_asked = False
 
     def remaining(self) -> float | None:
-        """Return the time left, as a refused candidate is told it."""
-        return self.expires - self.now() if self.plan.tells_remaining else None
+        """Return the time left, as a refused candidate gets it."""
+        return self.expires - self.now() if self.plan.shows_remaining else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class WatchedStore(ClockStore):
             return super().reading(node, answer, local)
         if node.seen[0] != answer.version:
             node.seen = (answer.version, local)
-        left = max(0.0, self.ttl - (local - node.seen[1])) if self.plan.tells_remaining else None
+        left = max(0.0, self.ttl - (local - node.seen[1])) if self.plan.shows_remaining else None
         return HeldBy(self.name, answer.holder, answer.token, left)
 
     def perform(self, message: Any) -> Any:
@@ -180,7 +180,7 @@ class WatchedStore(ClockStore):
         holder = message.question.holder
         if self.holder == holder:
             self.touch()
-        elif self.free() if self.holder == NOBODY else message.unchanged == self.version:
+        elif self.free() if self.holder == NO_HOLDER else message.unchanged == self.version:
             self.give(holder)
         else:
             return Seen(self.version, self.holder or "somebody", self.token, self.written_at)
@@ -200,7 +200,7 @@ class WatchedStore(ClockStore):
         self.touch()
 
     def touch(self) -> None:
-        """Change the record, for all who watch it."""
+        """Change the record, for all that watch it."""
         self.version += 1
 
     def free(self) -> bool:
@@ -208,5 +208,5 @@ class WatchedStore(ClockStore):
         return self.now() >= self.silent_until
 
     def held(self) -> bool:
-        """Return whether the record names a holder: it knows no end."""
-        return self.holder != NOBODY
+        """Return whether the record names a holder: it has no end."""
+        return self.holder != NO_HOLDER

@@ -43,7 +43,7 @@ class SimulatedBroker(MemoryBroker):
         self._hint = hint
         self.full_until = self.away_until = 0.0
         self.cut_until: dict[int, float] = {}
-        """By the sequence of a message: until when somebody else holds its row. All three in true time."""
+        """By the sequence of a message: until when another transaction holds its row. All three in true time."""
         self.begun_at = 0.0
         """When what is being done was begun, by the broker's clock: it may have waited for a row since."""
 

@@ -69,7 +69,7 @@ class BrokerServer(Server):
     def may_repeat(self, message: Any) -> bool:
         """Return whether *message* may be carried out twice now: a claim in a session never is.
 
-        The second one would lock a message that nobody knows of, under a lock that goes on: later ones overtake it.
+        The second one would lock a message of which its consumer gets no answer, and later ones would overtake it.
         """
         return super().may_repeat(message) and not isinstance(message, ReceiveIn)
 

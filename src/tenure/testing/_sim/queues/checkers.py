@@ -5,7 +5,7 @@
 ``outlives lock``  a consumer believed in a lock that the broker had ended, or would end sooner
 ``trust``          a belief is longer than the question allows that it came from
 ``not cancelled``  a lock ended, and the handler that ran under it had not been cancelled
-``ignored no``     a renewal said no, and the handler was not told to stop
+``ignored no``     a renewal said no, and the handler was not cancelled
 =================  ====================================================================================================
 
 And what :mod:`tenure.testing._sim.queues.consumer_checkers` demands of every consumer.
@@ -122,7 +122,7 @@ class MessageCheckers(ConsumerCheckers):
                 self.violated("not cancelled", f"the lock of {one.id} has ended, and {consumer.name} works on")
 
     def is_over(self, consumer: Consumer, tracked: TrackedDelivery) -> bool:
-        """Tell whether a resting consumer is right to do no more about *tracked*."""
+        """Return whether a resting consumer is right to do no more about *tracked*."""
         if tracked.stage is Stage.KEPT:
             return not is_in(consumer.lock_groups.get(tracked.delivery.token), tracked.delivery)
         if tracked.stage is Stage.LOST or (tracked.stage is Stage.ENDED and tracked.verdict is None):

@@ -157,7 +157,7 @@ class Consumer(LoopProcess):
         self._deciding = True
         try:
             return self.pump.take(self.now())
-        except Exception as error:  # whatever it is, it is a finding
+        except Exception as error:  # each is a finding
             self._break(Tick(), error)
             return None
         finally:
@@ -170,7 +170,7 @@ class Consumer(LoopProcess):
         self._deciding = True
         try:
             effects = self.pump.handle(event, self.now())
-        except Exception as error:  # whatever it is, it is a finding
+        except Exception as error:  # each is a finding
             self._break(event, error)
             return
         finally:
@@ -244,7 +244,7 @@ class Consumer(LoopProcess):
         self._keeping = True
         try:
             effects = self.locks.handle(event, self.now())
-        except Exception as error:  # whatever it is, it is a finding
+        except Exception as error:  # each is a finding
             self._break(event, error)
             return
         finally:

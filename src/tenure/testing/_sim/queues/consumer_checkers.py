@@ -2,20 +2,20 @@
 
 =================  ====================================================================================================
 ``unsure start``   a handler began when its lock was not sure, or its consumer was not to take messages
-``grace``          a handler was told to stop with less than ``grace`` left, though its process was awake
-``max hold``       a handler ran for longer than ``max_hold`` and was not told to stop, or its message was kept on
-``false alarm``    a handler was said to run on when its lock had ended, and it had ended, or was not told to stop
+``grace``          a handler was cancelled with less than ``grace`` left, though its process was awake
+``max hold``       a handler ran for longer than ``max_hold`` and was not cancelled, or its message was kept on
+``false alarm``    a handler was reported to run on when its lock had ended, and it had ended, or was not cancelled
 ``late result``    a verdict was passed on a message whose lock was known to be lost
 ``verdict``        a verdict differs from the handler's outcome, or its message was not held
 ``left behind``    a consumer forgot a message: it stopped, or rested, and never got the answer to a verdict
-``after stop``     a consumer claimed messages or sessions while paused, or after it was told to drain
+``after stop``     a consumer claimed messages or sessions while paused, or after its drain began
 ``machine``        a machine raised, or changed its state illegally
 ``user object``    an object of the user's broke its consumer: an error that can't be printed, a hook that raises
 ``interrupt``      a handler or a hook met Ctrl-C, and its consumer went on
 ``slot``           a handler has ended, and so has the time of its error hook, and its slot was not free again
 ``asleep``         a consumer that keeps locks had no moment to wake at
 ``busy``           a consumer woke, or asked for nothing, again and again
-``not stopped``    a consumer that was told to drain had still not, long after its last answer was due
+``not stopped``    a drain had not ended long after its last answer was due
 =================  ====================================================================================================
 
 :mod:`tenure.testing._sim.queues.checkers` and :mod:`tenure.testing._sim.queues.session_checkers` add what they believe.
@@ -74,7 +74,7 @@ class ConsumerCheckers:
     Args:
         findings: Where violations go.
         plan: The setting of the run.
-        oracle: Knows until when the broker has locked a message.
+        oracle: Has the end of the lock of each message.
     """
 
     def __init__(self, findings: Findings, plan: Plan, oracle: Oracle) -> None:
@@ -85,14 +85,14 @@ class ConsumerCheckers:
         self.violated = findings.violated
         self._paces: dict[Consumer, Pace] = {}
 
-    # --- to be told by each kind ---
+    # --- written by each kind ---
 
     def believes_in(self, consumer: Consumer, tracked: TrackedDelivery) -> float:
         """Return up to which true moment *consumer* believes in the lock of *tracked*; minus infinity if not now."""
         raise NotImplementedError
 
     def is_over(self, consumer: Consumer, tracked: TrackedDelivery) -> bool:
-        """Tell whether a resting consumer is right to do no more about *tracked*."""
+        """Return whether a resting consumer is right to do no more about *tracked*."""
         raise NotImplementedError
 
     # --- handlers ---
@@ -164,16 +164,16 @@ class ConsumerCheckers:
         """The handler of *delivery* has not stopped in time: it runs on, and is waited for no more."""
 
     def overran(self, consumer: Consumer, event: HandlerOverran) -> None:
-        """Observers are told that a handler runs on."""
+        """The observers get an event that a handler runs on."""
         for work in consumer.works.values():
             delivery = work.delivery
             if (delivery.sequence, delivery.delivery_count) == (event.sequence, event.delivery_count):
                 tracked = consumer.tracked.find(delivery)
                 if tracked is not None and tracked.cancelled_until is None:
-                    what = f"{consumer.name} tells that the handler of {delivery.id} runs on, and did not stop it"
+                    what = f"{consumer.name} reports that the handler of {delivery.id} runs on, and did not cancel it"
                     self.violated("false alarm", what)
                 return
-        what = f"{consumer.name} tells that the handler of {event.id} runs on, and none does"
+        what = f"{consumer.name} reports that the handler of {event.id} runs on, and none does"
         self.violated("false alarm", what)
 
     def broken(self, consumer: Consumer, error: BaseException) -> None:
@@ -203,7 +203,9 @@ class ConsumerCheckers:
             is_right = True
             match tracked.stage:
                 case Stage.LOST if verdict is not GIVE_BACK:  # that changes nothing, if it was decided before
-                    self.violated("late result", f"{consumer.name} judges {delivery.id}, whose lock it knows lost")
+                    self.violated(
+                        "late result", f"{consumer.name} judges {delivery.id}, whose lock is known to be lost"
+                    )
                 case Stage.LOST:
                     pass
                 case Stage.WAITING:
@@ -277,7 +279,7 @@ class ConsumerCheckers:
                 self.violated("left behind", f"{consumer.name} left {tracked.delivery.id} {tracked.stage.value}")
 
     def not_stopped(self, consumer: Consumer) -> None:
-        """*consumer* was told to drain, has had its time, and still waits."""
+        """The drain of *consumer* has had its time, and has not ended."""
         what = f"{consumer.name} is {consumer.pump.state.value} and holds {len(consumer.lock_groups)} lock groups"
         self.violated("not stopped", what)
 

@@ -57,13 +57,13 @@ class QueueNemesis(StoreNemesis):
         self.hung(consumer, seconds)
 
     def hung(self, consumer: Consumer, seconds: float) -> None:
-        """An overloaded host hangs for *seconds*, then receives nothing either; an operator tells it to stop."""
+        """An overloaded host hangs for *seconds*, then receives nothing either; an operator stops it."""
         if "shut_down" not in self._plan.faults or self._rng.random() < 0.5:
             return
-        deaf_from = self._rng.uniform(0.2, 0.35) * self._plan.timing.ttl
-        if deaf_from < seconds:
+        cut_from = self._rng.uniform(0.2, 0.35) * self._plan.timing.ttl
+        if cut_from < seconds:
             cut, host = self._network.cut_down, consumer.number
-            self._world.after(deaf_from, self._later, lambda _: cut.add(host), consumer)
+            self._world.after(cut_from, self._later, lambda _: cut.add(host), consumer)
             self._world.after(seconds, cut.discard, host)
         self._world.after(self._rng.random() * seconds, self._later, self._drain, consumer)
 

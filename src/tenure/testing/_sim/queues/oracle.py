@@ -1,7 +1,7 @@
 """The oracle: a model of the queue beside the broker. Each answer of the broker is compared with the model's.
 
 ==================  ===================================================================================================
-``from nowhere``    a message was handed out that nobody sent, or with another body
+``from nowhere``    a message was handed out that was never sent, or with another body
 ``session``         a message was handed out in a session that it was not sent to, or in none
 ``too early``       a message was handed out before its delay had ended
 ``double lock``     a message was handed out while it was locked
@@ -147,7 +147,7 @@ class Oracle:
         self._tokens.add(token)
 
     def handed_out(self, delivery: Delivery, until: float, now: float) -> Entry | None:
-        """The broker has handed out *delivery*, locked *until* then; return its entry, None if nobody sent it."""
+        """The broker has handed out *delivery*, locked *until* then; return its entry, None if it was never sent."""
         entry = self._entry(delivery)
         if entry is not None:
             if delivery.session != entry.sent.session:
@@ -166,7 +166,7 @@ class Oracle:
         return now >= entry.expires_at or (entry.token is not None and entry.count >= self._max_deliveries)
 
     def _entry(self, one: Delivery | DeadMessage) -> Entry | None:
-        """Return the entry of what was handed out or has died, made when it is first seen; None if nobody sent it."""
+        """Return the entry of a message that was handed out or has died; made when first seen, None if never sent."""
         entry = self.entries.get(one.sequence)
         if entry is None and (copy := self._copies.get(one.id)) is not None:
             sent = copy.sent
@@ -176,7 +176,7 @@ class Oracle:
             entry = Entry(one.sequence, sent, copy.expires_at, visible_at=copy.visible_at)
             self.entries[one.sequence] = entry
         if entry is None or one.body.decode() != entry.sent.label:
-            self.violated("from nowhere", f"nobody sent {one.id!r} with {one.body!r}")
+            self.violated("from nowhere", f"{one.id!r} was never sent with {one.body!r}")
         return entry
 
     def _handed_out(self, entry: Entry, delivery: Delivery, now: float) -> None:
@@ -299,4 +299,4 @@ class Oracle:
             outcomes = [attempt.outcome for attempt in message.history]
             self.violated("dead letter", f"{label} has {message.delivery_count} tries {outcomes}, not {entry.tries}")
         if message.error != entry.error:
-            self.violated("dead letter", f"{label} does not tell what failed last")
+            self.violated("dead letter", f"{label} does not show the last failure")

@@ -36,7 +36,7 @@ NATURES: tuple[str, ...] = (
     "settles",
     "keeps",
 )
-"""What handling a message is like; most are fine whatever is drawn."""
+"""How handlers of a message behave; most are fine in every run."""
 
 FAULTS: tuple[str, ...] = (
     "pause",
@@ -56,13 +56,13 @@ FAULTS: tuple[str, ...] = (
     "pause_claims",
     "false_hint",
 )
-"""What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
+"""What may go wrong, or be asked for; each seed has a part of them, so that rare combinations occur."""
 
 STORE_FAULTS: tuple[str, ...] = ("store_full", "store_away", "store_waits", "cut_one")
 """What may go wrong inside of a broker; half the seeds have none of it."""
 
 USER_NATURES: tuple[str, ...] = ("odd", "interrupts")
-"""What messages may be like beside NATURES in half the seeds: their handlers raise what hardly anybody expects."""
+"""What messages may be like beside NATURES in half the seeds: their handlers raise unusual exceptions."""
 
 USER_FAULTS: tuple[str, ...] = (
     "error_hook_raises",

@@ -98,7 +98,7 @@ class ConsumerRun(Host, Protocol):
     def server(self) -> Server: ...
     @property
     def closing(self) -> bool:
-        """Whether all consumers are told to stop."""
+        """Whether all consumers drain."""
         ...
 
 

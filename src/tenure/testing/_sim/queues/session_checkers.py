@@ -5,7 +5,7 @@
 ``outlives lock``  a consumer believed in a session that the broker had given away, or would sooner
 ``trust``          a belief is longer than the question allows that it came from
 ``overlap``        a handler began before the message before its own was settled, or while another ran in its session
-``not cancelled``  a session was over, and the handler that ran in it had not been told to stop
+``not cancelled``  a session was over, and the handler that ran in it had not been cancelled
 ``late release``   a session was released while its handler ran
 ``left behind``    a consumer held a session, although nothing waited in it any more
 =================  ====================================================================================================
@@ -45,7 +45,7 @@ class TrackedSession:
     trusted: float
     """Until when its lock may be believed, by the consumer's clock: as the answers so far allow."""
     cancelled_until: float | None = None
-    """Until when its lock was believed when its handlers were told to stop; None before."""
+    """Until when its lock was believed when its handlers were cancelled; None before."""
     is_left: bool = False
     """Whether a handler runs on in it that is not waited for."""
 
@@ -56,7 +56,7 @@ class SessionCheckers(ConsumerCheckers):
     Args:
         findings: Where violations go.
         plan: The setting of the run.
-        oracle: Knows until when the broker has locked a message.
+        oracle: Has the end of the lock of each message.
         sessions: The same, for sessions.
     """
 
@@ -194,7 +194,7 @@ class SessionCheckers(ConsumerCheckers):
     # --- rest ---
 
     def is_over(self, consumer: Consumer, tracked: TrackedDelivery) -> bool:
-        """Tell whether a resting consumer is right to do no more about *tracked*."""
+        """Return whether a resting consumer is right to do no more about *tracked*."""
         session = self._find(consumer, tracked.delivery.token)
         match tracked.stage:
             case Stage.LOST:

@@ -14,7 +14,7 @@ Key = tuple[Token, int, int]
 
 
 def key_of(delivery: Delivery) -> Key:
-    """Return what tells *delivery* from all others: in a session, a message may be received twice under one token."""
+    """Return what names *delivery* alone: in a session, a message may be received twice under one token."""
     return delivery.token, delivery.sequence, delivery.delivery_count
 
 
@@ -48,7 +48,7 @@ class TrackedDelivery:
     trusted: float = -math.inf
     """Until when its lock may be believed, by the consumer's clock: as the answers so far allow."""
     cancelled_until: float | None = None
-    """Until when its lock was believed when its handler was told to stop; None before."""
+    """Until when its lock was believed when its handler was cancelled; None before."""
 
 
 class TrackedDeliveries:

@@ -21,7 +21,7 @@ class Work:
     session: SessionLock | None = None
     """The lock of its session."""
     why: Why | None = None
-    """Why it was told to stop."""
+    """Why it was cancelled; None if it was not."""
     is_cancelled: bool = False
     """Whether it ends because of that."""
     is_settling: bool = False
@@ -71,7 +71,7 @@ def kept_for(run: Run) -> float:
 
 
 def fails(run: Run, work: Work) -> BaseException | None:
-    """Draw how a handler ends that was not told to stop."""
+    """Draw how a handler ends that does not end by a cancellation."""
     rng = run.world.rng
     if work.error is not None:
         return work.error

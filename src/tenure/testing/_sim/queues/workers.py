@@ -76,7 +76,7 @@ class Workers:
             self.run.restart_later(self.consumer.number)
 
     def _come_to_an_end(self, work: Work) -> None:
-        """The handler may first complete its message by itself, or store a state: also if it was told to stop."""
+        """The handler may first complete its message by itself, or store a state: also if it was cancelled."""
         if work.ended:
             return
         delivery, session = work.delivery, work.session
@@ -109,7 +109,7 @@ class Workers:
         delivery = settlements[0].delivery
         work = self.works.get(key_of(delivery))
         if work is None or work.ended:
-            self._kept_completed(settlements, answer)  # or it was told to stop while it waited for this
+            self._kept_completed(settlements, answer)  # or it was cancelled while it waited for this
             return
         self._waits_no_more(delivery)
         if not isinstance(answer, NoAnswer):
@@ -221,7 +221,7 @@ class Workers:
             self._cancel(work, why)
 
     def cancel_all(self, why: Why) -> None:
-        """Cancel every handler; with ``leave``, leave those behind that were told to stop before."""
+        """Cancel every handler; with ``leave``, leave those behind that were cancelled before."""
         for work in list(self.works.values()):
             self._cancel(work, why)
 

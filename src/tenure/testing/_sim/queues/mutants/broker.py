@@ -40,7 +40,7 @@ class _SettlesById(SimulatedBroker):
 
 
 class _SettlesAfterTheEnd(SimulatedBroker):
-    """Takes a verdict after the lock has ended, if nobody else has the message yet."""
+    """Takes a verdict after the lock has ended, if no other consumer has the message yet."""
 
     def _subqueue(self, name: str, now: float) -> Subqueue | None:
         return super()._subqueue(name, now if self._looks else -math.inf)
@@ -144,7 +144,7 @@ class _NoDelay(SimulatedBroker):
 
 
 class _KeepsTwice(SimulatedBroker):
-    """Knows no ids: what is sent again is kept again."""
+    """Remembers no ids: what is sent again is kept again."""
 
     def _send(self, name: str, messages: Sequence[Outgoing], now: float) -> list[str]:
         self._queue(name).sent = RememberedIds()

@@ -1,4 +1,4 @@
-"""Planted bugs in what a consumer believes of its locks, and when it tells a handler to stop."""
+"""Planted bugs in what a consumer believes of its locks, and when it cancels a handler."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class _IgnoresMaxHold(Locks):
 
 
 class _TellsOfKept(Locks):
-    """Tells that a handler runs on which has ended, and has kept its message."""
+    """Reports that a handler runs on, which has ended and kept its message."""
 
     def _may_overrun(self, group: LockGroup, delivery: Delivery) -> bool:
         return key_of(delivery) not in group.overran and group.ended[key_of(delivery)] > -math.inf
@@ -179,11 +179,13 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             Parts(pump=_ServesOldBuffer, locks=_RenewsForAll),
             "outlives lock",
         ),
-        "cancels-late": Mutant("a handler is told to stop when its lock ends", Parts(locks=_CancelsLate), "grace"),
-        "ignores-time": Mutant("a handler is told to stop only by a no", Parts(locks=_IgnoresTime), "not cancelled"),
+        "cancels-late": Mutant("a handler is cancelled when its lock ends", Parts(locks=_CancelsLate), "grace"),
+        "ignores-time": Mutant("a handler is cancelled only by a no", Parts(locks=_IgnoresTime), "not cancelled"),
         "ignores-max-hold": Mutant("a handler may run for ever", Parts(locks=_IgnoresMaxHold), "max hold"),
         "keeps-for-ever": Mutant("what a handler keeps is held on", Parts(locks=_KeepsForEver), "max hold"),
-        "tells-of-kept": Mutant("a handler that has ended is said to run on", Parts(locks=_TellsOfKept), "false alarm"),
+        "tells-of-kept": Mutant(
+            "a handler that has ended is reported to run on", Parts(locks=_TellsOfKept), "false alarm"
+        ),
         "cut-is-renewed": Mutant(
             "one that can't be asked about counts as renewed", Parts(locks=_CutIsRenewed), "outlives lock"
         ),

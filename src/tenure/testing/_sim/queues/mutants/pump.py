@@ -43,7 +43,7 @@ class _DrainLosesBuffer(Pump):
 
 
 class _AbandonsBuffer(Pump):
-    """Gives back what nobody tried as if it had been tried."""
+    """Gives back what was not tried as if it had been tried."""
 
     def _put_back(self, hold: LockGroup) -> int:
         waiting = self._settling._waiting
@@ -54,7 +54,7 @@ class _AbandonsBuffer(Pump):
 
 
 class _StopsAtOnce(Pump):
-    """Calls itself stopped when no handler runs any more, whatever is unanswered."""
+    """Calls itself stopped when no handler runs any more, also with verdicts unanswered."""
 
     def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
         super()._wind_up(now, effects)
@@ -155,7 +155,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "the result of a lost lock is passed on", Parts(pump=_PassesLateResults), "late result"
         ),
         "drain-loses-buffer": Mutant("a drain forgets what waits", Parts(pump=_DrainLosesBuffer), "left behind"),
-        "abandons-buffer": Mutant("what nobody tried is abandoned", Parts(pump=_AbandonsBuffer), "verdict"),
+        "abandons-buffer": Mutant("what was not tried is abandoned", Parts(pump=_AbandonsBuffer), "verdict"),
         "stops-at-once": Mutant("a drain does not wait for answers", Parts(pump=_StopsAtOnce), "left behind"),
         "forgets-returns": Mutant(
             "a drain does not wait for what the locks give back", Parts(pump=_ForgetsReturns), "left behind"

@@ -59,7 +59,7 @@ class _OldOwnerSettles(SimulatedBroker):
 
 
 class _HandsOutOfSessions(SimulatedBroker):
-    """Hands out messages of sessions to those who ask for none."""
+    """Hands out messages of sessions to consumers that ask for none."""
 
     def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
         if message.sequence % 7 == 0 and not subqueue.is_dead:
@@ -101,7 +101,7 @@ class _OvertakesCrashed(SimulatedBroker):
 
 
 class _OldOwnerWrites(SimulatedBroker):
-    """Stores the state of a session for anybody who has had it."""
+    """Stores the state of a session for each consumer that has had it."""
 
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         answer = await super().write_state(held, state)
@@ -295,7 +295,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "the next message is received before the one before is settled", _ReceivesBeforeSettled, "overlap"
         ),
         "goes-on-unanswered": _pump(
-            "a session is kept though nobody knows what was handed out", _GoesOnUnanswered, "overlap"
+            "a session is kept although a receive in it had no answer", _GoesOnUnanswered, "overlap"
         ),
         "releases-while-running": _pump(
             "a session is released while its handler runs", _ReleasesWhileRunning, "late release"
