@@ -21,7 +21,7 @@ from tenure._cli.child import Child
 from tenure._cli.lead_run import LeadOptions, LeadRun
 from tenure._cli.work_run import WorkOptions, WorkRun
 from tenure._lease import Grant
-from tenure._queue import handlers, processes
+from tenure._queue import handler_process, handlers, processes
 from tenure._queue.broker import QueueSettings
 from tenure._queue.context import QueueContext
 from tenure._queue.queue import Queue
@@ -87,7 +87,7 @@ def delay_after(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, owner: type
 
 def report_deadlines(message: tenure.Received) -> None:
     """Wait until the process gets another deadline; report both."""
-    [watch] = [one for one in gc.get_objects() if type(one) is processes._Watch]
+    [watch] = [one for one in gc.get_objects() if type(one) is handler_process._Watch]
     first, give_up = watch._until, time.monotonic() + PATIENCE
     Path(message.body.decode()).write_text("begun")
     while watch._until == first and time.monotonic() < give_up:

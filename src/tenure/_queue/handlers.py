@@ -16,8 +16,9 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeGuard, cast
 
 from tenure._queue.failures import text_of
+from tenure._queue.handler_process import CLOCK, NeverBegins, NotBegun
 from tenure._queue.message import Delivery, Token
-from tenure._queue.processes import CLOCK, NAME, UNGUARDED, Lock, NeverBegins, NotBegun, Processes
+from tenure._queue.processes import NAME, UNGUARDED, Lock, Processes
 from tenure._queue.received import BlockingMessage, Message, Received
 from tenure._runtime.threads import DaemonThreads
 from tenure._timing import Timing
