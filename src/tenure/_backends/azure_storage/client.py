@@ -25,6 +25,7 @@ from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from azure.storage.queue.aio import QueueServiceClient
 
 from tenure._backends.azure_storage.address import Address, Options
+from tenure._runtime.tasks import Tasks
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -165,6 +166,7 @@ class Account:
         self.address: Address = address
         self._connections: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         self._retired: dict[LoopConnections, asyncio.AbstractEventLoop] = {}
+        self._closing = Tasks()  # their close(), under way
         self._worked = False
         self._closed = False
 
@@ -266,8 +268,7 @@ class Account:
 
     def _close_retired(self, connections: LoopConnections) -> None:
         if self._retired.pop(connections, None) is not None:
-            closing = asyncio.ensure_future(connections.close())
-            self._closing = closing  # a loop keeps no reference to its tasks
+            self._closing.spawn(connections.close())
 
 
 def _credential(address: Address) -> tuple[Any, Any]:
