@@ -152,7 +152,8 @@ class SessionCheckers(ConsumerCheckers):
                 what = f"{consumer.name} began with {delivery.id} before {entry.sent.label} was settled"
                 self.violated("overlap", what)
         for work in consumer.works.values():
-            if work.delivery.session == delivery.session and work.delivery is not delivery and work.why is None:
+            is_running = work.why is None and not work.ended  # else only its error hook still runs
+            if work.delivery.session == delivery.session and work.delivery is not delivery and is_running:
                 self.violated("overlap", f"{consumer.name} handles {work.delivery.id} beside {delivery.id}")
 
     def told_to_stop(self, consumer: Consumer, held: Delivery | SessionLock, why: str) -> None:
