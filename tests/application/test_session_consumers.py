@@ -11,7 +11,7 @@ import pytest
 
 from tenure import Retry
 from tenure._queue.broker import Claim, NoSession
-from tenure._queue.effects import Accept, Accepted, Answered, Claimed, ReceiveIn, Release, Settle, Tick
+from tenure._queue.effects import Accept, Accepted, Answered, Claimed, ReceiveSession, Release, Settle, Tick
 from tenure._queue.message import NO_HEADERS, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.pump_settings import PumpSettings
@@ -62,15 +62,15 @@ def test_notes_on_a_delivery_do_not_apply_to_the_next_one() -> None:
     pump = SessionPump("q", "me", PumpSettings(Timing(LOCK)), random.Random(1), {}, now=0.0)
     lock = SessionLock("q", "s", 7, 0.0)
     assert [type(one) for one in pump.handle(Tick(), 0.0)] == [Accept]
-    [receive] = [one for one in pump.handle(Accepted(1, lock), 0.0) if isinstance(one, ReceiveIn)]
+    [receive] = [one for one in pump.handle(Accepted(1, lock), 0.0) if isinstance(one, ReceiveSession)]
     delivery = Delivery("q", 1, 7, "id", b"", NO_HEADERS, 1, 0.0, 0.0, "s")
-    pump.handle(Claimed(receive.ask, [delivery]), 0.0)
+    pump.handle(Claimed(receive.request_id, [delivery]), 0.0)
     assert pump.take(0.0) == delivery
     pump._groups[7].ended[1, 1] = 20.0  # the locks say so while the loop is blocked; their message is not here yet
     assert pump.done(delivery, Abandon())
     [settle] = [one for one in pump.handle(Tick(), 1.0) if isinstance(one, Settle)]
-    effects = pump.handle(Answered(settle.ask, [SETTLED]), 1.0)
-    assert not [one for one in effects if isinstance(one, ReceiveIn)]
+    effects = pump.handle(Answered(settle.request_id, [SETTLED]), 1.0)
+    assert not [one for one in effects if isinstance(one, ReceiveSession)]
     assert [one for one in effects if isinstance(one, Release)]
 
 

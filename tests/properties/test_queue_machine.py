@@ -21,16 +21,16 @@ from tenure._queue.effects import (
     Claimed,
     Drain,
     Emit,
-    Ended,
     Hint,
     LocksEffect,
+    LocksEnded,
     LocksMessage,
+    MessagesGivenBack,
     Pause,
     PumpEffect,
     Receive,
     Renew,
     Resume,
-    Returned,
     Settle,
     Tick,
 )
@@ -174,15 +174,15 @@ class Node:
     def perform(self, machine: Any, effects: Sequence[PumpEffect | LocksEffect]) -> None:
         for effect in effects:
             match effect:
-                case Receive(ask, limit):
-                    self.ask(machine, ask, lambda limit=limit: self.broker.receive(limit), claim=True)
-                case Settle(ask, settlements):
-                    self.ask(machine, ask, lambda settlements=settlements: self.broker.settle(settlements))
-                case Renew(ask, held):
-                    self.ask(machine, ask, lambda held=held: self.broker.renew(held))
+                case Receive(request_id, limit):
+                    self.ask(machine, request_id, lambda limit=limit: self.broker.receive(limit), claim=True)
+                case Settle(request_id, settlements):
+                    self.ask(machine, request_id, lambda settlements=settlements: self.broker.settle(settlements))
+                case Renew(request_id, held):
+                    self.ask(machine, request_id, lambda held=held: self.broker.renew(held))
                 case CancelHandler(delivery, _):
                     self._cancel(delivery[:3], Abandon())
-                case Ended() | Returned():
+                case LocksEnded() | MessagesGivenBack():
                     self.in_flight.append((self.broker.now, self.pump, effect))
                 case CancelAll():
                     for delivery, _until in list(self.running.values()):
@@ -193,20 +193,20 @@ class Node:
         if found is not None:
             self.pump.done(found[0], verdict)
 
-    def ask(self, machine: Any, ask: int, request: Any, *, claim: bool = False) -> None:
+    def ask(self, machine: Any, request_id: int, request: Any, *, claim: bool = False) -> None:
         """Send a request: it and its answer may be lost or delayed."""
         delay = self.rng.choice([0.0, 0.01, self.slow])
         fate = self.rng.random()
         if fate < self.loss or self.broker.now < self.cut_until:
-            event: Any = Answered(ask, NoAnswer("request lost"))
+            event: Any = Answered(request_id, NoAnswer("request lost"))
         else:
             answer = request()
             if fate < 2 * self.loss:
-                event = Answered(ask, NoAnswer("answer lost"))
+                event = Answered(request_id, NoAnswer("answer lost"))
             elif not claim and fate < 3 * self.loss:  # with several servers, some answers may be missing
-                event = Answered(ask, [one if self.rng.random() < 0.5 else NoAnswer("away") for one in answer])
+                event = Answered(request_id, [one if self.rng.random() < 0.5 else NoAnswer("away") for one in answer])
             else:
-                event = Claimed(ask, answer) if claim else Answered(ask, answer)
+                event = Claimed(request_id, answer) if claim else Answered(request_id, answer)
         self.in_flight.append((self.broker.now + delay, machine, event))
 
     def trusts(self, delivery: Delivery) -> bool:
@@ -296,7 +296,7 @@ def trust_the_whole_lock(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_verdict(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pump, "_unanswered", lambda self, ask, why, now, effects: self._settling.answered(ask))
+    patch.setattr(Pump, "_unanswered", lambda self, request_id, why, now, effects: self._settling.answered(request_id))
 
 
 @pytest.mark.parametrize("bug", [count_from_the_answer, trust_the_whole_lock, forget_the_verdict])
@@ -320,7 +320,7 @@ def test_without_an_answer_no_lock_is_trusted_for_longer() -> None:
     locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in locks.handle(Tick(), 10.0) if isinstance(effect, Renew)]
     assert asked.held == [one]
-    locks.handle(Answered(asked.ask, NoAnswer("away")), 11.0)
+    locks.handle(Answered(asked.request_id, NoAnswer("away")), 11.0)
     assert [hold.sure_until for hold in holds.values()] == [25.0, 25.0]
 
 
@@ -350,15 +350,15 @@ def test_a_message_that_expires_in_the_buffer_is_reported_when_it_is_given_back(
     locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in pump.handle(Tick(), 0.0) if isinstance(effect, Receive)]
     one = Delivery("q", 7, 1, "late", b"", NO_HEADERS, 1, 0.0, 0.0)
-    pump.handle(Claimed(asked.ask, [one]), 0.0)
+    pump.handle(Claimed(asked.request_id, [one]), 0.0)
     now = holds[1].renew_at  # no worker has taken it by then
     [back] = [effect for effect in locks.handle(Tick(), now) if isinstance(effect, Settle)]
-    effects = locks.handle(Answered(back.ask, [Settled(dead=True)]), now)
+    effects = locks.handle(Answered(back.request_id, [Settled(dead=True)]), now)
     assert [effect.event for effect in effects if isinstance(effect, Emit)] == [
         MessageDied(now, "q", "me", "late", 7, 1, "expired")
     ]
     for message in effects:
-        if isinstance(message, Returned):
+        if isinstance(message, MessagesGivenBack):
             pump.handle(message, now)
     assert holds == {}
 
@@ -372,13 +372,13 @@ def test_a_claim_that_was_too_large_is_halved_and_grows_again(late: bool) -> Non
         [asked] = [effect for effect in pump.handle(Tick(), now) if isinstance(effect, Receive)]
         limits.append(asked.limit)
         if number >= 2:
-            pump.handle(Claimed(asked.ask, ()), now)
+            pump.handle(Claimed(asked.request_id, ()), now)
         elif late:
             now += LOCK  # its messages are given back
             one = Delivery("q", number, number, "a", b"", NO_HEADERS, 1, 0.0, 0.0)
-            pump.handle(Claimed(asked.ask, [one]), now)
+            pump.handle(Claimed(asked.request_id, [one]), now)
         else:
-            pump.handle(Answered(asked.ask, NoAnswer("too much")), now)
+            pump.handle(Answered(asked.request_id, NoAnswer("too much")), now)
     assert limits == [16, 8, 4, 8, 16, 16, 16]
 
 
@@ -410,16 +410,18 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
                 made = [one._replace(token=made[0].token) for one in made]
                 pump.handle(Claimed(pump._claiming if number else 99, made), now)
             case "answer":
-                for ask, settlements in list(pump._settling._asked.items()):
-                    pump.handle(Answered(ask, [SETTLED] * len(settlements)), now)
+                for request_id, settlements in list(pump._settling._asked.items()):
+                    pump.handle(Answered(request_id, [SETTLED] * len(settlements)), now)
             case "lose":
                 pump.handle(Answered(number + 1, NoAnswer("lost")), now)
             case "locks":
-                for ask, request in list(locks._questions.items()):
+                for request_id, request in list(locks._questions.items()):
                     answer = (LAPSED, Renewed(0.0), NoAnswer("away"))[number % 3]
-                    effects = locks.handle(Answered(ask, [answer] * len(request.held)), now)
-                    undelivered += [one for one in effects if isinstance(one, Ended | Returned)]
-                undelivered += [one for one in locks.handle(Tick(), now) if isinstance(one, Ended | Returned)]
+                    effects = locks.handle(Answered(request_id, [answer] * len(request.held)), now)
+                    undelivered += [one for one in effects if isinstance(one, LocksEnded | MessagesGivenBack)]
+                undelivered += [
+                    one for one in locks.handle(Tick(), now) if isinstance(one, LocksEnded | MessagesGivenBack)
+                ]
             case "deliver" if undelivered:
                 pump.handle(undelivered.pop(0), now)
             case "asks" if taken:

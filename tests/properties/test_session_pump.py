@@ -21,17 +21,17 @@ from tenure._queue.effects import (
     CancelHandler,
     Claimed,
     Drain,
-    Ended,
     Hint,
     LocksEffect,
+    LocksEnded,
+    MessagesGivenBack,
     NothingLeft,
     Pause,
     PumpEffect,
-    ReceiveIn,
+    ReceiveSession,
     Release,
     Renew,
     Resume,
-    Returned,
     Settle,
     Tick,
 )
@@ -219,23 +219,27 @@ class Node:
     def perform(self, machine: Any, effects: Sequence[PumpEffect | LocksEffect]) -> None:
         for effect in effects:
             match effect:
-                case Accept(ask):
-                    self.ask(machine, ask, self.broker.accept, lambda ask, answer: Accepted(ask, answer))
-                case ReceiveIn(ask, lock):
-                    self.ask(machine, ask, lambda lock=lock: self.broker.receive(lock), _claimed)
-                case Release(ask, lock):
-                    self.ask(machine, ask, lambda lock=lock: [self.broker.release(lock)], Answered)
-                case Settle(ask, settlements):
-                    self.ask(machine, ask, lambda settlements=settlements: self.broker.settle(settlements), Answered)
-                case Renew(ask, held):
-                    self.ask(machine, ask, lambda held=held: self.broker.renew(held), Answered)
+                case Accept(request_id):
+                    self.ask(
+                        machine, request_id, self.broker.accept, lambda request_id, answer: Accepted(request_id, answer)
+                    )
+                case ReceiveSession(request_id, lock):
+                    self.ask(machine, request_id, lambda lock=lock: self.broker.receive(lock), _claimed)
+                case Release(request_id, lock):
+                    self.ask(machine, request_id, lambda lock=lock: [self.broker.release(lock)], Answered)
+                case Settle(request_id, settlements):
+                    self.ask(
+                        machine, request_id, lambda settlements=settlements: self.broker.settle(settlements), Answered
+                    )
+                case Renew(request_id, held):
+                    self.ask(machine, request_id, lambda held=held: self.broker.renew(held), Answered)
                 case CancelHandler(delivery, _):
                     if self.rng.random() < 0.9:  # others run on
                         self._cancel(delivery, Abandon())
                 case CancelAll():
                     for delivery, _until in list(self.running.values()):
                         self._cancel(delivery, GIVE_BACK)
-                case Ended() | Returned():
+                case LocksEnded() | MessagesGivenBack():
                     self.road.append((self.broker.now, self.pump, effect))
                 case NothingLeft():
                     self.nothing_left_at = min(self.nothing_left_at, self.broker.now)
@@ -244,16 +248,16 @@ class Node:
         if self.running.pop((delivery.token, delivery.sequence), None) is not None:
             self.pump.done(delivery, verdict)
 
-    def ask(self, machine: Any, ask: int, question: Any, event: Any) -> None:
+    def ask(self, machine: Any, request_id: int, question: Any, event: Any) -> None:
         """Send a question: it arrives or not, its answer comes or not, sooner or later."""
         delay = self.rng.choice([0.0, 0.01, self.slow])
         fate = self.rng.random()
         if fate < self.loss or self.broker.now < self.cut_until:
-            answer: Any = Answered(ask, NoAnswer("lost on its way there"))
+            answer: Any = Answered(request_id, NoAnswer("lost on its way there"))
         else:
-            answer = event(ask, question())
+            answer = event(request_id, question())
             if fate < 2 * self.loss:
-                answer = Answered(ask, NoAnswer("lost on its way back"))
+                answer = Answered(request_id, NoAnswer("lost on its way back"))
         self.road.append((self.broker.now + delay, machine, answer))
 
     def believes(self, delivery: Delivery) -> bool:
@@ -264,8 +268,8 @@ class Node:
         return {one.session for one, _ in self.running.values() if self.believes(one)}
 
 
-def _claimed(ask: int, found: list[Delivery] | None) -> Any:
-    return Answered(ask, [LAPSED]) if found is None else Claimed(ask, found)
+def _claimed(request_id: int, found: list[Delivery] | None) -> Any:
+    return Answered(request_id, [LAPSED]) if found is None else Claimed(request_id, found)
 
 
 def check(nodes: list[Node]) -> None:
@@ -348,9 +352,9 @@ class _ReceivesAtOnce(SessionPump):
 class _GoesOnUnanswered(SessionPump):
     """Keeps a session though nobody knows what was handed out, and overtakes it."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        session = self._receiving.get(ask)
-        super()._unanswered(ask, why, now, effects)
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        session = self._receiving.get(request_id)
+        super()._unanswered(request_id, why, now, effects)
         if session is not None:
             session.is_doubtful = False
 
@@ -375,8 +379,8 @@ class _ForgetsToRelease(SessionPump):
 class _NeverLooksAgain(SessionPump):
     """Takes a question without an answer for the last one."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        super()._unanswered(ask, why, now, effects)
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        super()._unanswered(request_id, why, now, effects)
         self._claim_times.next_at = NEVER
 
 
@@ -416,12 +420,12 @@ def test_accepting_begins_with_one_question_and_doubles() -> None:
     asked = of(Accept, pump.handle(Tick(), 0.0))
     counts = [len(asked)]
     for token in range(2):
-        effects = pump.handle(Accepted(asked[0].ask, SessionLock("q", f"s{token}", token, 0.0)), 0.0)
+        effects = pump.handle(Accepted(asked[0].request_id, SessionLock("q", f"s{token}", token, 0.0)), 0.0)
         asked = [*asked[1:], *of(Accept, effects)]
         counts.append(len(asked))
     assert counts == [1, 2, 3]  # no more than there is room for
     for one in asked:
-        effects = pump.handle(Accepted(one.ask, None), 0.0)
+        effects = pump.handle(Accepted(one.request_id, None), 0.0)
         assert not of(Accept, effects)
 
 
@@ -429,31 +433,31 @@ def test_what_is_left_is_judged_when_all_questions_are_answered() -> None:
     """A question that finds nothing says nothing as long as a session is held: its messages may come back."""
     pump, _, _ = lone(until_empty=True)
     [first] = of(Accept, pump.handle(Tick(), 0.0))
-    effects = pump.handle(Accepted(first.ask, SessionLock("q", "s", 1, 0.0)), 0.0)
-    [receive], [second] = of(ReceiveIn, effects), of(Accept, effects)
-    effects = pump.handle(Accepted(second.ask, None), 0.0)
+    effects = pump.handle(Accepted(first.request_id, SessionLock("q", "s", 1, 0.0)), 0.0)
+    [receive], [second] = of(ReceiveSession, effects), of(Accept, effects)
+    effects = pump.handle(Accepted(second.request_id, None), 0.0)
     assert not of(NothingLeft, effects)
-    effects = pump.handle(Claimed(receive.ask, ()), 1.0)
+    effects = pump.handle(Claimed(receive.request_id, ()), 1.0)
     [release] = of(Release, effects)
-    effects = pump.handle(Answered(release.ask, [SETTLED]), 2.0)
+    effects = pump.handle(Answered(release.request_id, [SETTLED]), 2.0)
     [again] = of(Accept, effects)
-    assert of(NothingLeft, pump.handle(Accepted(again.ask, None), 3.0))
+    assert of(NothingLeft, pump.handle(Accepted(again.request_id, None), 3.0))
 
 
 def test_a_session_in_which_a_handler_was_stopped_is_released_and_not_received_in_again() -> None:
     pump, locks, groups = lone(max_hold=5.0)
     [first] = of(Accept, pump.handle(Tick(), 0.0))
-    [receive] = of(ReceiveIn, pump.handle(Accepted(first.ask, SessionLock("q", "s", 1, 0.0)), 0.0))
+    [receive] = of(ReceiveSession, pump.handle(Accepted(first.request_id, SessionLock("q", "s", 1, 0.0)), 0.0))
     one = Delivery("q", 1, 1, "a", b"", NO_HEADERS, 1, 0.0, 0.0, "s")
-    pump.handle(Claimed(receive.ask, [one]), 0.0)
+    pump.handle(Claimed(receive.request_id, [one]), 0.0)
     assert pump.take(0.0) is one
-    [ended] = of(Ended, locks.handle(Tick(), 5.0))
+    [ended] = of(LocksEnded, locks.handle(Tick(), 5.0))
     assert of(CancelHandler, pump.handle(ended, 5.0))
     assert pump.done(one, Abandon())
     [settle] = of(Settle, pump.handle(Tick(), 5.0))
-    effects = pump.handle(Answered(settle.ask, [SETTLED]), 5.0)
+    effects = pump.handle(Answered(settle.request_id, [SETTLED]), 5.0)
     assert of(Release, effects)
-    assert not of(ReceiveIn, effects)
+    assert not of(ReceiveSession, effects)
     assert groups == {}
 
 
@@ -461,26 +465,26 @@ def test_a_session_is_released_when_a_receive_in_it_gets_no_answer() -> None:
     """The receive may have locked a message that nobody knows of: later ones would overtake it."""
     pump, _, groups = lone(concurrency=1)
     [first] = of(Accept, pump.handle(Tick(), 0.0))
-    [receive] = of(ReceiveIn, pump.handle(Accepted(first.ask, SessionLock("q", "s", 1, 0.0)), 0.0))
-    effects = pump.handle(Answered(receive.ask, NoAnswer("timed out")), 1.0)
+    [receive] = of(ReceiveSession, pump.handle(Accepted(first.request_id, SessionLock("q", "s", 1, 0.0)), 0.0))
+    effects = pump.handle(Answered(receive.request_id, NoAnswer("timed out")), 1.0)
     assert [one.session.token for one in of(Release, effects)] == [1]
-    assert not of(ReceiveIn, effects)
+    assert not of(ReceiveSession, effects)
     assert groups == {}
 
 
 def test_a_handler_that_runs_on_keeps_its_session_from_others_until_the_lock_ends() -> None:
     pump, locks, groups = lone(max_hold=5.0)
     [first] = of(Accept, pump.handle(Tick(), 0.0))
-    [receive] = of(ReceiveIn, pump.handle(Accepted(first.ask, SessionLock("q", "s", 1, 0.0)), 0.0))
+    [receive] = of(ReceiveSession, pump.handle(Accepted(first.request_id, SessionLock("q", "s", 1, 0.0)), 0.0))
     one = Delivery("q", 1, 1, "a", b"", NO_HEADERS, 1, 0.0, 0.0, "s")
-    pump.handle(Claimed(receive.ask, [one]), 0.0)
+    pump.handle(Claimed(receive.request_id, [one]), 0.0)
     pump.take(0.0)
     now = 5.0
     while now < LOCK:
         for effect in locks.handle(Tick(), now):
             if isinstance(effect, Renew):
-                locks.handle(Answered(effect.ask, [Renewed(0.0)]), now)
-            if isinstance(effect, Ended):
+                locks.handle(Answered(effect.request_id, [Renewed(0.0)]), now)
+            if isinstance(effect, LocksEnded):
                 pump.handle(effect, now)
         now = max(now + 0.1, locks.wake_at)
     assert groups[1].over
@@ -507,21 +511,21 @@ class _LookedAt(dict[int, tuple[Delivery, float]]):
 def test_a_message_that_is_received_again_while_the_locks_look_at_its_last_delivery_is_watched_by_itself() -> None:
     pump, locks, groups = lone(concurrency=1, max_hold=5.0)
     [first] = of(Accept, pump.handle(Tick(), 0.0))
-    [receive] = of(ReceiveIn, pump.handle(Accepted(first.ask, SessionLock("q", "s", 1, 0.0)), 0.0))
+    [receive] = of(ReceiveSession, pump.handle(Accepted(first.request_id, SessionLock("q", "s", 1, 0.0)), 0.0))
     one, two = (Delivery("q", 1, 1, "a", b"", NO_HEADERS, count, 0.0, 0.0, "s") for count in (1, 2))
 
     def abandon_and_receive_again() -> None:
         assert pump.done(one, Abandon())
         [settle] = of(Settle, pump.handle(Tick(), 5.0))
-        [again] = of(ReceiveIn, pump.handle(Answered(settle.ask, [SETTLED]), 5.0))
-        pump.handle(Claimed(again.ask, [two]), 5.0)
+        [again] = of(ReceiveSession, pump.handle(Answered(settle.request_id, [SETTLED]), 5.0))
+        pump.handle(Claimed(again.request_id, [two]), 5.0)
         assert pump.take(5.0) is two
 
     groups[1].running = _LookedAt(abandon_and_receive_again)
-    pump.handle(Claimed(receive.ask, [one]), 0.0)
+    pump.handle(Claimed(receive.request_id, [one]), 0.0)
     assert pump.take(0.0) is one
-    [late] = of(Ended, locks.handle(Tick(), 5.0))
+    [late] = of(LocksEnded, locks.handle(Tick(), 5.0))
     assert not of(CancelHandler, pump.handle(late, 5.0))
     assert pump.sure_until(two) == groups[1].sure_until
-    [ended] = of(Ended, locks.handle(Tick(), 10.0))
+    [ended] = of(LocksEnded, locks.handle(Tick(), 10.0))
     assert [stopped.delivery for stopped in of(CancelHandler, pump.handle(ended, 10.0))] == [two]

@@ -16,7 +16,7 @@ from tenure._queue.effects import (
     Claimed,
     PumpInput,
     Receive,
-    ReceiveIn,
+    ReceiveSession,
     Release,
     Request,
     Settle,
@@ -93,7 +93,7 @@ class BrokerRequests:
                 except (Exception, asyncio.CancelledError) as error:
                     if is_noted:
                         self._subscription.failed()
-                    event = self._unanswered(request.ask, error)
+                    event = self._unanswered(request.request_id, error)
                 if event is None:
                     return
                 requests = self._host.decide(event)
@@ -110,24 +110,24 @@ class BrokerRequests:
         """Return what is to be given to the pump; None if the host has it already."""
         broker = self._context.broker
         match request:
-            case ReceiveIn(ask, session):
+            case ReceiveSession(request_id, session):
                 claim = await broker.receive_session(session, 1)
                 if isinstance(claim, Lapsed):
-                    return Answered(ask, [claim])
+                    return Answered(request_id, [claim])
                 if claim.died:
                     self._context.tell_of_dead(claim.died)
-                self._host.feed_soon(Claimed(ask, claim.deliveries, claim.due_in))
+                self._host.feed_soon(Claimed(request_id, claim.deliveries, claim.due_in))
                 return None
-            case Settle(ask, settlements):
-                return Answered(ask, await broker.settle(settlements))
-            case Receive(ask, limit):
-                return await self._receive(ask, limit)
-            case Accept(ask):
-                return await self._accept(ask, is_noted)
-            case Release(ask, session):
-                return Answered(ask, [await broker.release(session)])
+            case Settle(request_id, settlements):
+                return Answered(request_id, await broker.settle(settlements))
+            case Receive(request_id, limit):
+                return await self._receive(request_id, limit)
+            case Accept(request_id):
+                return await self._accept(request_id, is_noted)
+            case Release(request_id, session):
+                return Answered(request_id, [await broker.release(session)])
 
-    async def _receive(self, ask: int, limit: int) -> Claimed:
+    async def _receive(self, request_id: int, limit: int) -> Claimed:
         context = self._context
         context.look_after()
         claim = await context.broker.receive(context.name, limit, self._lock)
@@ -135,9 +135,9 @@ class BrokerRequests:
         if claim.died:
             context.tell_of_dead(claim.died)
         self._answered(bool(claim.deliveries), claim.due_in)
-        return Claimed(ask, claim.deliveries, claim.due_in)
+        return Claimed(request_id, claim.deliveries, claim.due_in)
 
-    async def _accept(self, ask: int, is_noted: bool) -> Accepted:
+    async def _accept(self, request_id: int, is_noted: bool) -> Accepted:
         context = self._context
         context.look_after()
         answer = await context.broker.accept(context.name, None, self._lock)
@@ -147,7 +147,7 @@ class BrokerRequests:
             context.tell_of_dead(answer.died)
         if is_noted:
             self._answered(session is not None, due_in)
-        return Accepted(ask, session, due_in)
+        return Accepted(request_id, session, due_in)
 
     def _answered(self, found: bool, due_in: float | None) -> None:
         if not found and due_in == 0 and self._pump.state is not RUNNING:
@@ -155,19 +155,19 @@ class BrokerRequests:
         else:
             self._subscription.answered(found, due_in)
 
-    def _unanswered(self, ask: int, error: BaseException) -> PumpInput | None:
-        """Return the event that request number *ask* got no answer, if that is all that *error* says.
+    def _unanswered(self, request_id: int, error: BaseException) -> PumpInput | None:
+        """Return the event that request number *request_id* got no answer, if that is all that *error* says.
 
         Raises:
             CancelledError: The task was cancelled.
         """
         why = self._context.why_unanswered(error)
         if why is not None:
-            return Answered(ask, NoAnswer(why))
+            return Answered(request_id, NoAnswer(why))
         if not isinstance(error, asyncio.CancelledError):
             self._host.fail(error)
             return None
         if not self._host.has_ended:  # the loop is ending, and the pump waits for each answer
-            for request in self._host.decide(Answered(ask, NoAnswer("the request was cancelled"))):
+            for request in self._host.decide(Answered(request_id, NoAnswer("the request was cancelled"))):
                 self.begin(request)
         raise error

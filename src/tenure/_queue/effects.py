@@ -31,9 +31,9 @@ class Hint:
 
 @dataclass(slots=True)
 class Claimed:
-    """The answer to claim number *ask*: *deliveries*; *due_in* as in :class:`tenure._queue.broker.Claim`."""
+    """The answer to claim number *request_id*: *deliveries*; *due_in* as in :class:`tenure._queue.broker.Claim`."""
 
-    ask: int
+    request_id: int
     deliveries: Sequence[Delivery]
     due_in: float | None = None
 
@@ -43,9 +43,9 @@ Answers = Sequence[Settled | Lapsed | Renewed | NoAnswer]
 
 @dataclass(slots=True)
 class Answered:
-    """The answer to request number *ask*. Each request has one, however late."""
+    """The answer to request number *request_id*. Each request has one, however late."""
 
-    ask: int
+    request_id: int
     answers: Answers | NoAnswer
 
 
@@ -73,9 +73,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The answer to accept number *ask*: *session*, or None; *due_in* as in ``NoSession``."""
+    """The answer to accept number *request_id*: *session*, or None; *due_in* as in ``NoSession``."""
 
-    ask: int
+    request_id: int
     session: SessionLock | None
     due_in: float | None = None
 
@@ -84,7 +84,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LocksEnded:
     """These locks were over, or about to be, at the moment *at*; for each the reason."""
 
     at: float
@@ -92,13 +92,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class MessagesGivenBack:
     """So many messages of these groups, which waited for too long, have gone back to the broker."""
 
     counts: Sequence[tuple[Token, int]]
 
 
-LocksMessage = Ended | Returned
+LocksMessage = LocksEnded | MessagesGivenBack
 
 PumpInput = Tick | Hint | Claimed | Accepted | Answered | Pause | Resume | Drain | LocksMessage
 LocksInput = Tick | Answered
@@ -111,7 +111,7 @@ LocksInput = Tick | Answered
 class Receive:
     """Claim up to *limit* messages."""
 
-    ask: int
+    request_id: int
     limit: int
 
 
@@ -119,14 +119,14 @@ class Receive:
 class Accept:
     """Lock the next free session with a message waiting. The answer is ``Accepted``."""
 
-    ask: int
+    request_id: int
 
 
 @dataclass(slots=True)
-class ReceiveIn:
+class ReceiveSession:
     """Claim the next message of *session*. The answer is ``Claimed``, or ``Answered`` if the lock is over."""
 
-    ask: int
+    request_id: int
     session: SessionLock
 
 
@@ -134,7 +134,7 @@ class ReceiveIn:
 class Release:
     """Unlock *session*, and give back what was received in it and not settled."""
 
-    ask: int
+    request_id: int
     session: SessionLock
 
 
@@ -142,7 +142,7 @@ class Release:
 class Settle:
     """Pass these verdicts."""
 
-    ask: int
+    request_id: int
     settlements: Sequence[Settlement]
 
 
@@ -150,16 +150,16 @@ class Settle:
 class Renew:
     """Ask for more time for these."""
 
-    ask: int
+    request_id: int
     held: Sequence[Delivery | SessionLock]
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
+class WakeWorkers:
     """Messages wait: let idle workers take them."""
 
 
-SERVE = Serve()
+WAKE_WORKERS = WakeWorkers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +205,10 @@ class NothingLeft:
     """The queue is empty, nothing is in hand, and nothing that was abandoned is still to come back: drain now."""
 
 
-Request = Receive | Accept | ReceiveIn | Release | Settle
+Request = Receive | Accept | ReceiveSession | Release | Settle
 """An effect of the pump that the broker answers."""
 
-REQUESTS: frozenset[type[object]] = frozenset({Receive, Accept, ReceiveIn, Release, Settle})
+REQUESTS: frozenset[type[object]] = frozenset({Receive, Accept, ReceiveSession, Release, Settle})
 
-PumpEffect = Request | NothingLeft | Serve | CancelHandler | CancelAll | Report | Emit
-LocksEffect = Renew | Settle | Ended | Returned | Emit
+PumpEffect = Request | NothingLeft | WakeWorkers | CancelHandler | CancelAll | Report | Emit
+LocksEffect = Renew | Settle | LocksEnded | MessagesGivenBack | Emit

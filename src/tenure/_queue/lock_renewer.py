@@ -12,11 +12,11 @@ from tenure._queue.context import QueueContext
 from tenure._queue.effects import (
     Answered,
     Emit,
-    Ended,
+    LocksEnded,
     LocksInput,
     LocksMessage,
+    MessagesGivenBack,
     Renew,
-    Returned,
     Settle,
     Tick,
 )
@@ -80,11 +80,11 @@ class LockRenewer:
         messages: list[LocksMessage | Emit] = []
         for effect in self._locks.handle(event, self._context.clock.now()):
             match effect:
-                case Renew(ask, held) if not self._ended:
-                    self._spawn(self._ask(ask, self._context.broker.renew(held, self._context.settings.lock)))
-                case Settle(ask, settlements):
-                    self._spawn(self._ask(ask, self._context.broker.settle(settlements)))
-                case Ended() | Returned() | Emit():
+                case Renew(request_id, held) if not self._ended:
+                    self._spawn(self._ask(request_id, self._context.broker.renew(held, self._context.settings.lock)))
+                case Settle(request_id, settlements):
+                    self._spawn(self._ask(request_id, self._context.broker.settle(settlements)))
+                case LocksEnded() | MessagesGivenBack() | Emit():
                     messages.append(effect)
         if messages:
             with suppress(RuntimeError):  # that loop is closed, and its handlers have ended with it
@@ -95,7 +95,7 @@ class LockRenewer:
             wait = min(max(0.0, self._locks.wake_at - self._context.clock.now()), TIMER_MAX)
             self._timer = self._loop.call_later(wait, self._feed, Tick())
 
-    async def _ask(self, ask: int, question: Awaitable[Any]) -> None:
+    async def _ask(self, request_id: int, question: Awaitable[Any]) -> None:
         try:
             answers = await question
         except (Exception, asyncio.CancelledError) as error:  # also one that can never work: the locks end in time
@@ -103,7 +103,7 @@ class LockRenewer:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # this was cancelled at the end
             answers = NoAnswer(str(error) if isinstance(error, TenureError) else f"{name_of(error)}: {text_of(error)}")
-        self._feed(Answered(ask, answers))
+        self._feed(Answered(request_id, answers))
 
     def _deliver(self, messages: Sequence[LocksMessage | Emit]) -> None:
         """Pass on the messages and events of one step. Called on the loop of the handlers."""

@@ -19,11 +19,11 @@ from tenure._lease import NoAnswer
 from tenure._queue.effects import (
     Answered,
     Emit,
-    Ended,
     LocksEffect,
+    LocksEnded,
     LocksInput,
+    MessagesGivenBack,
     Renew,
-    Returned,
     Settle,
 )
 from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, key_of, named
@@ -79,10 +79,10 @@ class Locks:
         effects: list[LocksEffect] = []
         self._late_by = now - self.wake_at
         match event:
-            case Answered(ask, answers) if ask in self._questions:
-                self._take(self._questions.pop(ask), answers, now, effects)
-            case Answered(ask, answers) if ask in self._returns:
-                self._returned(self._returns.pop(ask), answers, now, effects)
+            case Answered(request_id, answers) if request_id in self._questions:
+                self._take(self._questions.pop(request_id), answers, now, effects)
+            case Answered(request_id, answers) if request_id in self._returns:
+                self._returned(self._returns.pop(request_id), answers, now, effects)
             case _:
                 pass
         for group in list(self._groups.values()):
@@ -91,7 +91,7 @@ class Locks:
         self._give_back(now, effects)
         self._set_wake_at(now)
         if self._ended:
-            effects.append(Ended(now, self._ended))
+            effects.append(LocksEnded(now, self._ended))
             self._ended = []
         return effects
 
@@ -270,4 +270,4 @@ class Locks:
             self._returning[:0] = [one for one in unanswered if now < one[1]]
             self._return_at = now + later(self.settings.timing.retry_every, self._rng)
         if over:
-            effects.append(Returned(list(Counter(settlement.delivery.token for settlement in over).items())))
+            effects.append(MessagesGivenBack(list(Counter(settlement.delivery.token for settlement in over).items())))

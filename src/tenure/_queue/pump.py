@@ -27,7 +27,7 @@ step that only one of them can win.
        │            │
        └──▶ DRAINING ──▶ STOPPED   Drain: finish what runs until the deadline, cancel and give back the rest, settle all
                                    Stopped when every verdict and every give-back, the locks' too, is answered; or
-                    ──▶ LEFT       when the time for that is over, and the locks run out by themselves
+                    ──▶ TIMED_OUT  when the time for that is over, and the locks run out by themselves
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from tenure._jitter import Rng, later, sooner
 from tenure._lease import NoAnswer
 from tenure._queue.claiming import ClaimSizes, ClaimTimes
 from tenure._queue.effects import (
-    SERVE,
+    WAKE_WORKERS,
     Answered,
     CancelAll,
     CancelHandler,
     Claimed,
     Drain,
     Emit,
-    Ended,
     Hint,
+    LocksEnded,
+    MessagesGivenBack,
     NothingLeft,
     Pause,
     PumpEffect,
@@ -55,14 +56,13 @@ from tenure._queue.effects import (
     Receive,
     Report,
     Resume,
-    Returned,
     Tick,
 )
 from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, key_of, named
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.settling import Settling
-from tenure._queue.stopping import DRAINING, LEFT, PAUSED, RUNNING, STOPPED, TRANSITIONS, DrainSteps, State
+from tenure._queue.stopping import DRAINING, PAUSED, RUNNING, STOPPED, TIMED_OUT, TRANSITIONS, DrainSteps, State
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Lapsed, Renewed, Settled, Settlement, Verdict
 from tenure.events import BrokerUnanswered, GivenBack, LockEnded
 
@@ -252,13 +252,13 @@ class Pump:
                 pass
             case Hint():
                 self._claim_times.hint(now)
-            case Claimed(ask, deliveries, due_in):
-                self._claimed(ask, deliveries, due_in, now, effects)
-            case Answered(ask, answers):
+            case Claimed(request_id, deliveries, due_in):
+                self._claimed(request_id, deliveries, due_in, now, effects)
+            case Answered(request_id, answers):
                 if isinstance(answers, NoAnswer):
-                    self._unanswered(ask, answers.why, now, effects)
+                    self._unanswered(request_id, answers.why, now, effects)
                 else:
-                    self._answered(ask, answers, now, effects)
+                    self._answered(request_id, answers, now, effects)
             case Pause():
                 if self.state is RUNNING:
                     self._move(PAUSED)
@@ -269,10 +269,10 @@ class Pump:
                     self._claim_times.next_at = now
             case Drain(deadline, until):
                 self._drain(deadline, until, now, effects)
-            case Ended(at, locks):
+            case LocksEnded(at, locks):
                 for held, why in locks:
                     self._lock_ended(held, why, at, effects)
-            case Returned(counts):
+            case MessagesGivenBack(counts):
                 for token, count in counts:
                     if (group := self._groups.get(token)) is not None:
                         self._close(group, count)
@@ -326,9 +326,14 @@ class Pump:
             effects.append(Receive(self._requests, self._claim_sizes.asked(room)))
 
     def _claimed(
-        self, ask: int, deliveries: Sequence[Delivery], due_in: float | None, now: float, effects: list[PumpEffect]
+        self,
+        request_id: int,
+        deliveries: Sequence[Delivery],
+        due_in: float | None,
+        now: float,
+        effects: list[PumpEffect],
     ) -> None:
-        if ask != self._claiming:
+        if request_id != self._claiming:
             return
         self._claiming = 0
         self._claim_sizes.ask_more()
@@ -347,7 +352,7 @@ class Pump:
         self._groups[token] = group
         if self.state is RUNNING and now < renew_at:
             self._line.append(group)
-            effects.append(SERVE)
+            effects.append(WAKE_WORKERS)
         else:  # the answer was too late, or the pump is stopping
             if now >= renew_at:
                 self._claim_sizes.ask_less()
@@ -360,12 +365,16 @@ class Pump:
         """Pass the verdicts that gathered while the last ones were on their way."""
         if now >= self._settling.wake_at:
             self._requests += 1
-            effects.append(self._settling.ask(self._requests))
+            effects.append(self._settling.next_request(self._requests))
 
     def _answered(
-        self, ask: int, answers: Sequence[Settled | Lapsed | Renewed | NoAnswer], now: float, effects: list[PumpEffect]
+        self,
+        request_id: int,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer],
+        now: float,
+        effects: list[PumpEffect],
     ) -> None:
-        settlements = self._settling.answered(ask)
+        settlements = self._settling.answered(request_id)
         if settlements is None:
             return
         self._misses = 0
@@ -408,16 +417,16 @@ class Pump:
         if group.settled >= group.size:
             self._groups.pop(group.token, None)
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
         retry = self._retry_in(self._misses)
-        if ask == self._claiming:
+        if request_id == self._claiming:
             self._claiming = 0
             self._misses += 1
             self._claim_times.unanswered(now + retry)
             self._claim_sizes.ask_less()
             effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "receive", why)))
             return
-        settlements = self._settling.answered(ask)
+        settlements = self._settling.answered(request_id)
         if settlements is None:
             return
         self._misses += 1
@@ -475,7 +484,7 @@ class Pump:
     def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
         while (step := self._drain_steps.take(now)) is not None:
             if step == "give up":
-                self._move(LEFT)
+                self._move(TIMED_OUT)
                 return
             if self.busy:
                 effects.append(CancelAll(step))

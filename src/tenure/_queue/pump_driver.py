@@ -21,8 +21,8 @@ from tenure._queue.effects import (
     PumpInput,
     Report,
     Request,
-    Serve,
     Tick,
+    WakeWorkers,
 )
 from tenure._queue.handlers import Handlers
 from tenure._queue.hints import MESSAGES, SESSIONS, Subscription
@@ -34,7 +34,7 @@ from tenure._queue.options import ConsumeSettings
 from tenure._queue.pump import Pump
 from tenure._queue.received import Message
 from tenure._queue.reports import event_of
-from tenure._queue.stopping import LEFT, STOPPED
+from tenure._queue.stopping import STOPPED, TIMED_OUT
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Settled, Settlement
 from tenure._queue.worker import Workers
 from tenure._runtime.tasks import Tasks
@@ -132,7 +132,7 @@ class PumpDriver:
             for event in events:
                 for effect in self.pump.handle(event, now):
                     kind = type(effect)
-                    if kind is Serve:
+                    if kind is WakeWorkers:
                         serves = True
                     elif kind in REQUESTS:
                         requests.append(effect)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ class PumpDriver:
             return ()
         if self.ended.done():  # an effect has fed the pump again
             return requests
-        if self.pump.state in (STOPPED, LEFT):
+        if self.pump.state in (STOPPED, TIMED_OUT):
             self.ended.set_result(None)
         else:
             self._set_timer()

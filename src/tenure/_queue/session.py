@@ -11,7 +11,7 @@ from tenure._queue.broker import Claim, NoSession
 from tenure._queue.cancelling import outlast
 from tenure._queue.checks import check_count
 from tenure._queue.context import QueueContext
-from tenure._queue.effects import Ended, LocksMessage
+from tenure._queue.effects import LocksEnded, LocksMessage
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.lock_renewer import LockRenewer
 from tenure._queue.locks import Locks
@@ -229,7 +229,7 @@ class Session:
             raise cancellation
 
     def _on_locks_message(self, message: LocksMessage) -> None:
-        if self.lost.is_set() or not isinstance(message, Ended):
+        if self.lost.is_set() or not isinstance(message, LocksEnded):
             return
         self.lost.set()
         if self._owner is not None:

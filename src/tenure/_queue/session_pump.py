@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from tenure._jitter import Rng, sooner
 from tenure._queue.effects import (
-    SERVE,
+    WAKE_WORKERS,
     Accept,
     Accepted,
     Answers,
@@ -36,7 +36,7 @@ from tenure._queue.effects import (
     Emit,
     PumpEffect,
     PumpInput,
-    ReceiveIn,
+    ReceiveSession,
     Release,
     Report,
 )
@@ -195,14 +195,14 @@ class SessionPump(Pump):
 
     def handle(self, event: PumpInput, now: float) -> list[PumpEffect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
-        if isinstance(event, Accepted) and event.ask in self._accepting:
+        if isinstance(event, Accepted) and event.request_id in self._accepting:
             effects: list[PumpEffect] = []
-            self._accepted(event, self._accepting.pop(event.ask), now, effects)
+            self._accepted(event, self._accepting.pop(event.request_id), now, effects)
             self._go_on(now, effects)
             return effects
-        if isinstance(event, Claimed) and event.ask in self._receiving:
+        if isinstance(event, Claimed) and event.request_id in self._receiving:
             effects = []
-            self._received(self._receiving.pop(event.ask), event, now, effects)
+            self._received(self._receiving.pop(event.request_id), event, now, effects)
             self._go_on(now, effects)
             return effects
         return super().handle(event, now)
@@ -270,7 +270,7 @@ class SessionPump(Pump):
             self._requests += 1
             session.is_receiving = True
             self._receiving[self._requests] = session
-            effects.append(ReceiveIn(self._requests, session.lock))
+            effects.append(ReceiveSession(self._requests, session.lock))
         else:
             self._release(session)
 
@@ -288,7 +288,7 @@ class SessionPump(Pump):
         elif self.state is RUNNING:
             session.group.waiting.extend(event.deliveries)
             self._line.append(session.group)
-            effects.append(SERVE)
+            effects.append(WAKE_WORKERS)
         else:
             self._give_back(session, len(event.deliveries), now, effects)
 
@@ -320,47 +320,47 @@ class SessionPump(Pump):
 
     # --- answers ---
 
-    def _answered(self, ask: int, answers: Answers, now: float, effects: list[PumpEffect]) -> None:
-        if ask in self._receiving:  # the lock is over
-            session = self._receiving.pop(ask)
+    def _answered(self, request_id: int, answers: Answers, now: float, effects: list[PumpEffect]) -> None:
+        if request_id in self._receiving:  # the lock is over
+            session = self._receiving.pop(request_id)
             session.is_receiving = False
             self._drop(session)
-        elif ask in self._releasing:
-            del self._releasing[ask]
+        elif request_id in self._releasing:
+            del self._releasing[request_id]
             self._misses = 0
             self._claim_times.claim_at_once(now)  # no further hint comes for messages sent into it meanwhile
         else:
-            asked = self._settling.asked(ask)
-            super()._answered(ask, answers, now, effects)
+            asked = self._settling.asked(request_id)
+            super()._answered(request_id, answers, now, effects)
             if self._lost:
                 self._report_undecided(asked, effects)
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
         again_at = now + self._retry_in(max(self._misses, self._receive_misses))
         what = None
-        if ask in self._accepting:
+        if request_id in self._accepting:
             what = "accept"
-            del self._accepting[ask]
+            del self._accepting[request_id]
             self._accepts_most = 1
             self._claim_times.unanswered(again_at)
-        elif ask in self._receiving:
+        elif request_id in self._receiving:
             what = "receive"
-            session = self._receiving.pop(ask)
+            session = self._receiving.pop(request_id)
             session.is_receiving = False
             session.is_doubtful = True  # messages may have been locked: they go back with the session
             self._ready.append(session)
             # Once released, it would be accepted again at once: an answer to an accept is no sign of one to a receive.
             self._receive_misses += 1
             self._claim_times.hold_off(again_at)
-        elif ask in self._releasing:
+        elif request_id in self._releasing:
             what = "release"
-            lock, until = self._releasing.pop(ask)
+            lock, until = self._releasing.pop(request_id)
             if now < until:
                 self._to_release.append((lock, until))
                 self._release_at = again_at
         if what is None:
-            asked = self._settling.asked(ask)
-            super()._unanswered(ask, why, now, effects)
+            asked = self._settling.asked(request_id)
+            super()._unanswered(request_id, why, now, effects)
             if self._lost:
                 self._report_undecided(asked, effects)
         else:

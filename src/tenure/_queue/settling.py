@@ -47,7 +47,7 @@ class Settling:
         """When the next request is due; infinity for never."""
         return self._not_before if self._waiting and len(self._asked) < self._requests_max else NEVER
 
-    def ask(self, number: int) -> Settle:
+    def next_request(self, number: int) -> Settle:
         """Return the next request, which has this *number*; it is due."""
         batch = self._waiting[:SETTLE_MAX]
         del self._waiting[:SETTLE_MAX]

@@ -15,18 +15,18 @@ class State(Enum):
     PAUSED = "paused"  # claims nothing; handlers that run go on
     DRAINING = "draining"  # claims nothing any more; waits for handlers and answers
     STOPPED = "stopped"  # no handler runs and every request is answered
-    LEFT = "left"  # the time of the drain is over; handlers and requests are left, and their locks run out
+    TIMED_OUT = "timed out"  # the time of the drain is over; handlers and requests are left, and their locks run out
 
 
-RUNNING, PAUSED, DRAINING, STOPPED, LEFT = State
+RUNNING, PAUSED, DRAINING, STOPPED, TIMED_OUT = State
 """The same by themselves: ``State.RUNNING`` takes as long as a call on Python 3.11, and is asked for every message."""
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.RUNNING: frozenset({State.PAUSED, State.DRAINING}),
     State.PAUSED: frozenset({State.RUNNING, State.DRAINING}),
-    State.DRAINING: frozenset({State.STOPPED, State.LEFT}),
+    State.DRAINING: frozenset({State.STOPPED, State.TIMED_OUT}),
     State.STOPPED: frozenset(),
-    State.LEFT: frozenset(),
+    State.TIMED_OUT: frozenset(),
 }
 """Every legal change of state; the machine refuses any other, whatever it is fed."""
 

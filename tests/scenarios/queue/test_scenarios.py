@@ -25,21 +25,21 @@ from tenure._queue.effects import (
     Claimed,
     Drain,
     Emit,
-    Ended,
     Hint,
     LocksEffect,
+    LocksEnded,
+    MessagesGivenBack,
     Pause,
     PumpEffect,
     Receive,
-    ReceiveIn,
+    ReceiveSession,
     Release,
     Renew,
     Report,
     Resume,
-    Returned,
-    Serve,
     Settle,
     Tick,
+    WakeWorkers,
 )
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.locks import Locks
@@ -106,7 +106,7 @@ class Machines:
             effects = self.locks.handle(self._locks_event(words, tail.split()), now)
             lines = self._lines(effects, self.locks.wake_at)
             for message in effects:
-                if isinstance(message, Ended | Returned):
+                if isinstance(message, LocksEnded | MessagesGivenBack):
                     lines += self._lines(self.pump.handle(message, now), self.pump.wake_at)
             return lines
         if word == "take":
@@ -176,23 +176,23 @@ class Machines:
 
 def _line(effect: PumpEffect | LocksEffect) -> str:
     match effect:
-        case Receive(ask, limit):
-            return f"receive #{ask}: up to {limit}"
-        case Accept(ask):
-            return f"accept #{ask}"
-        case ReceiveIn(ask, session):
-            return f"receive #{ask}: in {session.session}"
-        case Release(ask, session):
-            return f"release #{ask}: {session.session}"
-        case Settle(ask, settlements):
-            return f"settle #{ask}: {', '.join(_judged(one) for one in settlements)}"
-        case Renew(ask, held):
-            return f"renew #{ask}: {' '.join(_held(one) for one in held)}"
-        case Serve():
+        case Receive(request_id, limit):
+            return f"receive #{request_id}: up to {limit}"
+        case Accept(request_id):
+            return f"accept #{request_id}"
+        case ReceiveSession(request_id, session):
+            return f"receive #{request_id}: in {session.session}"
+        case Release(request_id, session):
+            return f"release #{request_id}: {session.session}"
+        case Settle(request_id, settlements):
+            return f"settle #{request_id}: {', '.join(_judged(one) for one in settlements)}"
+        case Renew(request_id, held):
+            return f"renew #{request_id}: {' '.join(_held(one) for one in held)}"
+        case WakeWorkers():
             return "serve"
-        case Ended(_, locks):
+        case LocksEnded(_, locks):
             return f"to the pump: ended {', '.join(f'{_held(held)} {why}' for held, why in locks)}"
-        case Returned(counts):
+        case MessagesGivenBack(counts):
             return f"to the pump: returned {', '.join(f'{count} of {token}' for token, count in counts)}"
         case CancelHandler(delivery, why):
             return f"cancel the handler of {delivery.sequence}: {why}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING, QueueOptions
-from tenure._queue.effects import Accept, Receive, ReceiveIn, Release, Renew, Settle
+from tenure._queue.effects import Accept, Receive, ReceiveSession, Release, Renew, Settle
 from tenure._queue.message import DeadMessage, SessionLock, Stats
 from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, SimulatedBroker, at_once
 from tenure.testing._sim.queues.protocols import BrokerServerRun
@@ -71,7 +71,7 @@ class BrokerServer(Server):
 
         The second one would lock a message of which its consumer gets no answer, and later ones would overtake it.
         """
-        return super().may_repeat(message) and not isinstance(message, ReceiveIn)
+        return super().may_repeat(message) and not isinstance(message, ReceiveSession)
 
     def perform(self, process: Any, message: Any) -> Any:
         """Let the broker do what *message* asks for."""
@@ -117,7 +117,7 @@ class BrokerServer(Server):
                 self._sessions.accepted(answer, self._lock, now)
                 if isinstance(answer, SessionLock):
                     self._run.session_checkers.locked(process, [answer])
-            case ReceiveIn(session=held):
+            case ReceiveSession(session=held):
                 answer = at_once(self.broker.receive_session(held, 1))
                 self._sessions.claimed(held, answer, now)
             case Release(session=held):

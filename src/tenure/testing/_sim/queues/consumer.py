@@ -22,22 +22,22 @@ from tenure._queue.effects import (
     Claimed,
     Drain,
     Emit,
-    Ended,
     Hint,
     LocksEffect,
+    LocksEnded,
     LocksInput,
+    MessagesGivenBack,
     Pause,
     PumpEffect,
     PumpInput,
     Receive,
-    ReceiveIn,
+    ReceiveSession,
     Release,
     Renew,
     Resume,
-    Returned,
-    Serve,
     Settle,
     Tick,
+    WakeWorkers,
 )
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.message import Delivery, SessionLock, Token
@@ -179,10 +179,16 @@ class Consumer(LoopProcess):
         self.checkers.decided(self, event, was, effects)
         for effect in effects:
             match effect:
-                case Serve():
+                case WakeWorkers():
                     self.world.after(0.0, self.on_loop_soon, self.workers.serve)
-                case Settle(ask) | Receive(ask) | Accept(ask) | ReceiveIn(ask) | Release(ask):
-                    self._pump_client.ask(ask, effect)
+                case (
+                    Settle(request_id)
+                    | Receive(request_id)
+                    | Accept(request_id)
+                    | ReceiveSession(request_id)
+                    | Release(request_id)
+                ):
+                    self._pump_client.ask(request_id, effect)
                 case CancelHandler(delivery, why):
                     self.workers.cancel(delivery, why)
                 case CancelAll(why):
@@ -195,31 +201,31 @@ class Consumer(LoopProcess):
         if self.pump.state is State.STOPPED:
             self.checkers.stopped(self)
             self.end()
-        elif self.pump.state is State.LEFT:
+        elif self.pump.state is State.TIMED_OUT:
             self.after(0.0, self.on_loop, self.end)
         else:
             self._pump_alarm.set()
 
-    def _on_pump_answer(self, ask: int, asked: Pending, answer: Any) -> None:
-        self.on_loop(self._pump_gets, ask, asked, answer)
+    def _on_pump_answer(self, request_id: int, asked: Pending, answer: Any) -> None:
+        self.on_loop(self._pump_gets, request_id, asked, answer)
 
-    def _pump_gets(self, ask: int, asked: Pending, answer: Any) -> None:
+    def _pump_gets(self, request_id: int, asked: Pending, answer: Any) -> None:
         event: PumpInput
         match answer:
             case NoAnswer():
-                event = Answered(ask, answer)
+                event = Answered(request_id, answer)
             case SessionLock():
-                event = Accepted(ask, answer)
+                event = Accepted(request_id, answer)
             case NoSession(due_in=due_in):
-                event = Accepted(ask, None, due_in)
+                event = Accepted(request_id, None, due_in)
             case Claim(deliveries=deliveries, due_in=due_in):
                 self.tracked.add(deliveries)
-                event = Claimed(ask, deliveries, due_in)
+                event = Claimed(request_id, deliveries, due_in)
             case [*answers]:
                 self.checkers.answered(self, asked.question.settlements, answers)
-                event = Answered(ask, answers)
+                event = Answered(request_id, answers)
             case _:
-                event = Answered(ask, [answer])
+                event = Answered(request_id, [answer])
         self._decide(event)
         if isinstance(event, Claimed) and event.deliveries:
             token = event.deliveries[0].token
@@ -250,15 +256,15 @@ class Consumer(LoopProcess):
         finally:
             self._keeping = False
         self._log(event, effects)
-        for held, why in [lock for effect in effects if isinstance(effect, Ended) for lock in effect.locks]:
+        for held, why in [lock for effect in effects if isinstance(effect, LocksEnded) for lock in effect.locks]:
             self.checkers.told_to_stop(self, held, why)
         for effect in effects:
             match effect:
-                case Renew(ask) | Settle(ask):
+                case Renew(request_id) | Settle(request_id):
                     if isinstance(effect, Settle):
                         self.checkers.passes(self, effect.settlements)
-                    self._locks_client.ask(ask, effect)
-                case Ended() | Returned():
+                    self._locks_client.ask(request_id, effect)
+                case LocksEnded() | MessagesGivenBack():
                     self.world.after(0.0, self.on_loop_soon, self._decide, effect)
                 case Emit(HandlerOverran() as overrun):
                     self.checkers.overran(self, overrun)
@@ -267,7 +273,7 @@ class Consumer(LoopProcess):
             self.checkers.kept(self)
             self._locks_alarm.set()
 
-    def _on_locks_answer(self, ask: int, asked: Pending, answer: Any) -> None:
+    def _on_locks_answer(self, request_id: int, asked: Pending, answer: Any) -> None:
         if self.ended:  # so has the renewal thread
             return
         question = asked.question
@@ -275,12 +281,12 @@ class Consumer(LoopProcess):
         if isinstance(question, Renew):
             if is_answered:
                 self.checkers.before_renewed(self, question.held, answer)
-            self._keep(Answered(ask, answer))
+            self._keep(Answered(request_id, answer))
             self.checkers.renewed(self, asked, answer if is_answered else ())
         else:
             if is_answered:
                 self.checkers.answered(self, question.settlements, answer)
-            self._keep(Answered(ask, answer))
+            self._keep(Answered(request_id, answer))
 
     def _other_thread(self) -> None:
         """Between two steps of one thread, let the other one do what it has to do."""
@@ -304,12 +310,12 @@ class Consumer(LoopProcess):
 
     def ask(self, question: Callable[[int], Any], on_answer: Callable[[Any], object]) -> None:
         """Ask the broker the *question* of a handler, given its number; *on_answer* gets the answer on the loop."""
-        ask = len(self._handlers_asked) + 1
-        self._handlers_asked[ask] = on_answer
-        self._handler_client.ask(ask, question(ask))
+        request_id = len(self._handlers_asked) + 1
+        self._handlers_asked[request_id] = on_answer
+        self._handler_client.ask(request_id, question(request_id))
 
-    def _on_handler_answer(self, ask: int, asked: Pending, answer: Any) -> None:
-        self.on_loop(self._handlers_asked[ask], answer)
+    def _on_handler_answer(self, request_id: int, asked: Pending, answer: Any) -> None:
+        self.on_loop(self._handlers_asked[request_id], answer)
 
     # --- seen from outside ---
 

@@ -36,7 +36,7 @@ from tenure._queue.effects import (
     PumpEffect,
     PumpInput,
     Receive,
-    ReceiveIn,
+    ReceiveSession,
     Settle,
 )
 from tenure._queue.lock_group import JUDGED, LockGroup, key_of
@@ -213,7 +213,7 @@ class ConsumerCheckers:
                 case Stage.RUNNING:
                     is_right = False
                 case Stage.KEPT:
-                    is_right = verdict is GIVE_BACK and consumer.pump.state in (State.DRAINING, State.LEFT)
+                    is_right = verdict is GIVE_BACK and consumer.pump.state in (State.DRAINING, State.TIMED_OUT)
                 case Stage.ENDED | Stage.PASSED:
                     is_right = verdict is tracked.verdict
             if not is_right:
@@ -235,7 +235,7 @@ class ConsumerCheckers:
     def decided(self, consumer: Consumer, event: PumpInput, was: State, effects: Sequence[PumpEffect]) -> None:
         """The pump of *consumer* has taken in *event*."""
         state = consumer.pump.state
-        if state is not was and state not in TRANSITIONS[was] | {State.STOPPED, State.LEFT}:
+        if state is not was and state not in TRANSITIONS[was] | {State.STOPPED, State.TIMED_OUT}:
             self.violated("machine", f"{consumer.name} went from {was.value} to {state.value} on {event}")
         for effect in effects:
             match effect:
@@ -243,7 +243,7 @@ class ConsumerCheckers:
                     self.passes(consumer, settlements)
                 case CancelHandler(delivery, "denied") if (tracked := consumer.tracked.find(delivery)) is not None:
                     tracked.stage = Stage.LOST
-                case Receive() | Accept() | ReceiveIn() if state is not State.RUNNING:
+                case Receive() | Accept() | ReceiveSession() if state is not State.RUNNING:
                     self.violated("after stop", f"{consumer.name} claims while it is {state.value}")
         if state is not State.RUNNING:
             self._keeps_nothing(consumer)

@@ -13,7 +13,7 @@ from tenure._queue.outgoing import Outgoing
 class Send:
     """Keep these messages."""
 
-    ask: int
+    request_id: int
     messages: Sequence[Outgoing]
 
 
@@ -21,6 +21,6 @@ class Send:
 class WriteState:
     """Store the state of a session."""
 
-    ask: int
+    request_id: int
     held: SessionLock
     state: bytes

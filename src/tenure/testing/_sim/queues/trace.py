@@ -9,11 +9,11 @@ from tenure._queue.broker import Claim
 from tenure._queue.effects import (
     Accept,
     CancelHandler,
-    Ended,
     LocksEffect,
+    LocksEnded,
     PumpEffect,
     Receive,
-    ReceiveIn,
+    ReceiveSession,
     Release,
     Renew,
     Settle,
@@ -25,23 +25,23 @@ from tenure.testing._sim.queues.requests import Send, WriteState
 def describe(what: Any) -> str:
     """Return a question or an answer in few words, for the log."""
     match what:
-        case Receive(ask, limit):
-            return f"receive #{ask}, up to {limit}"
-        case Settle(ask, settlements):
+        case Receive(request_id, limit):
+            return f"receive #{request_id}, up to {limit}"
+        case Settle(request_id, settlements):
             verdicts = " ".join(f"{type(verdict).__name__}:{label(one)}" for one, verdict in settlements)
-            return f"settle #{ask} {verdicts}"
-        case Renew(ask, held):
-            return f"renew #{ask} {' '.join(map(label, held))}"
-        case Send(ask, messages):
-            return f"send #{ask} {' '.join(message.body.decode() for message in messages)}"
-        case Accept(ask):
-            return f"accept #{ask}"
-        case ReceiveIn(ask, held):
-            return f"receive #{ask} of {label(held)}"
-        case Release(ask, held):
-            return f"release #{ask} {label(held)}"
-        case WriteState(ask, held, state):
-            return f"write state #{ask} {state!r} of {label(held)}"
+            return f"settle #{request_id} {verdicts}"
+        case Renew(request_id, held):
+            return f"renew #{request_id} {' '.join(map(label, held))}"
+        case Send(request_id, messages):
+            return f"send #{request_id} {' '.join(message.body.decode() for message in messages)}"
+        case Accept(request_id):
+            return f"accept #{request_id}"
+        case ReceiveSession(request_id, held):
+            return f"receive #{request_id} of {label(held)}"
+        case Release(request_id, held):
+            return f"release #{request_id} {label(held)}"
+        case WriteState(request_id, held, state):
+            return f"write state #{request_id} {state!r} of {label(held)}"
         case SessionLock():
             return label(what)
         case Claim(deliveries, due_in):
@@ -63,14 +63,14 @@ def label(delivery: Any) -> str:
 def describe_effect(effect: PumpEffect | LocksEffect) -> str:
     """Return an effect in few words, for the log."""
     match effect:
-        case Receive(ask, limit):
-            return f"receive #{ask}, up to {limit}"
-        case Settle(ask, settlements):
-            return f"settle #{ask}, {len(settlements)} verdicts"
-        case Renew(ask, held):
-            return f"renew #{ask}, {len(held)} locks"
+        case Receive(request_id, limit):
+            return f"receive #{request_id}, up to {limit}"
+        case Settle(request_id, settlements):
+            return f"settle #{request_id}, {len(settlements)} verdicts"
+        case Renew(request_id, held):
+            return f"renew #{request_id}, {len(held)} locks"
         case CancelHandler(delivery, why):
             return f"cancel {delivery.sequence}: {why}"
-        case Ended(_, locks):
+        case LocksEnded(_, locks):
             return f"ended {' '.join(f'{held[1]}: {why}' for held, why in locks)}"
     return type(getattr(effect, "event", effect)).__name__

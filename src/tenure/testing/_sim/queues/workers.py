@@ -85,7 +85,9 @@ class Workers:
             self._complete(delivery)
         elif session is not None and self.world.rng.random() < self._writes:
             state = f"{delivery.sequence}/{delivery.delivery_count}".encode()
-            self.consumer.ask(lambda ask: WriteState(ask, session, state), lambda answer: self._written(work, answer))
+            self.consumer.ask(
+                lambda request_id: WriteState(request_id, session, state), lambda answer: self._written(work, answer)
+            )
         else:
             self._end_work(work)
 
@@ -103,7 +105,9 @@ class Workers:
             tracked.is_settling = tracked.is_asking = True
         self.consumer.pump.asks(delivery)
         settlements = [Settlement(delivery, COMPLETE)]
-        self.consumer.ask(lambda ask: Settle(ask, settlements), lambda answer: self._completed(settlements, answer))
+        self.consumer.ask(
+            lambda request_id: Settle(request_id, settlements), lambda answer: self._completed(settlements, answer)
+        )
 
     def _completed(self, settlements: Sequence[Settlement], answer: Any) -> None:
         delivery = settlements[0].delivery

@@ -19,9 +19,9 @@ from tenure.testing._sim.queues.parts import Parts
 class _ForgetsUnanswered(Pump):
     """Drops a verdict that got no answer."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        self._settling.answered(ask)
-        super()._unanswered(ask, why, now, effects)
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        self._settling.answered(request_id)
+        super()._unanswered(request_id, why, now, effects)
 
 
 class _PassesLateResults(Pump):
@@ -114,9 +114,9 @@ class _WaitsForHints(Pump):
 class _GivesUpAsking(Pump):
     """Does not claim again after a claim without an answer."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        gives_up = ask == self._claiming
-        super()._unanswered(ask, why, now, effects)
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        gives_up = request_id == self._claiming
+        super()._unanswered(request_id, why, now, effects)
         if gives_up:
             self._claim_times.next_at = NEVER
 

@@ -175,9 +175,9 @@ class _ReceivesBeforeSettled(SessionPump):
 class _GoesOnUnanswered(SessionPump):
     """Receives again when a receive got no answer, and keeps the session."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        session = self._receiving.get(ask)
-        super()._unanswered(ask, why, now, effects)
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        session = self._receiving.get(request_id)
+        super()._unanswered(request_id, why, now, effects)
         if session is not None:
             session.is_doubtful = False
 
@@ -235,13 +235,13 @@ class _CompletesFailuresInSessions(SessionPump):
 class _ForgetsUnansweredInSessions(SessionPump):
     """Drops a verdict that got no answer."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        for settlement in self._settling.answered(ask) or ():
+    def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        for settlement in self._settling.answered(request_id) or ():
             group = self._groups.get(settlement.delivery.token)
             if group is not None:
                 group.running.pop(settlement.delivery.sequence, None)
                 self._close(group)
-        super()._unanswered(ask, why, now, effects)
+        super()._unanswered(request_id, why, now, effects)
 
 
 class _RenewsNoSession(SimulatedBroker):
