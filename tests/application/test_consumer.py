@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -230,8 +230,11 @@ def test_a_thread_that_ends_after_the_grace_of_a_drain_is_judged_by_its_outcome(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("ended_by", ["drain", "cancel", "max_hold"])
+@pytest.mark.parametrize("ended_by", ["drain", "cancel", "max_hold", "failure"])
 def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by: str) -> None:
+    async def refused(*arguments: Any) -> NoReturn:
+        raise tenure.ConfigError("the broker has no such verb")
+
     async def main() -> None:
         go_on, entered = threading.Event(), threading.Event()
         events: list[Any] = []
@@ -247,10 +250,12 @@ def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by:
                 return [one for one in events if isinstance(one, HandlerOverran)]
 
             most = 0.3 if ended_by == "max_hold" else 600.0
-            consuming = asyncio.ensure_future(queue.consume(stuck, sessions=True, concurrency=1, max_hold=most))
+            workers = 2 if ended_by == "failure" else 1
+            consuming = asyncio.ensure_future(queue.consume(stuck, sessions=True, concurrency=workers, max_hold=most))
             try:
                 await until(entered.is_set, within=PATIENCE)
-                lock = backend._connection.opened.broker._memory.queues["orders"].live.sessions["s"]  # type: ignore[union-attr]
+                broker: Any = queue._context.broker
+                lock = broker._memory.queues["orders"].live.sessions["s"]
                 first = lock.locked_until
                 if ended_by != "max_hold":
                     await until(lambda: lock.locked_until > first, within=PATIENCE, what="its renewal")
@@ -264,6 +269,12 @@ def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by:
                             await asyncio.wait({consuming})
                         case "max_hold":
                             await until(overruns, within=PATIENCE)
+                        case "failure":
+                            accept, broker.accept = broker.accept, refused
+                            await queue.send(b"b", session="t")
+                            with pytest.raises(tenure.ConfigError, match="no such verb"):
+                                await consuming
+                            broker.accept = accept
                     async with queue.session("s") as session:
                         [message] = await session.receive()
                 # It was not free before its lock had run out: what is given back with its session isn't counted.

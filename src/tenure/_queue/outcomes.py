@@ -46,7 +46,7 @@ class Reason(Enum):
     LEAVE = "leave"
     """The time to stop in is over, too."""
     LEFT_BEHIND = "left behind"
-    """And its thread runs on."""
+    """It was cancelled twice, whatever the reason, and its thread runs on."""
     DENIED = "denied"
     """The broker says that the lock is over."""
     UNANSWERED = "unanswered"
@@ -68,12 +68,12 @@ class Reason(Enum):
             left_behind: Whether its thread runs on.
             over: Whether the lock is over.
         """
-        if why is None:
-            return cls.CLOSING if closing else cls.NONE
-        if why == "leave" and left_behind:
-            return cls.LEFT_BEHIND
         if over and why in ("unanswered", "stalled", "max_hold"):
             return cls.TOO_LATE
+        if left_behind and why != "denied":  # whatever cancelled it twice: it may still act on the message
+            return cls.LEFT_BEHIND
+        if why is None:
+            return cls.CLOSING if closing else cls.NONE
         return cls(why)
 
 
