@@ -243,6 +243,8 @@ class Consumer(LoopProcess):
     # --- the renewal thread's driver ---
 
     def _locks_ring(self) -> None:
+        if self.ended:  # so has the renewal thread
+            return
         self.checkers.woke(self)
         self._keep(Tick())
 
