@@ -11,7 +11,7 @@ import pytest
 
 from tenure._queue.context import DEATHS_PER_TURN
 from tenure._queue.message import Died, Stats
-from tenure._queue.pump_settings import sure_until
+from tenure._queue.pump_settings import lock_trusted_until
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message
 from tenure._queue.retry import Reject, RetryPolicy
@@ -107,7 +107,9 @@ async def test_a_handler_cut_short_because_its_process_was_stopped_is_not_counte
     async def handler(message: Message) -> None:
         delivered.append(message.delivery_count)
         if len(delivered) < 4:
-            setup.loop.block(sure_until(0.0, timing) - timing.grace / 2)  # too long to go on, and the lock still holds
+            setup.loop.block(
+                lock_trusted_until(0.0, timing) - timing.grace / 2
+            )  # too long to go on, and the lock still holds
             await asyncio.sleep(LOCK)
 
     await queue.consume(handler, until_empty=True)

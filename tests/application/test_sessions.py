@@ -12,7 +12,7 @@ import tenure
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue.message import SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.pump_settings import sure_until
+from tenure._queue.pump_settings import lock_trusted_until
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message
 from tenure._queue.retry import RetryPolicy
@@ -351,5 +351,5 @@ async def test_the_lock_of_a_session_is_counted_from_the_request(setup: QueueSet
     asked_at = setup.clock.now()
     setup.broker.delay = 5.0
     async with queue.session() as session:
-        assert session.remaining() == sure_until(asked_at, Timing(LOCK)) - setup.clock.now()
+        assert session.remaining() == lock_trusted_until(asked_at, Timing(LOCK)) - setup.clock.now()
         setup.broker.delay = 0.0

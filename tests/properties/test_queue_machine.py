@@ -34,7 +34,7 @@ from tenure._queue.effects import (
     Settle,
     Tick,
 )
-from tenure._queue.lock_group import NEVER, LockGroup, key_of
+from tenure._queue.lock_group import NEVER, LockGroup, delivery_key
 from tenure._queue.locks import Locks
 from tenure._queue.message import NO_HEADERS, Delivery, Token
 from tenure._queue.pump import Pump
@@ -214,7 +214,7 @@ class Node:
         hold = self.holds.get(delivery.token)
         if hold is None or delivery.sequence not in hold.running:
             return False
-        sure = min(hold.sure_until, hold.ended.get(key_of(delivery), NEVER))
+        sure = min(hold.trusted_until, hold.ended.get(delivery_key(delivery), NEVER))
         return self.now < sure
 
     def trusted(self) -> set[int]:
@@ -292,7 +292,7 @@ def count_from_the_answer(patch: pytest.MonkeyPatch) -> None:
 
 def trust_the_whole_lock(patch: pytest.MonkeyPatch) -> None:
     for module in (pump, locks):
-        patch.setattr(module, "sure_until", lambda asked_at, timing: asked_at + 1.1 * timing.ttl)
+        patch.setattr(module, "lock_trusted_until", lambda asked_at, timing: asked_at + 1.1 * timing.ttl)
 
 
 def forget_the_verdict(patch: pytest.MonkeyPatch) -> None:
@@ -316,12 +316,12 @@ def test_without_an_answer_no_lock_is_trusted_for_longer() -> None:
     holds = {
         each.token: LockGroup(each.token, 1, 25.0, 10.0, running={each.sequence: (each, 0.0)}) for each in (one, two)
     }
-    holds[two.token].ended[key_of(two)] = 25.0
+    holds[two.token].ended[delivery_key(two)] = 25.0
     locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in locks.handle(Tick(), 10.0) if isinstance(effect, Renew)]
     assert asked.held == [one]
     locks.handle(Answered(asked.request_id, NoAnswer("away")), 11.0)
-    assert [hold.sure_until for hold in holds.values()] == [25.0, 25.0]
+    assert [hold.trusted_until for hold in holds.values()] == [25.0, 25.0]
 
 
 WORDS = st.sampled_from(
@@ -425,9 +425,9 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
             case "deliver" if undelivered:
                 pump.handle(undelivered.pop(0), now)
             case "asks" if taken:
-                pump.asks(taken[0])
+                pump.settling_begins(taken[0])
             case "seen" if taken:
-                pump.heard(taken[0])
+                pump.settling_ends(taken[0])
             case "drain":
                 pump.handle(Drain(now + number), now)
             case _:

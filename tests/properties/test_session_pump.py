@@ -212,7 +212,7 @@ class Node:
 
     def _done(self, delivery: Delivery, verdict: Verdict) -> None:
         if self.rng.random() < 0.05:  # a thread runs on: its session is left
-            self.pump.forget(delivery)
+            self.pump.let_expire(delivery)
         else:
             self.pump.done(delivery, verdict)
 
@@ -262,7 +262,7 @@ class Node:
 
     def believes(self, delivery: Delivery) -> bool:
         """Whether the machines believe in this lock now."""
-        return self.now < self.pump.sure_until(delivery)
+        return self.now < self.pump.trusted_until(delivery)
 
     def sure(self) -> set[str | None]:
         return {one.session for one, _ in self.running.values() if self.believes(one)}
@@ -356,7 +356,7 @@ class _GoesOnUnanswered(SessionPump):
         session = self._receiving.get(request_id)
         super()._unanswered(request_id, why, now, effects)
         if session is not None:
-            session.is_doubtful = False
+            session.must_release = False
 
 
 class _ReceivesBeforeSettled(SessionPump):
@@ -488,7 +488,7 @@ def test_a_handler_that_runs_on_keeps_its_session_from_others_until_the_lock_end
                 pump.handle(effect, now)
         now = max(now + 0.1, locks.wake_at)
     assert groups[1].over
-    pump.forget(one)
+    pump.let_expire(one)
     assert not of(Release, pump.handle(Tick(), now))
     assert groups == {}
 
@@ -526,6 +526,6 @@ def test_a_message_that_is_received_again_while_the_locks_look_at_its_last_deliv
     assert pump.take(0.0) is one
     [late] = of(LocksEnded, locks.handle(Tick(), 5.0))
     assert not of(CancelHandler, pump.handle(late, 5.0))
-    assert pump.sure_until(two) == groups[1].sure_until
+    assert pump.trusted_until(two) == groups[1].trusted_until
     [ended] = of(LocksEnded, locks.handle(Tick(), 10.0))
     assert [stopped.delivery for stopped in of(CancelHandler, pump.handle(ended, 10.0))] == [two]

@@ -127,11 +127,11 @@ class Consumer:
         return self._settings.timing
 
     def remaining(self, message: Message) -> float:
-        """Return for how many seconds the lock of a *message* in hand may be believed, without another renewal.
+        """Return for how many seconds the lock of a *message* in hand is trusted, without another renewal.
 
         0.0 if it is over, and in a forked child. It is renewed all the while; see :meth:`tenure.Term.remaining`, the
         same for a leader.
         """
         if self._driver is None or self._context.renewal_thread.is_forked:
             return 0.0
-        return max(0.0, self._driver.pump.sure_until(message.delivery) - self._context.clock.now())
+        return max(0.0, self._driver.pump.trusted_until(message.delivery) - self._context.clock.now())

@@ -381,11 +381,11 @@ def loss_message(delivery: Delivery, what: str) -> str:
 class DeliveryTracker(Protocol):
     """Keeps count of the messages in hand."""
 
-    def asks(self, delivery: Delivery) -> None:
+    def settling_begins(self, delivery: Delivery) -> None:
         """Note that a verdict on *delivery* is sent to the broker."""
         ...
 
-    def heard(self, delivery: Delivery) -> None:
+    def settling_ends(self, delivery: Delivery) -> None:
         """Note that it is answered, or given up."""
         ...
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tenure._lease import NoAnswer
-from tenure._queue.lock_group import NEVER, Why
+from tenure._queue.lock_group import NEVER, LossReason
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.events import Event
@@ -88,7 +88,7 @@ class LocksEnded:
     """These locks were over, or about to be, at the moment *at*; for each the reason."""
 
     at: float
-    locks: Sequence[tuple[Delivery | SessionLock, Why]]
+    locks: Sequence[tuple[Delivery | SessionLock, LossReason]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class CancelHandler:
     """Cancel the handler of this delivery."""
 
     delivery: Delivery
-    why: Why
+    why: LossReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Report:
     settlement: Settlement
     answer: Settled | Lapsed | None
     """None: the session is lost, and the verdict may stand or not."""
-    why: Why | None = None
+    why: LossReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tenure._queue.handlers import CALLING, Handlers, RanToEnd
 from tenure._queue.hooks import call_error_hook
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
-from tenure._queue.outcomes import RULES, Becomes, Ending, Reason, Reports, Rule, Why
+from tenure._queue.outcomes import RULES, Becomes, CancelReason, Ending, Reason, Reports, Rule
 from tenure._queue.received import Message
 from tenure._queue.reports import event_of, report_unanswered
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
@@ -55,11 +55,11 @@ def ending_of(outcome: object) -> Ending:
     return Ending.RAISED
 
 
-class Believed(Protocol):
-    """How far the locks of messages are believed: the pump."""
+class LockTrust(Protocol):
+    """How far the locks of messages are trusted: the pump."""
 
-    def sure_until(self, delivery: Delivery) -> float:
-        """Return until when the lock of a message may be believed."""
+    def trusted_until(self, delivery: Delivery) -> float:
+        """Return until when the lock of a message is trusted."""
         ...
 
     def has_overrun(self, delivery: Delivery) -> bool:
@@ -98,7 +98,7 @@ class Judge:
             self.success = Complete(remember=window) if window else COMPLETE
 
     async def judge(
-        self, message: Message, outcome: object, why: Why | None, closing: bool, believed: Believed
+        self, message: Message, outcome: object, why: CancelReason | None, closing: bool, trust: LockTrust
     ) -> Verdict | Literal[Becomes.FORGET] | None:
         """Return what becomes of *message*, whose handler did not simply return, as :data:`RULES` say; report it.
 
@@ -107,7 +107,7 @@ class Judge:
             outcome: What it raised or returned.
             why: Why it was cancelled, if it was.
             closing: Whether its worker is cancelled.
-            believed: Knows until when the lock of a message may be believed.
+            trust: Knows until when the lock of a message is trusted.
         """
         delivery = message.delivery
         if isinstance(outcome, RanToEnd) and why in ("drain", "leave"):
@@ -115,12 +115,12 @@ class Judge:
         ending = ending_of(outcome)
 
         def rule() -> Rule:
-            over = believed.sure_until(delivery) <= self._context.clock.now()
+            over = trust.trusted_until(delivery) <= self._context.clock.now()
             left_behind = self._handlers.is_left_behind(delivery)
             return RULES[Reason.of(why, closing=closing, left_behind=left_behind, over=over), ending]
 
         reports = rule().reports
-        if reports is Reports.OVERRUN and not believed.has_overrun(delivery):
+        if reports is Reports.OVERRUN and not trust.has_overrun(delivery):
             self._context.emit(event_of(HandlerOverran, self._context, delivery))
         elif reports is Reports.LOCK_LOST:
             outcome = LockLost(_loss_message(delivery, why))
@@ -164,7 +164,7 @@ class Judge:
             raise InboxUnanswered from error
 
 
-def _loss_message(delivery: Delivery, why: Why | None) -> str:
+def _loss_message(delivery: Delivery, why: CancelReason | None) -> str:
     assert why is not None
     if delivery.session is not None and why != "max_hold":
         what = f"session {delivery.session!r} was lost while its handler ran, for {WHY[why]}"

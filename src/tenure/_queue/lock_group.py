@@ -11,20 +11,20 @@ from tenure._queue.message import Delivery, SessionLock, Token
 
 NEVER = math.inf
 
-JUDGED = math.inf
+HAS_VERDICT = math.inf
 """Stands in place of the moment at which a handler began, once there is a verdict."""
 
-Why = Literal["denied", "unanswered", "stalled", "max_hold"]
+LossReason = Literal["denied", "unanswered", "stalled", "max_hold"]
 """Why a lock is over: see :class:`tenure.events.LockEnded`."""
 
 
 Key = tuple[int, int]
-"""Names one delivery of a lock group: its sequence, and its delivery count."""
+"""Identifies one delivery of a lock group: its sequence, and its delivery count."""
 
 
 @dataclass(slots=True, eq=False)
 class LockGroup:
-    """The deliveries of one claim, or a session, and how long their locks may be believed.
+    """The deliveries of one claim, or a session, and how long their locks are trusted.
 
     Two threads share it without a lock. Each part has one writer, and the other thread may read it at any moment.
     ``waiting`` is the one place where both take something away, each by one step: the pump from its front, the locks
@@ -33,8 +33,8 @@ class LockGroup:
 
     token: Token
     size: int
-    sure_until: float
-    """Until when the locks may be believed. From the claim on, the locks write it, as all down to ``stalled``."""
+    trusted_until: float
+    """Until when the locks are trusted. From the claim on, the locks write it, as all down to ``stalled``."""
     renew_at: float
     """When the next renewal is due; what waits then goes back."""
     waiting: deque[Delivery] = field(default_factory=deque)
@@ -45,23 +45,23 @@ class LockGroup:
 
     ended: dict[Key, float] = field(default_factory=dict)
     """Those taken deliveries whose handler is to stop, and by when; they are not renewed any more. At minus infinity,
-    the broker has said that the lock is over. (By :func:`key_of`: while the locks look at one delivery of a message, a
-    session may receive its next one.)"""
+    the broker has said that the lock is over. (By :func:`delivery_key`: while the locks look at one delivery of a
+    message, a session may receive its next one.)"""
     overran: set[Key] = field(default_factory=set)
     """Those of them whose handler still ran at that moment, which was reported."""
     over: bool = False
-    """Whether none of the locks can be believed any more."""
+    """Whether none of the locks is trusted any more."""
     stalled: bool = False
     """Whether that is because this process did not run when they were to be renewed."""
 
     # --- written by the pump ---
 
     running: dict[int, tuple[Delivery, float]] = field(default_factory=dict)
-    """By sequence: the delivery, and when it was taken; ``JUDGED`` when there is a verdict that is not answered yet.
+    """By sequence: the delivery, and when it was taken; ``HAS_VERDICT`` while its verdict is not answered yet.
 
     Until it is, the lock is kept: the caller's loop may be blocked, or the broker out of reach.
     """
-    asking: set[int] = field(default_factory=set)
+    settling: set[int] = field(default_factory=set)
     """Those whose handler passes a verdict by itself, not answered yet: a renewal that finds such a message gone may
     have met that verdict. (A handler adds to it from its own thread; the pump removes.)"""
     kept: set[int] = field(default_factory=set)
@@ -86,12 +86,12 @@ class LockGroup:
             return None
         return delivery
 
-    def why_lapsed(self, delivery: Delivery, now: float) -> Why | None:
+    def why_lapsed(self, delivery: Delivery, now: float) -> LossReason | None:
         """Return why a verdict on *delivery* came too late; None if the end of its lock was reported before."""
         if delivery.sequence in self.stopped:
             return None
         # The locks note in time when a lock is over: unless they have not run.
-        is_late = now >= self.sure_until > -NEVER and not self.over
+        is_late = now >= self.trusted_until > -NEVER and not self.over
         return "stalled" if self.stalled or is_late else "denied"
 
     def take_last(self) -> Delivery | None:
@@ -104,22 +104,24 @@ class LockGroup:
     def is_with_handler(self, sequence: int) -> bool:
         """Return whether a message was taken, and there is no verdict on it."""
         entry = self.running.get(sequence)
-        return entry is not None and entry[1] != JUDGED
+        return entry is not None and entry[1] != HAS_VERDICT
 
     def with_handlers(self) -> list[Delivery]:
         """Return the messages that were taken, and on which there is no verdict."""
-        return [delivery for delivery, began in list(self.running.values()) if began != JUDGED]
+        return [delivery for delivery, began in list(self.running.values()) if began != HAS_VERDICT]
 
-    def sure_until_of(self, delivery: Delivery) -> float:
-        """Return until when the lock of a message that was taken may be believed; minus infinity if it is over."""
+    def trusted_until_of(self, delivery: Delivery) -> float:
+        """Return until when the lock of a message that was taken is trusted; minus infinity if it is over."""
         if delivery.sequence not in self.running:
             return -NEVER
-        return min(self.ended.get(key_of(delivery), NEVER), self.sure_until)
+        return min(self.ended.get(delivery_key(delivery), NEVER), self.trusted_until)
 
 
-def key_of(delivery: Delivery) -> Key:
+def delivery_key(delivery: Delivery) -> Key:
+    """Return what identifies *delivery* in its lock group."""
     return delivery.sequence, delivery.delivery_count
 
 
-def named(delivery: Delivery) -> tuple[str, int, int]:
+def event_fields(delivery: Delivery) -> tuple[str, int, int]:
+    """Return what identifies *delivery* in events: message id, sequence, delivery count."""
     return delivery.id, delivery.sequence, delivery.delivery_count

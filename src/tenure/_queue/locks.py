@@ -26,9 +26,9 @@ from tenure._queue.effects import (
     Renew,
     Settle,
 )
-from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, key_of, named
+from tenure._queue.lock_group import HAS_VERDICT, NEVER, LockGroup, LossReason, delivery_key, event_fields
 from tenure._queue.message import EXPIRED, Delivery, SessionLock, Token
-from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.pump_settings import PumpSettings, lock_trusted_until
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Renewed, Settled, Settlement
 from tenure._timing import RENEWALS_TOGETHER
 from tenure.events import BrokerUnanswered, GivenBack, HandlerOverran, MessageDied
@@ -62,7 +62,7 @@ class Locks:
         self.settings = settings
         self.wake_at: float = now
         """When to call ``handle(Tick(), now)``. It comes often enough to meet each new group in time."""
-        self._beat = min(settings.timing.renew_every / 2, settings.max_hold)
+        self._check_every = min(settings.timing.renew_every / 2, settings.max_hold)
         self._holder = holder
         self._rng = rng
         self._groups = groups
@@ -71,7 +71,7 @@ class Locks:
         self._returning: list[tuple[Settlement, float]] = []  # to be given back, and the end of their locks
         self._return_at = now
         self._returns: dict[int, list[tuple[Settlement, float]]] = {}
-        self._ended: list[tuple[Delivery | SessionLock, Why]] = []  # for the pump
+        self._ended: list[tuple[Delivery | SessionLock, LossReason]] = []  # for the pump
         self._late_by = 0.0  # how much later than asked for the call came
 
     def handle(self, event: LocksInput, now: float) -> list[LocksEffect]:
@@ -103,7 +103,7 @@ class Locks:
     # --- time ---
 
     def _look_at(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
-        end = group.sure_until - self.settings.timing.grace
+        end = group.trusted_until - self.settings.timing.grace
         if not group.over and now >= end:
             # A call was due before that, to renew it: the broker did not fail, this process did not run.
             group.stalled = self._late_by >= self.settings.timing.retry_every and now - self._late_by < end
@@ -111,50 +111,50 @@ class Locks:
         if group.waiting and group.session is None and (group.over or now >= group.renew_at):
             self._take_out(group, now, effects)
         for delivery, began in list(group.running.values()):
-            if began == JUDGED:
+            if began == HAS_VERDICT:
                 continue
-            until = group.ended.get(key_of(delivery))
+            until = group.ended.get(delivery_key(delivery))
             if until is None:
                 if group.over:  # it was taken while the group ended
                     self._stop(group, delivery, "stalled" if group.stalled else "unanswered", now)
                 elif now >= began + self.settings.max_hold:
                     self._stop(group, delivery, "max_hold", now)
             elif self._may_overrun(group, delivery) and now >= until:
-                group.overran.add(key_of(delivery))  # reported once
-                effects.append(Emit(HandlerOverran(now, self.name, self._holder, *named(delivery))))
+                group.overran.add(delivery_key(delivery))  # reported once
+                effects.append(Emit(HandlerOverran(now, self.name, self._holder, *event_fields(delivery))))
                 if group.session is not None and not group.over:  # no other consumer may have the session meanwhile
                     self._end(group, "max_hold", now)
 
     def _may_overrun(self, group: LockGroup, delivery: Delivery) -> bool:
         """Return whether a handler that was cancelled may still run, which was not reported yet."""
-        key = key_of(delivery)
+        key = delivery_key(delivery)
         return delivery.sequence not in group.kept and key not in group.overran and group.ended[key] > -NEVER
 
-    def _end(self, group: LockGroup, why: Why, now: float) -> None:
-        """Believe no longer in the locks of *group*: cancel its handlers, while the locks still hold."""
+    def _end(self, group: LockGroup, why: LossReason, now: float) -> None:
+        """Trust the locks of *group* no longer: cancel its handlers, while the locks still hold."""
         group.over = True
         for delivery in group.with_handlers():
-            if key_of(delivery) not in group.ended:
+            if delivery_key(delivery) not in group.ended:
                 self._stop(group, delivery, why, now)
         if group.session is not None:
             self._ended.append((group.session, why))
 
-    def _stop(self, group: LockGroup, delivery: Delivery, why: Why, now: float) -> None:
+    def _stop(self, group: LockGroup, delivery: Delivery, why: LossReason, now: float) -> None:
         if group.session is not None and why in ("denied", "max_hold"):  # its lock is over already, or renewed on
-            group.ended[key_of(delivery)] = now + self.settings.timing.grace
+            group.ended[delivery_key(delivery)] = now + self.settings.timing.grace
         else:
-            group.ended[key_of(delivery)] = -NEVER if why == "denied" else group.sure_until
+            group.ended[delivery_key(delivery)] = -NEVER if why == "denied" else group.trusted_until
         self._ended.append((delivery, why))
 
     def _set_wake_at(self, now: float) -> None:
-        at = now + self._beat
+        at = now + self._check_every
         for group in list(self._groups.values()):
             if not group.over:
-                at = min(at, group.renew_at, group.sure_until - self.settings.timing.grace)
+                at = min(at, group.renew_at, group.trusted_until - self.settings.timing.grace)
             for delivery, began in list(group.running.values()):
-                if began == JUDGED:
+                if began == HAS_VERDICT:
                     continue
-                until = group.ended.get(key_of(delivery))
+                until = group.ended.get(delivery_key(delivery))
                 if until is None:
                     at = min(at, began + self.settings.max_hold)
                 elif self._may_overrun(group, delivery):
@@ -186,7 +186,7 @@ class Locks:
         if group.session is not None:
             return [group.session]
         running = list(group.running.values())
-        return [one for one, began in running if began == JUDGED or key_of(one) not in group.ended]
+        return [one for one, began in running if began == HAS_VERDICT or delivery_key(one) not in group.ended]
 
     def _take(
         self,
@@ -206,12 +206,12 @@ class Locks:
         if unanswered:
             why = next(iter(unanswered.values()))
             effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "renew", why)))
-        until = sure_until(question.asked_at, timing)
+        until = lock_trusted_until(question.asked_at, timing)
         for group in question.groups:
             if group.token in unanswered:
                 group.renew_at = min(group.renew_at, now + later(timing.retry_every, self._rng))
-            elif until > group.sure_until:
-                group.sure_until = until
+            elif until > group.trusted_until:
+                group.trusted_until = until
                 group.renew_at = question.asked_at + sooner(timing.renew_every, self._rng)
         for (group, one), answer in zip(question.held, answers, strict=True):
             if isinstance(answer, Lapsed):
@@ -220,7 +220,7 @@ class Locks:
     def _lose(self, group: LockGroup, one: Delivery | SessionLock, now: float) -> None:
         """Note that the broker says that a lock is over. The pump knows whether its own verdict has ended it."""
         if isinstance(one, SessionLock):
-            group.sure_until = -NEVER
+            group.trusted_until = -NEVER
             if not group.over:
                 self._end(group, "denied", now)
         else:
@@ -232,7 +232,7 @@ class Locks:
         """Give back what waits in *group*: it has waited too long here, and others may have time."""
         count = 0
         while (delivery := group.take_last()) is not None:
-            self._returning.append((Settlement(delivery, GIVE_BACK), group.sure_until))
+            self._returning.append((Settlement(delivery, GIVE_BACK), group.trusted_until))
             count += 1
         if count:
             effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
@@ -264,7 +264,9 @@ class Locks:
                 if now < until:
                     continue  # else its lock has ended anyway
             elif isinstance(answer, Settled) and answer.dead:  # it expired under the lock
-                effects.append(Emit(MessageDied(now, self.name, self._holder, *named(settlement.delivery), EXPIRED)))
+                effects.append(
+                    Emit(MessageDied(now, self.name, self._holder, *event_fields(settlement.delivery), EXPIRED))
+                )
             over.append(settlement)
         if unanswered:
             self._returning[:0] = [one for one in unanswered if now < one[1]]

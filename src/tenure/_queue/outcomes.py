@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Literal, NamedTuple
 
-Why = Literal["denied", "unanswered", "stalled", "max_hold", "drain", "leave"]
+CancelReason = Literal["denied", "unanswered", "stalled", "max_hold", "drain", "leave"]
 """Why a handler is cancelled."""
 
 
@@ -59,7 +59,7 @@ class Reason(Enum):
     """One of the last three, and the lock is over by now."""
 
     @classmethod
-    def of(cls, why: Why | None, *, closing: bool, left_behind: bool, over: bool) -> Reason:
+    def of(cls, why: CancelReason | None, *, closing: bool, left_behind: bool, over: bool) -> Reason:
         """Return the reason that follows from what is known.
 
         Args:

@@ -4,7 +4,7 @@ House rules:
 
 - No I/O, no clock, no loop, no randomness of its own. ``handle(event, now)`` returns what is to be done; ``wake_at``
   says when to call again with ``Tick``. Nothing polls.
-- A lock is believed from *before the claim was sent*; see :func:`tenure._lease.trusted_until`.
+- A lock is trusted from *before the claim was sent*; see :func:`tenure._lease.trusted_until`.
 - All messages of a claim were locked at one moment, so they share one :class:`LockGroup`: what is kept per message is
   its place in it, and nothing else.
 - The broker decides whether a verdict stands.
@@ -58,15 +58,15 @@ from tenure._queue.effects import (
     Resume,
     Tick,
 )
-from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, key_of, named
+from tenure._queue.lock_group import HAS_VERDICT, NEVER, LockGroup, LossReason, delivery_key, event_fields
 from tenure._queue.message import Delivery, SessionLock, Token
-from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.pump_settings import PumpSettings, lock_trusted_until
 from tenure._queue.settling import Settling
 from tenure._queue.stopping import DRAINING, PAUSED, RUNNING, STOPPED, TIMED_OUT, TRANSITIONS, DrainSteps, State
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Lapsed, Renewed, Settled, Settlement, Verdict
 from tenure.events import BrokerUnanswered, GivenBack, LockEnded
 
-BEHIND_MAX = 4
+BACKLOG_MAX = 4
 """So many buffers' worth of verdicts may wait for an answer before claiming pauses."""
 
 
@@ -112,7 +112,7 @@ class Pump:
         self._claim_sizes = self.claim_sizes(settings)
         self._settling = Settling(settles_max, now=now)
         self._drain_steps = DrainSteps(settings.timing.grace)
-        self._behind_max = BEHIND_MAX * max(settings.prefetch, settings.concurrency)
+        self._backlog_max = BACKLOG_MAX * max(settings.prefetch, settings.concurrency)
         self._requests = 0  # number of the newest request
         self._misses = 0  # requests in a row that had no answer
         self._claiming = 0  # number of the claim that is not answered; 0 for none
@@ -143,15 +143,15 @@ class Pump:
         """The verdicts that may stand or not, as the broker has not answered yet."""
         return self._settling.unanswered
 
-    def sure_until(self, delivery: Delivery) -> float:
-        """Return until when the lock of a message that was taken may be believed; minus infinity if it is over."""
+    def trusted_until(self, delivery: Delivery) -> float:
+        """Return until when the lock of a message that was taken is trusted; minus infinity if it is over."""
         group = self._groups.get(delivery.token)
-        return -NEVER if group is None else group.sure_until_of(delivery)
+        return -NEVER if group is None else group.trusted_until_of(delivery)
 
     def has_overrun(self, delivery: Delivery) -> bool:
         """Return whether it was reported that the handler of *delivery* runs on though its lock is over."""
         group = self._groups.get(delivery.token)
-        return group is not None and key_of(delivery) in group.overran
+        return group is not None and delivery_key(delivery) in group.overran
 
     @property
     def releasable(self) -> Sequence[SessionLock]:
@@ -175,13 +175,13 @@ class Pump:
     def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
         """Note that the handler of *delivery* has ended; pass *verdict*, and return whether the message was still ours.
 
-        With None, the message is kept: renewed until ``max_hold``, and waiting for :meth:`settled` or :meth:`judge`.
-        Then its lock is left to run out, as the code that keeps it may still act on it.
+        With None, the message is kept and renewed until ``max_hold``; :meth:`settled` or :meth:`pass_verdict` may
+        follow. After that its lock is left to run out, as the code that keeps it may still act on it.
         """
         self.busy -= 1
         self._claim_sizes.done += 1
         if verdict is not None:
-            return self.judge(delivery, verdict)
+            return self.pass_verdict(delivery, verdict)
         group = self._groups.get(delivery.token)
         if group is not None and delivery.sequence in group.running:
             if delivery.sequence in group.stopped:
@@ -190,37 +190,37 @@ class Pump:
                 group.kept.add(delivery.sequence)
         return False
 
-    def forget(self, delivery: Delivery) -> None:
+    def let_expire(self, delivery: Delivery) -> None:
         """Note that the handler of *delivery* has ended, and that no verdict follows: its lock is left to run out."""
         self.busy -= 1
         self._claim_sizes.done += 1
         self.settled(delivery)
 
-    def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
+    def pass_verdict(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Pass *verdict* on a message that was taken; False if it is settled, or its lock known to be lost."""
         group = self._groups.get(delivery.token)
         if group is None:
             return False
         entry = group.running.get(delivery.sequence)
-        if entry is None or entry[1] == JUDGED:
+        if entry is None or entry[1] == HAS_VERDICT:
             return False
-        if group.ended and -NEVER in (group.ended.get(key_of(delivery)), group.sure_until):
+        if group.ended and -NEVER in (group.ended.get(delivery_key(delivery)), group.trusted_until):
             return False  # a message of the locks says so, and is not here yet
-        group.running[delivery.sequence] = (delivery, JUDGED)
+        group.running[delivery.sequence] = (delivery, HAS_VERDICT)
         self._settling.add(Settlement(delivery, verdict))
         return True
 
-    def asks(self, delivery: Delivery) -> None:
-        """Note that a handler is passing a verdict by itself; :meth:`heard` follows, whatever the answer."""
+    def settling_begins(self, delivery: Delivery) -> None:
+        """Note that a handler is passing a verdict by itself; :meth:`settling_ends` follows, whatever the answer."""
         group = self._groups.get(delivery.token)
         if group is not None:
-            group.asking.add(delivery.sequence)
+            group.settling.add(delivery.sequence)
 
-    def heard(self, delivery: Delivery) -> None:
+    def settling_ends(self, delivery: Delivery) -> None:
         """Note that the verdict is answered, or that no answer is waited for."""
         group = self._groups.get(delivery.token)
         if group is not None:
-            group.asking.discard(delivery.sequence)
+            group.settling.discard(delivery.sequence)
 
     def abandoned(self, until: float) -> None:
         """Note that a message that was taken was abandoned, as far as is known, and comes back at *until*."""
@@ -261,11 +261,11 @@ class Pump:
                     self._answered(request_id, answers, now, effects)
             case Pause():
                 if self.state is RUNNING:
-                    self._move(PAUSED)
+                    self._set_state(PAUSED)
                     self._empty_buffer(now, effects)
             case Resume():
                 if self.state is PAUSED:
-                    self._move(RUNNING)
+                    self._set_state(RUNNING)
                     self._claim_times.next_at = now
             case Drain(deadline, until):
                 self._drain(deadline, until, now, effects)
@@ -312,7 +312,7 @@ class Pump:
         """Return how many to claim now; 0 while enough wait, or too many verdicts are unanswered."""
         waiting = self.waiting
         target = self._claim_sizes.target
-        if waiting > target // 2 or len(self._settling) > self._behind_max:
+        if waiting > target // 2 or len(self._settling) > self._backlog_max:
             return 0
         return max(0, self.settings.concurrency - self.busy + target - waiting)
 
@@ -348,7 +348,7 @@ class Pump:
         timing, asked_at = self.settings.timing, self._claim_asked_at
         token = deliveries[0].token
         renew_at = asked_at + sooner(timing.renew_every, self._rng)
-        group = LockGroup(token, len(deliveries), sure_until(asked_at, timing), renew_at, deque(deliveries))
+        group = LockGroup(token, len(deliveries), lock_trusted_until(asked_at, timing), renew_at, deque(deliveries))
         self._groups[token] = group
         if self.state is RUNNING and now < renew_at:
             self._line.append(group)
@@ -439,7 +439,7 @@ class Pump:
 
     # --- messages of the locks ---
 
-    def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
+    def _lock_ended(self, held: Delivery | SessionLock, why: LossReason, at: float, effects: list[PumpEffect]) -> None:
         """Stop the handler of *held*, unless there is a verdict, whose answer says what became of the message."""
         group = self._groups.get(held.token)
         if group is None or isinstance(held, SessionLock):
@@ -447,7 +447,7 @@ class Pump:
         sequence = held.sequence
         if not group.is_with_handler(sequence):
             return
-        if why == "denied" and sequence in group.asking:
+        if why == "denied" and sequence in group.settling:
             self._denied.append(held)
             return
         is_news = sequence not in group.stopped
@@ -455,7 +455,7 @@ class Pump:
             self._withdraw(group, sequence)
         group.stopped.add(sequence)
         if is_news:
-            effects.append(Emit(LockEnded(at, self.name, self._holder, *named(held), why)))
+            effects.append(Emit(LockEnded(at, self.name, self._holder, *event_fields(held), why)))
             effects.append(CancelHandler(held, why))
 
     # --- giving back, stopping ---
@@ -463,7 +463,7 @@ class Pump:
     def _put_back(self, group: LockGroup) -> int:
         count = 0
         while (delivery := group.take_last()) is not None:
-            group.running[delivery.sequence] = (delivery, JUDGED)
+            group.running[delivery.sequence] = (delivery, HAS_VERDICT)
             self._settling.add(Settlement(delivery, GIVE_BACK))
             count += 1
         return count
@@ -476,7 +476,7 @@ class Pump:
 
     def _drain(self, deadline: float, until: float | None, now: float, effects: list[PumpEffect]) -> None:
         if self.state in (RUNNING, PAUSED):
-            self._move(DRAINING)
+            self._set_state(DRAINING)
             self._empty_buffer(now, effects)
         if self.state is DRAINING:
             self._drain_steps.limit(deadline, until)
@@ -484,25 +484,25 @@ class Pump:
     def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
         while (step := self._drain_steps.take(now)) is not None:
             if step == "give up":
-                self._move(TIMED_OUT)
+                self._set_state(TIMED_OUT)
                 return
             if self.busy:
                 effects.append(CancelAll(step))
         kept = [] if self.busy else [one for group in list(self._groups.values()) for one in group.with_handlers()]
         if self._drain_steps.has_begun and kept:  # left unsettled by handlers that have ended
             for delivery in kept:
-                self.judge(delivery, GIVE_BACK)
+                self.pass_verdict(delivery, GIVE_BACK)
             self._flush(now, effects)
             kept = []
         # A group that is left is one of which the locks give something back: unanswered, it would count as a delivery.
         if self._is_quiet() and not kept:
-            self._move(STOPPED)
+            self._set_state(STOPPED)
 
     def _is_quiet(self) -> bool:
         """Return whether no handler runs and every request is answered."""
         return not (self.busy or self._claiming or self._settling or self._groups)
 
-    def _move(self, to: State) -> None:
+    def _set_state(self, to: State) -> None:
         if to not in TRANSITIONS[self.state]:
             raise AssertionError(f"a pump can't go from {self.state.value} to {to.value}")
         self.state = to

@@ -1,4 +1,4 @@
-"""How a consumer works, and until when it may believe in a lock."""
+"""How a consumer works, and until when it may trust a lock."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ class PumpSettings:
                 check_seconds(name, value, above=0.0)
 
 
-def sure_until(asked_at: float, timing: Timing) -> float:
-    """Return until when a lock asked for at *asked_at* may be believed."""
+def lock_trusted_until(asked_at: float, timing: Timing) -> float:
+    """Return until when a lock asked for at *asked_at* is trusted."""
     return trusted_until(asked_at, timing.ttl, timing.drift, timing.margin)

@@ -234,19 +234,19 @@ class Message(Received):
         A renewal that does not find it meanwhile does not report a loss. Call :meth:`note_settled` after that.
         """
         if self._tracker is not None:
-            self._tracker.asks(self._delivery)
+            self._tracker.settling_begins(self._delivery)
 
     def note_settled(self, stands: bool = True) -> None:
         """Note that the message was settled by other means, if that *stands*; no request is sent to the broker."""
         if stands:
             self._gone()
         if self._tracker is not None:
-            self._tracker.heard(self._delivery)
+            self._tracker.settling_ends(self._delivery)
 
     async def _settle(self, verdict: Verdict) -> None:
         tracker = self._tracker
         if tracker is not None:
-            tracker.asks(self._delivery)
+            tracker.settling_begins(self._delivery)
         try:
             await self._context.settle(self._delivery, verdict, tracker)
         except LockLost:
@@ -256,7 +256,7 @@ class Message(Received):
             self._gone()
         finally:  # after Unavailable, it may still be ours, and can be settled again
             if tracker is not None:
-                tracker.heard(self._delivery)
+                tracker.settling_ends(self._delivery)
 
     def _gone(self) -> None:
         if self._tracker is not None:

@@ -16,7 +16,7 @@ from tenure._queue.lock_group import LockGroup
 from tenure._queue.lock_renewer import LockRenewer
 from tenure._queue.locks import Locks
 from tenure._queue.message import SessionLock, Token
-from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.pump_settings import PumpSettings, lock_trusted_until
 from tenure._queue.received import Message
 from tenure._queue.verdicts import Lapsed
 from tenure._timing import Timing
@@ -175,7 +175,7 @@ class Session:
         """
         if self.lost.is_set() or self._context.renewal_thread.is_forked:
             return 0.0
-        return max(0.0, self._group.sure_until - self._context.clock.now())
+        return max(0.0, self._group.trusted_until - self._context.clock.now())
 
     def _lock(self) -> SessionLock:
         if self._held is None or self.lost.is_set():
@@ -220,7 +220,9 @@ class Session:
     async def _keep(self, held: SessionLock, asked_at: float) -> None:
         context = self._context
         timing = Timing(context.settings.lock)
-        group = LockGroup(held.token, 1, sure_until(asked_at, timing), asked_at + timing.renew_every, session=held)
+        group = LockGroup(
+            held.token, 1, lock_trusted_until(asked_at, timing), asked_at + timing.renew_every, session=held
+        )
         self._group = group
         groups: dict[Token, LockGroup] = {held.token: group}
         locks = Locks(context.name, context.holder, PumpSettings(timing), context.rng, groups, now=context.clock.now())

@@ -40,10 +40,10 @@ from tenure._queue.effects import (
     Release,
     Report,
 )
-from tenure._queue.lock_group import JUDGED, LockGroup, Why, named
+from tenure._queue.lock_group import HAS_VERDICT, LockGroup, LossReason, event_fields
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
-from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.pump_settings import PumpSettings, lock_trusted_until
 from tenure._queue.stopping import RUNNING
 from tenure._queue.verdicts import COMPLETE, Lapsed, Settlement, Verdict
 from tenure.events import BrokerUnanswered, GivenBack, LockEnded
@@ -60,10 +60,10 @@ class HeldSession:
     """Whether a handler runs in it."""
     is_lost: bool = False
     """Its lock is over, or is left to run out."""
-    is_doubtful: bool = False
+    must_release: bool = False
     """To be released, not received in again: its lock was nearly over, a handler was cancelled, or a receive got no
     answer."""
-    closed: set[int] = field(default_factory=set)
+    settled_by_handler: set[int] = field(default_factory=set)
     """Messages that their handler has settled by itself, and that are watched until it ends."""
     undecided: set[int] = field(default_factory=set)
     """Messages reported as settled without an answer: the verdict may stand or not."""
@@ -127,9 +127,9 @@ class SessionPump(Pump):
             session = self._sessions.get(group.token)
             if session is None or session.is_lost or not group.waiting:
                 continue
-            if group.over or now >= group.sure_until - grace:  # a handler would begin with no time left
+            if group.over or now >= group.trusted_until - grace:  # a handler would begin with no time left
                 group.waiting.clear()
-                session.is_doubtful = True
+                session.must_release = True
                 self._ready.append(session)
                 continue
             delivery = group.waiting[0]
@@ -152,14 +152,14 @@ class SessionPump(Pump):
                 self._go_on_with(session)
         return passed
 
-    def forget(self, delivery: Delivery) -> None:
+    def let_expire(self, delivery: Delivery) -> None:
         """Note that the handler of *delivery* has ended, and that no verdict follows: its session is left."""
         session = self._sessions.get(delivery.token)
         if session is not None:
             self._lose(session)
             session.is_serving = False
-            session.closed.clear()
-        super().forget(delivery)
+            session.settled_by_handler.clear()
+        super().let_expire(delivery)
         if session is not None:
             self._go_on_with(session)
 
@@ -177,19 +177,19 @@ class SessionPump(Pump):
         session = self._sessions.get(delivery.token)
         if session is None or not session.is_serving:
             return super().settled(delivery)
-        if not session.group.is_with_handler(delivery.sequence) or delivery.sequence in session.closed:
+        if not session.group.is_with_handler(delivery.sequence) or delivery.sequence in session.settled_by_handler:
             return False
-        session.closed.add(delivery.sequence)
+        session.settled_by_handler.add(delivery.sequence)
         return delivery.sequence not in session.group.stopped
 
-    def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
-        """Pass *verdict*, as :meth:`Pump.judge`; False if the handler has settled the message by itself."""
+    def pass_verdict(self, delivery: Delivery, verdict: Verdict) -> bool:
+        """Pass *verdict*, as :meth:`Pump.pass_verdict`; False if the handler has settled the message by itself."""
         session = self._sessions.get(delivery.token)
-        if session is not None and delivery.sequence in session.closed:
-            session.closed.discard(delivery.sequence)
+        if session is not None and delivery.sequence in session.settled_by_handler:
+            session.settled_by_handler.discard(delivery.sequence)
             session.group.running.pop(delivery.sequence, None)
             return False
-        return super().judge(delivery, verdict)
+        return super().pass_verdict(delivery, verdict)
 
     # --- all other events ---
 
@@ -249,7 +249,7 @@ class SessionPump(Pump):
         self._accepts_most = min(2 * self._accepts_most, self.settings.concurrency)
         self._claim_times.answered(True, None, now)
         timing = self.settings.timing
-        until, renew_at = sure_until(asked_at, timing), asked_at + sooner(timing.renew_every, self._rng)
+        until, renew_at = lock_trusted_until(asked_at, timing), asked_at + sooner(timing.renew_every, self._rng)
         if self.state is not RUNNING or now >= renew_at:
             self._to_release.append((lock, until))
             return
@@ -266,7 +266,7 @@ class SessionPump(Pump):
         if session.is_lost:
             self._drop(session)
         # The notes of the locks on a delivery must not be taken for notes on the next delivery of the same message.
-        elif self.state is RUNNING and not session.is_doubtful and not session.group.ended:
+        elif self.state is RUNNING and not session.must_release and not session.group.ended:
             self._requests += 1
             session.is_receiving = True
             self._receiving[self._requests] = session
@@ -298,7 +298,7 @@ class SessionPump(Pump):
         self._release(session)
 
     def _release(self, session: HeldSession) -> None:
-        self._to_release.append((session.lock, session.group.sure_until))
+        self._to_release.append((session.lock, session.group.trusted_until))
         self._drop(session)
 
     def _lose(self, session: HeldSession) -> None:
@@ -347,7 +347,7 @@ class SessionPump(Pump):
             what = "receive"
             session = self._receiving.pop(request_id)
             session.is_receiving = False
-            session.is_doubtful = True  # messages may have been locked: they go back with the session
+            session.must_release = True  # messages may have been locked: they go back with the session
             self._ready.append(session)
             # Once released, it would be accepted again at once: an answer to an accept is no sign of one to a receive.
             self._receive_misses += 1
@@ -375,7 +375,7 @@ class SessionPump(Pump):
 
     # --- messages of the locks ---
 
-    def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
+    def _lock_ended(self, held: Delivery | SessionLock, why: LossReason, at: float, effects: list[PumpEffect]) -> None:
         session = self._sessions.get(held.token)
         if session is None:
             return
@@ -386,11 +386,11 @@ class SessionPump(Pump):
             self._go_on_with(session)
             return
         entry = group.running.get(held.sequence)
-        if entry is None or entry[0] is not held or entry[1] == JUDGED or held.sequence in group.stopped:
+        if entry is None or entry[0] is not held or entry[1] == HAS_VERDICT or held.sequence in group.stopped:
             return  # there is a verdict, or the message was received again
         group.stopped.add(held.sequence)
-        session.is_doubtful = True  # the notes on this delivery must not be taken for notes on the next one
-        effects.append(Emit(LockEnded(at, self.name, self._holder, *named(held), why)))
+        session.must_release = True  # the notes on this delivery must not be taken for notes on the next one
+        effects.append(Emit(LockEnded(at, self.name, self._holder, *event_fields(held), why)))
         if session.is_serving:
             effects.append(CancelHandler(held, why))
         else:  # its handler has just ended, and its result was not passed on

@@ -16,7 +16,7 @@ from tenure._queue.handlers import CALLING, Served
 from tenure._queue.hooks import is_interrupt
 from tenure._queue.judge import Judge
 from tenure._queue.message import Delivery
-from tenure._queue.outcomes import Becomes, Why
+from tenure._queue.outcomes import Becomes, CancelReason
 from tenure._queue.pump import Pump
 from tenure._queue.received import Message
 from tenure._queue.retry import Reject, Retry
@@ -129,13 +129,13 @@ class Workers:
         self._workers.remove(worker)
         self.wake(1)
 
-    def cancel(self, delivery: Delivery, why: Why) -> None:
+    def cancel(self, delivery: Delivery, why: CancelReason) -> None:
         """Cancel the handler of *delivery*, if it still runs."""
         for worker in self._workers:
             if worker.delivery is delivery:
                 worker.cancel(why)
 
-    def cancel_all(self, why: Why) -> None:
+    def cancel_all(self, why: CancelReason) -> None:
         """Cancel every handler that runs."""
         for worker in self._workers:
             worker.cancel(why)
@@ -153,7 +153,7 @@ class _Worker:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self.delivery: Delivery | None = None  # whose handler runs
-        self._why: Why | None = None
+        self._why: CancelReason | None = None
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._work())
         self.task.add_done_callback(self._ended)
 
@@ -211,7 +211,7 @@ class _Worker:
                         turn_soon()
                     raise
             if verdict is forget:
-                pump.forget(delivery)
+                pump.let_expire(delivery)
             else:
                 done(delivery, verdict)
             if not host.is_turning:
@@ -230,13 +230,13 @@ class _Worker:
         elif not host.is_ending:  # it was cancelled, and not by us
             self._workers.replace(self)
 
-    def cancel(self, why: Why) -> None:
+    def cancel(self, why: CancelReason) -> None:
         """Cancel the handler that runs, if one does."""
         if self.delivery is not None and (self._why is None or why == "leave"):
             self._why = why
             self.task.cancel()
 
-    def called_off(self) -> Why | None:
+    def called_off(self) -> CancelReason | None:
         """Return why the handler was cancelled by us, and take the cancellation back: the worker goes on."""
         why, self._why = self._why, None
         while why is not None and self.task.cancelling() > 0:
@@ -254,13 +254,13 @@ class Tracker:
 
     def __init__(self, pump: Pump, host: Host) -> None:
         self._host = host
-        self._heard = pump.heard
-        self.asks = pump.asks
+        self._settling_ends = pump.settling_ends
+        self.settling_begins = pump.settling_begins
         self.abandoned = pump.abandoned
         self.settled = pump.settled
 
-    def heard(self, delivery: Delivery) -> None:
+    def settling_ends(self, delivery: Delivery) -> None:
         """Note that the verdict on *delivery* is answered, or that no answer is waited for."""
-        self._heard(delivery)
+        self._settling_ends(delivery)
         if not self._host.has_ended:
             self._host.turn_soon()

@@ -120,7 +120,7 @@ class Machines:
             self.pump.settled(self.messages[words[0]])
             return []
         if word == "forget":
-            self.pump.forget(self.messages[words[0]])
+            self.pump.let_expire(self.messages[words[0]])
             return []
         return self._lines(self.pump.handle(self._pump_event(word, words, tail.split()), now), self.pump.wake_at)
 

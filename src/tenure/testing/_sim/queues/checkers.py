@@ -45,7 +45,11 @@ class MessageCheckers(ConsumerCheckers):
             return -math.inf
         if tracked.stage is not Stage.RUNNING and not is_in(group, tracked.delivery):
             return -math.inf  # it is about to be given back, or was let go
-        sure = group.sure_until if tracked.cancelled_until is None else min(group.sure_until, tracked.cancelled_until)
+        sure = (
+            group.trusted_until
+            if tracked.cancelled_until is None
+            else min(group.trusted_until, tracked.cancelled_until)
+        )
         return consumer.clock.moment(sure)
 
     def took_in(self, consumer: Consumer, asked: Pending, token: Token) -> None:

@@ -39,7 +39,7 @@ from tenure._queue.effects import (
     ReceiveSession,
     Settle,
 )
-from tenure._queue.lock_group import JUDGED, LockGroup, key_of
+from tenure._queue.lock_group import HAS_VERDICT, LockGroup, delivery_key
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.stopping import TRANSITIONS, State
 from tenure._queue.verdicts import GIVE_BACK, Settlement, Verdict
@@ -115,7 +115,7 @@ class ConsumerCheckers:
         if tracked is None:
             return
         group = consumer.lock_groups.get(held.token)
-        until = group.sure_until if group is not None else -math.inf
+        until = group.trusted_until if group is not None else -math.inf
         left = until - consumer.now()
         is_running = tracked.stage is not Stage.KEPT  # else no handler is to stop, and it is let go at once
         if why == "unanswered" and is_running and not consumer.overslept() and left < self.timing.grace - BLUR:
@@ -132,7 +132,7 @@ class ConsumerCheckers:
             if tracked is None or tracked.stage is not Stage.RUNNING or tracked.cancelled_until is not None:
                 continue
             group = consumer.lock_groups.get(work.delivery.token)
-            left = group.sure_until - now if group is not None else 0.0
+            left = group.trusted_until - now if group is not None else 0.0
             if left < self.timing.grace - BLUR:
                 self.violated("grace", f"{consumer.name} lets {work.delivery.id} run with {left:.3f} s left")
             if now > tracked.began + max_hold + BLUR:
@@ -140,9 +140,9 @@ class ConsumerCheckers:
         for group in consumer.lock_groups.values():
             for sequence in group.kept:
                 held = group.running.get(sequence)
-                tracked = consumer.tracked.find(held[0]) if held is not None and held[1] != JUDGED else None
+                tracked = consumer.tracked.find(held[0]) if held is not None and held[1] != HAS_VERDICT else None
                 # Once it is in "ended", it is renewed no more, and the pump lets go of it when its loop is free.
-                if tracked is None or tracked.stage is not Stage.KEPT or key_of(tracked.delivery) in group.ended:
+                if tracked is None or tracked.stage is not Stage.KEPT or delivery_key(tracked.delivery) in group.ended:
                     continue
                 if now > tracked.began + max_hold + BLUR:
                     self.violated(
@@ -307,4 +307,4 @@ def is_in(group: LockGroup | None, delivery: Delivery) -> bool:
     if group is None:
         return False
     taken = group.running.get(delivery.sequence)
-    return taken[1] != JUDGED if taken is not None else any(one is delivery for one in group.waiting)
+    return taken[1] != HAS_VERDICT if taken is not None else any(one is delivery for one in group.waiting)

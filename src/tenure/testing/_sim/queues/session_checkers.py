@@ -79,7 +79,7 @@ class SessionCheckers(ConsumerCheckers):
     def _believes(self, consumer: Consumer, session: TrackedSession) -> float:
         if not consumer.running or not _is_held(consumer, session):
             return -math.inf
-        until = session.group.sure_until
+        until = session.group.trusted_until
         return consumer.clock.moment(until if session.cancelled_until is None else min(until, session.cancelled_until))
 
     def took_in(self, consumer: Consumer, asked: Pending, token: Token) -> None:
@@ -161,7 +161,7 @@ class SessionCheckers(ConsumerCheckers):
         super().told_to_stop(consumer, held, why)
         session = self._find(consumer, held.token) if isinstance(held, SessionLock) else None
         if session is not None:
-            session.cancelled_until = session.group.sure_until
+            session.cancelled_until = session.group.trusted_until
 
     def left(self, consumer: Consumer, delivery: Delivery) -> None:
         """The handler of *delivery* has not stopped in time: it runs on, and is waited for no more."""

@@ -13,7 +13,7 @@ from tenure._queue.verdicts import Verdict
 Key = tuple[Token, int, int]
 
 
-def key_of(delivery: Delivery) -> Key:
+def delivery_key(delivery: Delivery) -> Key:
     """Return what names *delivery* alone: in a session, a message may be received twice under one token."""
     return delivery.token, delivery.sequence, delivery.delivery_count
 

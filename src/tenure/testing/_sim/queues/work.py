@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tenure._queue.message import Delivery, SessionLock
-from tenure._queue.outcomes import Why
+from tenure._queue.outcomes import CancelReason
 from tenure._queue.retry import Reject, Retry
 from tenure.errors import Unavailable
 from tenure.testing._misbehaving import odd_error
@@ -20,7 +20,7 @@ class Work:
     delivery: Delivery
     session: SessionLock | None = None
     """The lock of its session."""
-    why: Why | None = None
+    why: CancelReason | None = None
     """Why it was cancelled; None if it was not."""
     is_cancelled: bool = False
     """Whether it ends because of that."""

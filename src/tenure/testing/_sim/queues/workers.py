@@ -10,7 +10,7 @@ from tenure._lease import NoAnswer
 from tenure._queue.effects import Settle
 from tenure._queue.hooks import HOOK_MAX
 from tenure._queue.message import Delivery
-from tenure._queue.outcomes import RULES, Becomes, Ending, Reason, Reports, Rule, Why
+from tenure._queue.outcomes import RULES, Becomes, CancelReason, Ending, Reason, Reports, Rule
 from tenure._queue.retry import verdict_on_failure
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Lapsed, Settlement, Verdict
 from tenure.errors import LockLost, Unavailable
@@ -18,7 +18,7 @@ from tenure.testing._misbehaving import odd_error
 from tenure.testing._sim.queues.plan import BLOCKS_MAX
 from tenure.testing._sim.queues.protocols import Host, Hosted
 from tenure.testing._sim.queues.requests import WriteState
-from tenure.testing._sim.queues.tracked import Key, Stage, key_of
+from tenure.testing._sim.queues.tracked import Key, Stage, delivery_key
 from tenure.testing._sim.queues.work import Work, fails, kept_for, length, runs_on_for
 
 
@@ -55,7 +55,7 @@ class Workers:
         group = self.consumer.lock_groups.get(delivery.token)
         work = Work(delivery, group.session if group is not None else None)
         self.consumer.checkers.began(self.consumer, delivery)
-        self.works[key_of(delivery)] = work
+        self.works[delivery_key(delivery)] = work
         seconds = length(self.run, delivery)
         nature = work.nature
         if nature == "blocking" and not self.run.healed:
@@ -103,7 +103,7 @@ class Workers:
         tracked = self.consumer.tracked.find(delivery)
         if tracked is not None:
             tracked.is_settling = tracked.is_asking = True
-        self.consumer.pump.asks(delivery)
+        self.consumer.pump.settling_begins(delivery)
         settlements = [Settlement(delivery, COMPLETE)]
         self.consumer.ask(
             lambda request_id: Settle(request_id, settlements), lambda answer: self._completed(settlements, answer)
@@ -111,7 +111,7 @@ class Workers:
 
     def _completed(self, settlements: Sequence[Settlement], answer: Any) -> None:
         delivery = settlements[0].delivery
-        work = self.works.get(key_of(delivery))
+        work = self.works.get(delivery_key(delivery))
         if work is None or work.ended:
             self._kept_completed(settlements, answer)  # or it was cancelled while it waited for this
             return
@@ -127,7 +127,7 @@ class Workers:
 
     def _waits_no_more(self, delivery: Delivery) -> None:
         """The handler does not wait for an answer of the broker any more."""
-        self.consumer.pump.heard(delivery)
+        self.consumer.pump.settling_ends(delivery)
         if (tracked := self.consumer.tracked.find(delivery)) is not None:
             tracked.is_asking = False
 
@@ -158,10 +158,10 @@ class Workers:
         except (Exception, SystemExit) as error:
             self._misbehaved(error)
             return
-        del self.works[key_of(delivery)]
+        del self.works[delivery_key(delivery)]
         if verdict is Becomes.FORGET:
             consumer.checkers.ends(consumer, delivery, None, is_kept=False)
-            consumer.pump.forget(delivery)
+            consumer.pump.let_expire(delivery)
             return
         is_kept = verdict is COMPLETE and work.nature == "keeps" and work.session is None  # a session allows no others
         consumer.checkers.ends(consumer, delivery, None if is_kept else verdict, is_kept=is_kept)
@@ -174,7 +174,7 @@ class Workers:
     def _rule(self, work: Work) -> Rule:
         """Return the rule for how *work* has ended, as a real consumer does."""
         error, why = work.error, work.why
-        over = self.consumer.pump.sure_until(work.delivery) <= self.consumer.now()
+        over = self.consumer.pump.trusted_until(work.delivery) <= self.consumer.now()
         reason = Reason.of(why, closing=False, left_behind=why == "leave", over=over)
         if error is None:
             return RULES[reason, Ending.RETURNED]
@@ -219,17 +219,17 @@ class Workers:
 
     # --- cancellations ---
 
-    def cancel(self, delivery: Delivery, why: Why) -> None:
+    def cancel(self, delivery: Delivery, why: CancelReason) -> None:
         """Cancel the handler of *delivery*, if it runs."""
-        if (work := self.works.get(key_of(delivery))) is not None:
+        if (work := self.works.get(delivery_key(delivery))) is not None:
             self._cancel(work, why)
 
-    def cancel_all(self, why: Why) -> None:
+    def cancel_all(self, why: CancelReason) -> None:
         """Cancel every handler; with ``leave``, leave those behind that were cancelled before."""
         for work in list(self.works.values()):
             self._cancel(work, why)
 
-    def _cancel(self, work: Work, why: Why) -> None:
+    def _cancel(self, work: Work, why: CancelReason) -> None:
         if work.ended:  # only its error hook goes on, and is not cancelled
             return
         first = work.why is None

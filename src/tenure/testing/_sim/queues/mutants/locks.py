@@ -10,7 +10,7 @@ from types import MappingProxyType
 from tenure._jitter import Rng
 from tenure._lease import NoAnswer
 from tenure._queue.effects import LocksEffect, PumpEffect
-from tenure._queue.lock_group import LockGroup, Why, key_of
+from tenure._queue.lock_group import LockGroup, LossReason, delivery_key
 from tenure._queue.locks import Locks, _Question
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
@@ -38,7 +38,7 @@ class _NoMargin(Pump):
         super()._keep(deliveries, now, effects)
         for hold in self._groups.values():
             if hold.token == deliveries[0].token:
-                hold.sure_until = self._claim_asked_at + self.settings.timing.ttl
+                hold.trusted_until = self._claim_asked_at + self.settings.timing.ttl
 
 
 class _RenewsFromAnswer(Locks):
@@ -120,7 +120,7 @@ class _KeepsForEver(Locks):
 
 
 class _IgnoresTime(Locks):
-    def _stop(self, group: LockGroup, delivery: Delivery, why: Why, now: float) -> None:
+    def _stop(self, group: LockGroup, delivery: Delivery, why: LossReason, now: float) -> None:
         if why in ("denied", "max_hold"):
             super()._stop(group, delivery, why, now)
 
@@ -137,7 +137,7 @@ class _TellsOfKept(Locks):
     """Reports that a handler runs on, which has ended and kept its message."""
 
     def _may_overrun(self, group: LockGroup, delivery: Delivery) -> bool:
-        return key_of(delivery) not in group.overran and group.ended[key_of(delivery)] > -math.inf
+        return delivery_key(delivery) not in group.overran and group.ended[delivery_key(delivery)] > -math.inf
 
 
 class _CutIsRenewed(Locks):

@@ -27,8 +27,8 @@ class _ForgetsUnanswered(Pump):
 class _PassesLateResults(Pump):
     """Passes the verdict of a handler whose lock is known to be lost."""
 
-    def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
-        if super().judge(delivery, verdict):
+    def pass_verdict(self, delivery: Delivery, verdict: Verdict) -> bool:
+        if super().pass_verdict(delivery, verdict):
             return True
         self._settling.add(Settlement(delivery, verdict))
         return True
@@ -59,7 +59,7 @@ class _StopsAtOnce(Pump):
     def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
         super()._wind_up(now, effects)
         if self.state is State.DRAINING and not self.busy:
-            self._move(State.STOPPED)
+            self._set_state(State.STOPPED)
 
 
 class _ForgetsReturns(Pump):
@@ -69,7 +69,7 @@ class _ForgetsReturns(Pump):
         super()._wind_up(now, effects)
         under_way = self.busy or self._claiming or self._settling
         if self.state is State.DRAINING and not under_way:
-            self._move(State.STOPPED)
+            self._set_state(State.STOPPED)
 
 
 class _GivesBackCompleted(Pump):

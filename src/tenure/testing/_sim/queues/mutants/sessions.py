@@ -10,7 +10,7 @@ from tenure._backends.memory.messages import MessageState, Session, StoredMessag
 from tenure._queue.broker import NoSession
 from tenure._queue.claiming import ClaimTimes
 from tenure._queue.effects import Accepted, Claimed, PumpEffect
-from tenure._queue.lock_group import NEVER, Why
+from tenure._queue.lock_group import NEVER, LossReason
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.pump import Pump
 from tenure._queue.session_pump import HeldSession, SessionPump
@@ -157,7 +157,7 @@ class _CountsSessionFromAnswer(SessionPump):
 class _IgnoresLostSession(SessionPump):
     """Goes on when its session is over."""
 
-    def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
+    def _lock_ended(self, held: Delivery | SessionLock, why: LossReason, at: float, effects: list[PumpEffect]) -> None:
         pass
 
 
@@ -179,15 +179,15 @@ class _GoesOnUnanswered(SessionPump):
         session = self._receiving.get(request_id)
         super()._unanswered(request_id, why, now, effects)
         if session is not None:
-            session.is_doubtful = False
+            session.must_release = False
 
 
 class _ReleasesWhileRunning(SessionPump):
     """Releases the session of a handler that runs on."""
 
-    def forget(self, delivery: Delivery) -> None:
+    def let_expire(self, delivery: Delivery) -> None:
         session = self._sessions.get(delivery.token)
-        super().forget(delivery)
+        super().let_expire(delivery)
         if session is not None:
             self._to_release.append((session.lock, NEVER))
 
@@ -252,8 +252,8 @@ class _RenewsNoSession(SimulatedBroker):
 class _PassesLateInSessions(SessionPump):
     """Passes the verdict of a handler whose session is known to be lost."""
 
-    def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
-        if not super().judge(delivery, verdict) and delivery.token in self._groups:
+    def pass_verdict(self, delivery: Delivery, verdict: Verdict) -> bool:
+        if not super().pass_verdict(delivery, verdict) and delivery.token in self._groups:
             self._settling.add(Settlement(delivery, verdict))
         return True
 
