@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,9 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message, Received
 from tenure._queue.retry import Reject, Retry, RetryPolicy
+from tenure._queue.verdicts import Lapsed, Settled, Settlement
 from tenure._timing import Timing
-from tenure.errors import LockLost
+from tenure.errors import ConfigError, LockLost
 from tenure.events import (
     HandlerOverran,
     LockEnded,
@@ -418,3 +420,35 @@ def test_the_deadline_of_a_process_is_what_remains_of_the_lock(monkeypatch: pyte
     served = handlers.Handlers(_handles, "process", 1, RenewalThread())
     asked: Any = None  # only its delivery tracker is used
     assert served._until(asked) == 100.0 + 20.0 - handlers.KILL_SHARE * timing.grace
+
+
+@in_virtual_time
+async def test_after_a_failure_no_further_handler_begins(setup: QueueSetup) -> None:
+    queue = setup.queue()
+    fast = [b"fast"] * 100
+    await queue.send_batch([Outgoing(body) for body in [*fast, b"slow", b"waits", *fast]])
+    has_failed, is_cancelled, late = False, asyncio.Event(), []
+
+    async def refused(settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        nonlocal has_failed
+        has_failed = True
+        raise ConfigError("the broker has no such verb")
+
+    async def handler(message: Message) -> None:
+        if has_failed:
+            late.append(message.body)
+        match message.body:
+            case b"slow":
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1_000.0)
+                setup.broker.settle = refused  # type: ignore[method-assign]
+                is_cancelled.set()
+                await asyncio.sleep(3.0)  # it cleans up
+            case b"waits":
+                await is_cancelled.wait()
+            case _:
+                await asyncio.sleep(0.001)
+
+    with pytest.raises(ConfigError, match="no such verb"):
+        await queue.consume(handler, concurrency=2, prefetch=50, max_hold=5.0, sigterm=False)
+    assert late == []

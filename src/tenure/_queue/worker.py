@@ -237,9 +237,12 @@ class _Worker:
             self.task.cancel()
 
     def called_off(self) -> CancelReason | None:
-        """Return why the handler was cancelled by us, and take the cancellation back: the worker goes on."""
+        """Return why the handler was cancelled by us, and take the cancellation back: the worker goes on.
+
+        It does not if consuming has ended, as one of the cancellations is for the worker then.
+        """
         why, self._why = self._why, None
-        while why is not None and self.task.cancelling() > 0:
+        while why is not None and not self._workers.host.has_ended and self.task.cancelling() > 0:
             self.task.uncancel()
         return why
 
