@@ -12,7 +12,7 @@ from tenure.errors import ConfigError
 ATTEMPTS_MIN = 3
 """A term must survive two lost answers in a row, so three requests must fit into its trusted time."""
 
-RENEWALS_TOGETHER = 0.2
+EARLY_RENEWAL_SHARE = 0.2
 """A renewal may go out this share of ``renew_every`` early, so that the renewals of one process share a statement."""
 
 MARGIN_MAX = 1.0

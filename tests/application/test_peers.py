@@ -337,7 +337,7 @@ async def test_random_bytes_on_the_port_change_nothing() -> None:
         with suppress(ConnectionError):
             await asyncio.wait_for(reader.read(), 10)
         writer.close()
-        assert transport.counts.dropped.get("stranger", 0) >= 3
+        assert transport.counts.dropped.get("foreign", 0) >= 3
         assert transport.counts.dropped.get("forged") == 1
         assert machine.voter.newest == before
         assert await backends[1].leaders() == {}
@@ -347,7 +347,7 @@ async def test_random_bytes_on_the_port_change_nothing() -> None:
 async def test_neither_clients_nor_unauthenticated_connections_keep_a_member_out(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure._backends.peers.tcp.STRANGERS_MAX", 4)
+    monkeypatch.setattr("tenure._backends.peers.tcp.UNVERIFIED_MAX", 4)
     monkeypatch.setattr("tenure._backends.peers.tcp.CLIENTS_MAX", 4, raising=False)
     monkeypatch.setattr("tenure._backends.peers.tcp.GREET_WITHIN", 60.0)
     fleet = urls(3, "ttl_max=15&heartbeat=0.2")
@@ -496,7 +496,7 @@ def garbage_stays() -> Iterator[None]:
 
 @pytest.mark.usefixtures("garbage_stays")
 async def test_a_connection_without_a_tls_handshake_counts_too(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure._backends.peers.tcp.STRANGERS_MAX", 4)
+    monkeypatch.setattr("tenure._backends.peers.tcp.UNVERIFIED_MAX", 4)
     monkeypatch.setattr("tenure._backends.peers.tcp.GREET_WITHIN", 60.0)  # so that none ends because of its age
     fleet = urls(3, f"ttl_max=15&heartbeat=0.2&{tls}")
     async with AsyncExitStack() as stack:

@@ -33,7 +33,7 @@ from tests.application.queue_setup import LOCK, Log, QueueSetup, fill, in_virtua
 async def test_many_deaths_are_reported_in_portions_and_the_loop_runs_between(setup: QueueSetup) -> None:
     died = [Died(number, f"gone {number}", 0, "expired") for number in range(1_000)]
     context = setup.queue()._context
-    context.tell_of_dead(died)
+    context.report_dead(died)
     counts = [len(setup.emitted(MessageDied))]  # after each turn
     while counts[-1] < len(died):
         await asyncio.sleep(0)
@@ -48,7 +48,7 @@ def test_a_loop_that_ends_reports_all_deaths_before() -> None:
     async def main() -> None:
         context = QueueSetup().queue()._context
         context.on_event = events.append
-        context.tell_of_dead([Died(number, "gone", 0, "expired") for number in range(1_000)])
+        context.report_dead([Died(number, "gone", 0, "expired") for number in range(1_000)])
 
     run(main())
     assert len(events) == 1_000

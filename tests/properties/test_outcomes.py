@@ -15,12 +15,12 @@ none          success   failure error         failure error      give back error
 closing       success   give back             failure error      give back error    give back error, ends
 drain         success   give back             failure error      give back error    give back error, ends
 leave         success   give back             failure error      give back error    give back error, ends
-left behind   success   forget overrun        failure error      give back error    give back error, ends
-denied        success   forget lock lost      forget error       forget error       forget error, ends
+left behind   success   let expire overrun    failure error      give back error    give back error, ends
+denied        success   let expire lock lost  let expire error   let expire error   let expire error, ends
 unanswered    success   failure lock lost     failure error      give back error    give back error, ends
 stalled       success   give back lock lost   give back error    give back error    give back error, ends
 max_hold      success   failure lock lost     failure error      give back error    give back error, ends
-too late      success   forget lock lost      forget error       forget error       forget error, ends
+too late      success   let expire lock lost  let expire error   let expire error   let expire error, ends
 """
 
 
@@ -40,13 +40,13 @@ def entries() -> list[Any]:
 def test_each_entry(reason: Reason, ending: Ending, expected: str) -> None:
     rule = RULES[reason, ending]
     reports = "" if rule.reports.value == "nothing" else f" {rule.reports.value}"
-    assert f"{rule.becomes.value}{reports}{', ends' if rule.ends else ''}" == expected
+    assert f"{rule.disposition.value}{reports}{', ends' if rule.ends else ''}" == expected
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_message_without_a_handler_call_is_given_back(reason: Reason) -> None:
     rule = RULES[reason, Ending.INBOX_UNANSWERED]
-    assert (rule.becomes.value, rule.reports.value, rule.ends) == ("give back", "nothing", False)
+    assert (rule.disposition.value, rule.reports.value, rule.ends) == ("give back", "nothing", False)
 
 
 def test_the_table_is_complete() -> None:

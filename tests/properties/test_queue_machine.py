@@ -154,9 +154,9 @@ class Node:
         if self.now >= self.locks.wake_at:
             self.perform(self.locks, self.locks.handle(Tick(), self.now))
         if now >= self.blocked_until:
-            self._turn()
+            self._tick_now()
 
-    def _turn(self) -> None:
+    def _tick_now(self) -> None:
         for key, (delivery, until) in list(self.running.items()):
             if self.broker.now >= until:
                 del self.running[key]

@@ -55,7 +55,7 @@ from tenure._election.effects import (
 from tenure._election.requests import Request, Requests, TokenOrder
 from tenure._jitter import Rng, later, sooner
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, trusted_until
-from tenure._timing import RENEWALS_TOGETHER, Timing
+from tenure._timing import EARLY_RENEWAL_SHARE, Timing
 from tenure.events import (
     CampaignFailed,
     Overrun,
@@ -196,7 +196,7 @@ class Machine:
         """From when ``RenewTogether`` makes this candidate renew; infinity while it doesn't lead."""
         if self.state is not State.LEADING or self._term is None:
             return NEVER
-        return self._term.renew_at - RENEWALS_TOGETHER * self.timing.renew_every
+        return self._term.renew_at - EARLY_RENEWAL_SHARE * self.timing.renew_every
 
     @property
     def is_finished(self) -> bool:

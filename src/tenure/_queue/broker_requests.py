@@ -115,7 +115,7 @@ class BrokerRequests:
                 if isinstance(claim, Lapsed):
                     return Answered(request_id, [claim])
                 if claim.died:
-                    self._context.tell_of_dead(claim.died)
+                    self._context.report_dead(claim.died)
                 self._host.feed_soon(Claimed(request_id, claim.deliveries, claim.due_in))
                 return None
             case Settle(request_id, settlements):
@@ -129,22 +129,22 @@ class BrokerRequests:
 
     async def _receive(self, request_id: int, limit: int) -> Claimed:
         context = self._context
-        context.look_after()
+        context.purge_if_due()
         claim = await context.broker.receive(context.name, limit, self._lock)
         context.has_answered = True
         if claim.died:
-            context.tell_of_dead(claim.died)
+            context.report_dead(claim.died)
         self._answered(bool(claim.deliveries), claim.due_in)
         return Claimed(request_id, claim.deliveries, claim.due_in)
 
     async def _accept(self, request_id: int, is_noted: bool) -> Accepted:
         context = self._context
-        context.look_after()
+        context.purge_if_due()
         answer = await context.broker.accept(context.name, None, self._lock)
         context.has_answered = True
         session, due_in = (None, answer.due_in) if isinstance(answer, NoSession) else (answer, None)
         if isinstance(answer, NoSession) and answer.died:
-            context.tell_of_dead(answer.died)
+            context.report_dead(answer.died)
         if is_noted:
             self._answered(session is not None, due_in)
         return Accepted(request_id, session, due_in)

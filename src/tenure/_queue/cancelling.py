@@ -16,7 +16,7 @@ def is_being_closed(task: asyncio.Task[Any]) -> bool:
         return True
 
 
-async def take_back(task: asyncio.Task[Any]) -> None:
+async def undo_cancellations(task: asyncio.Task[Any]) -> None:
     """Undo cancellations of *task*, the current one, that its handler has caused by itself."""
     while task.cancelling() > 0:
         task.uncancel()
@@ -24,24 +24,24 @@ async def take_back(task: asyncio.Task[Any]) -> None:
         await asyncio.sleep(0)  # one may still be on its way
 
 
-async def outlast(
-    work: asyncio.Future[Any], when_cut: Callable[[], object] | None = None
+async def wait_through_cancellation(
+    work: asyncio.Future[Any], on_cancel: Callable[[], object] | None = None
 ) -> asyncio.CancelledError | None:
     """Wait for the end of *work*, however often we are cancelled meanwhile.
 
     Returns:
-        The first cancellation, upon which *when_cut* was called at once. The caller raises it at its end.
+        The first cancellation, upon which *on_cancel* was called at once. The caller raises it at its end.
     """
-    cut = None
+    cancelled = None
     while not work.done():
         try:
             await asyncio.wait({work})
         except asyncio.CancelledError as error:
-            if cut is None:
-                cut = error
-                if when_cut is not None:
-                    when_cut()
+            if cancelled is None:
+                cancelled = error
+                if on_cancel is not None:
+                    on_cancel()
     if work.cancelled():  # the loop is ending, and with it every task on it
-        return cut or asyncio.CancelledError()
+        return cancelled or asyncio.CancelledError()
     work.result()
-    return cut
+    return cancelled

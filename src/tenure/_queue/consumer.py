@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tenure._queue.beginning import is_to_begin
-from tenure._queue.cancelling import outlast
+from tenure._queue.cancelling import wait_through_cancellation
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import Pause, Resume
 from tenure._queue.handlers import Handler, Handlers
@@ -25,6 +24,7 @@ from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.received import Message
 from tenure._queue.reports import log_interrupt
 from tenure._queue.session_pump import SessionPump
+from tenure._queue.startup import wait_until_ready
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
 
@@ -55,7 +55,7 @@ class Consumer:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
         with on_shutdown_signal(self.drain, self._consuming.sigterm, lambda: log_interrupt(self._context, self._busy)):
-            if await is_to_begin(self._context, self._is_drained, stop, self._consuming.wait):
+            if await wait_until_ready(self._context, self._is_drained, stop, self._consuming.wait):
                 await self._consume(stop)
 
     async def _consume(self, stop: asyncio.Event | None) -> None:
@@ -67,29 +67,29 @@ class Consumer:
         pump = (SessionPump if self._consuming.sessions else Pump)(*machine, now=now)
         driver = PumpDriver(context, self._consuming, self._handlers, pump, self)
         renewer = LockRenewer(context, Locks(*machine, now=now), driver.feed)
-        cut = None
+        cancelled = None
         try:
-            cut = await outlast(renewer.begin())
-            if cut is None and not self._is_drained.is_set():
+            cancelled = await wait_through_cancellation(renewer.begin())
+            if cancelled is None and not self._is_drained.is_set():
                 self._driver = driver
                 driver.begin(stop, is_paused=self._is_paused)
-                cut = await outlast(driver.ended, lambda: driver.drain(grace=0.0))
+                cancelled = await wait_through_cancellation(driver.ended, lambda: driver.drain(grace=0.0))
         finally:
             if not context.renewal_thread.is_forked:  # in a child that ends inside of a handler there is nothing to end
-                cut = await self._close(driver, renewer) or cut
-        if cut is not None:
-            raise cut
+                cancelled = await self._close(driver, renewer) or cancelled
+        if cancelled is not None:
+            raise cancelled
         if driver.failure is not None:
             raise driver.failure
 
     async def _close(self, driver: PumpDriver, renewer: LockRenewer) -> asyncio.CancelledError | None:
         """End everything; return the first cancellation that came meanwhile."""
         try:
-            cut = await outlast(asyncio.ensure_future(driver.close()))
+            cancelled = await wait_through_cancellation(asyncio.ensure_future(driver.close()))
             self._handlers.close()
         finally:  # whatever happens: nothing else ends it, and it would renew for ever
-            late = await outlast(renewer.end())
-        return cut or late
+            late = await wait_through_cancellation(renewer.end())
+        return cancelled or late
 
     def _get_settings(self) -> PumpSettings:
         return self._consuming.settings(self._context.settings.lock, hints=self._context.broker.traits.hints)

@@ -93,7 +93,7 @@ class QueueContext:
         expected = self.expected
         if expected is None:
             if self.settings.dead_retention != math.inf:
-                self.look_after()
+                self.purge_if_due()
             return
         if expected:
             holds = await self.broker.declare(self.name, expected, only_undeclared=True)
@@ -102,14 +102,14 @@ class QueueContext:
             holds = await self.broker.settings(self.name)
         self.go_by(holds)
         self.expected = None
-        self.look_after()
+        self.purge_if_due()
 
     def go_by(self, holds: QueueSettings) -> QueueSettings:
         """Take note of the settings that hold, and return them as they hold on this store."""
         self.settings = replace(holds, body_max=min(holds.body_max, self.broker.traits.body_max))
         return self.settings
 
-    def look_after(self) -> None:
+    def purge_if_due(self) -> None:
         """Remove dead letters past their retention, now and then, in a task of its own."""
         kept = self.settings.dead_retention
         if kept == math.inf or self.clock.now() < self.purge_at:
@@ -137,7 +137,7 @@ class QueueContext:
                 pass
 
     async def rest(self) -> None:
-        """Wait for the tasks that :meth:`look_after` has started on this loop, at most a second."""
+        """Wait for the tasks that :meth:`purge_if_due` has started on this loop, at most a second."""
         if chores := self._chores.here():
             await asyncio.wait(chores, timeout=1.0)
 
@@ -157,7 +157,7 @@ class QueueContext:
             return None
         return f"{name_of(error)}: {text_of(error)}"
 
-    def tell_of_dead(self, died: Sequence[Died], queue: str = "") -> None:
+    def report_dead(self, died: Sequence[Died], queue: str = "") -> None:
         """Report to the observers the messages that the broker dead-lettered by itself, in *queue* if not in ours.
 
         Of many, the first few are reported now, the others in portions between which the loop turns.
@@ -210,7 +210,7 @@ class QueueContext:
             asking.add_done_callback(self._give_back)
             raise
         if isinstance(claim, Claim) and claim.died:
-            self.tell_of_dead(claim.died)
+            self.report_dead(claim.died)
         return claim
 
     def _give_back(self, asked: asyncio.Future[Claim | Lapsed]) -> None:
@@ -219,7 +219,7 @@ class QueueContext:
         claim = asked.result()
         if isinstance(claim, Lapsed):
             return
-        self.tell_of_dead(claim.died)
+        self.report_dead(claim.died)
         if claim.deliveries:
             settling = asyncio.ensure_future(self._settle_all(claim.deliveries, GIVE_BACK))
             settling.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -228,7 +228,7 @@ class QueueContext:
         answers = await self.broker.settle([Settlement(one, verdict) for one in deliveries])
         for delivery, answer in zip(deliveries, answers, strict=True):
             if isinstance(answer, Settled):
-                self.tell_if_dead(delivery, verdict, answer)
+                self.report_if_dead(delivery, verdict, answer)
 
     async def settle(self, delivery: Delivery, verdict: Verdict, tracker: DeliveryTracker | None = None) -> bool:
         """Pass *verdict*, and return once it stands: True if the message died of it.
@@ -249,7 +249,7 @@ class QueueContext:
             raise Unavailable(answer.why)
         if isinstance(answer, Lapsed):
             raise LockLost(loss_message(delivery, f"could not {_VERBS[type(verdict)]} it"))
-        self.tell_if_dead(delivery, verdict, answer)
+        self.report_if_dead(delivery, verdict, answer)
         return answer.dead
 
     def back_at(self, verdict: Verdict, answer: Settled | Lapsed | NoAnswer | None) -> float | None:
@@ -262,7 +262,7 @@ class QueueContext:
             return None
         return self.clock.now() + verdict.delay + self.broker.traits.delay_step
 
-    def tell_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
+    def report_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
         """Report the message's death to the observers, if *verdict*, which stands, dead-lettered it."""
         if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
             if isinstance(verdict, DeadLetter):
@@ -313,7 +313,7 @@ class QueueContext:
             poll = POLL if self.broker.traits.hints else 0.05
             while True:
                 woken.clear()
-                self.look_after()
+                self.purge_if_due()
                 if subscription is not None:
                     subscription.asks()
                 found, due_in = await look()

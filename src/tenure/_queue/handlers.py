@@ -38,7 +38,7 @@ PAUSE = 1.0
 KILL_SHARE = 0.25
 """The share of the grace between the end of a process by itself and the end of the trust in the lock."""
 
-CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
+CURRENT_CONSUMER: ContextVar[object | None] = ContextVar("tenure_current_consumer", default=None)
 """The consumer that calls the handler of this context, also in tasks that it starts; None outside of handlers."""
 
 

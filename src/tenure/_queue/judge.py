@@ -10,11 +10,11 @@ from tenure._jitter import later
 from tenure._queue.context import QueueContext, loss_message
 from tenure._queue.failures import text_of, traceback_most
 from tenure._queue.handler_process import NeverBegins, NotBegun
-from tenure._queue.handlers import CALLING, Handlers, RanToEnd
+from tenure._queue.handlers import CURRENT_CONSUMER, Handlers, RanToEnd
 from tenure._queue.hooks import call_error_hook
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
-from tenure._queue.outcomes import RULES, Becomes, CancelReason, Ending, Reason, Reports, Rule
+from tenure._queue.outcomes import RULES, CancelReason, Disposition, Ending, Reason, Reports, Rule
 from tenure._queue.received import Message
 from tenure._queue.reports import event_of, report_unanswered
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
@@ -75,7 +75,7 @@ class Judge:
         consuming: The options of the consumer.
         handlers: Where its handlers run.
         end_with: Ends the consumer gracefully, and lets it raise this.
-        calling: The consumer, for :data:`CALLING`.
+        consumer: The consumer, for :data:`CURRENT_CONSUMER`.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Judge:
         consuming: ConsumeSettings,
         handlers: Handlers,
         end_with: Callable[[BaseException], None],
-        calling: object,
+        consumer: object,
     ) -> None:
         self._context = context
         self._consuming = consuming
         self._handlers = handlers
         self._end_with = end_with
-        self._calling = calling
+        self._consumer = consumer
         self.success: Verdict | None = None
         """The verdict on a message whose handler has simply returned; None keeps it for a verdict by other code."""
         if consuming.auto_complete:
@@ -99,7 +99,7 @@ class Judge:
 
     async def judge(
         self, message: Message, outcome: object, why: CancelReason | None, closing: bool, trust: LockTrust
-    ) -> Verdict | Literal[Becomes.FORGET] | None:
+    ) -> Verdict | Literal[Disposition.LET_EXPIRE] | None:
         """Return what becomes of *message*, whose handler did not simply return, as :data:`RULES` say; report it.
 
         Args:
@@ -129,22 +129,22 @@ class Judge:
             await self.call_error_hook(message, outcome)
             if self._consuming.is_to_raise(outcome):
                 self._end_with(self._consuming.raised_for(outcome))
-        becomes, _, ends = rule()  # once more: the error hook may have taken until the lock was over
+        disposition, _, ends = rule()  # once more: the error hook may have taken until the lock was over
         if ends and isinstance(outcome, NeverBegins):
             self._end_with(unusable(outcome))
-        match becomes:
-            case Becomes.SUCCESS:
+        match disposition:
+            case Disposition.SUCCESS:
                 return self.success
-            case Becomes.GIVE_BACK:
+            case Disposition.GIVE_BACK:
                 return GIVE_BACK
-            case Becomes.FORGET:
-                return Becomes.FORGET
+            case Disposition.LET_EXPIRE:
+                return Disposition.LET_EXPIRE
         assert isinstance(outcome, BaseException)
         return judge_failure(self._context, self._consuming.policy, delivery, outcome)
 
     async def call_error_hook(self, message: Message, error: BaseException) -> None:
         """Call the error hook with *error*, a failure of the handler of *message*."""
-        CALLING.set(self._calling)
+        CURRENT_CONSUMER.set(self._consumer)
         if (interrupt := await call_error_hook(self._consuming.on_error, message, error)) is not None:
             self._end_with(interrupt)
 

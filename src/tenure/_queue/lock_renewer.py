@@ -42,13 +42,16 @@ class LockRenewer:
         self._context = context
         self._locks = locks
         self._feed_pump = feed
-        self._home = asyncio.get_running_loop()  # where the handlers run
+        self._handler_loop = asyncio.get_running_loop()  # where the handlers run
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
 
     def begin(self) -> asyncio.Future[None]:
-        """Begin to renew; the future is done when that has begun. Await it by `outlast`, which does not cancel it."""
+        """Begin to renew; the future is done when that has begun.
+
+        Await it by `wait_through_cancellation`, which does not cancel it.
+        """
         return self._submit(self._begin)
 
     def end(self) -> asyncio.Future[None]:
@@ -75,7 +78,7 @@ class LockRenewer:
                 task.cancel()
 
     def _feed(self, event: LocksInput) -> None:
-        if self._home.is_closed():  # and its handlers have ended with it
+        if self._handler_loop.is_closed():  # and its handlers have ended with it
             self._ended = True
         messages: list[LocksMessage | Emit] = []
         for effect in self._locks.handle(event, self._context.clock.now()):
@@ -88,7 +91,7 @@ class LockRenewer:
                     messages.append(effect)
         if messages:
             with suppress(RuntimeError):  # that loop is closed, and its handlers have ended with it
-                self._home.call_soon_threadsafe(self._deliver, messages)
+                self._handler_loop.call_soon_threadsafe(self._deliver, messages)
         if not self._ended:
             if self._timer is not None:
                 self._timer.cancel()

@@ -77,7 +77,7 @@ class Reason(Enum):
         return cls(why)
 
 
-class Becomes(Enum):
+class Disposition(Enum):
     """The verdict on the message."""
 
     SUCCESS = "success"
@@ -86,7 +86,7 @@ class Becomes(Enum):
     """The retry policy decides."""
     GIVE_BACK = "give back"
     """It is unlocked uncounted."""
-    FORGET = "forget"
+    LET_EXPIRE = "let expire"
     """No verdict is passed: its lock is over, or left to run out."""
 
 
@@ -105,22 +105,22 @@ class Reports(Enum):
 class Rule(NamedTuple):
     """The consequences when a handler has ended; *ends* is whether the consumer ends, too."""
 
-    becomes: Becomes
+    disposition: Disposition
     reports: Reports
     ends: bool = False
 
 
-_SUCCESS = Rule(Becomes.SUCCESS, Reports.NOTHING)
-_BACK = Rule(Becomes.GIVE_BACK, Reports.NOTHING)
-_FAILURE = Rule(Becomes.FAILURE, Reports.ERROR)
-_FAILED_BACK = Rule(Becomes.GIVE_BACK, Reports.ERROR)
-_FAILED_LATE = Rule(Becomes.FORGET, Reports.ERROR)
-_STOPPED = Rule(Becomes.FAILURE, Reports.LOCK_LOST)
-_STOPPED_BACK = Rule(Becomes.GIVE_BACK, Reports.LOCK_LOST)
-_STOPPED_LATE = Rule(Becomes.FORGET, Reports.LOCK_LOST)
-_OVERRUN = Rule(Becomes.FORGET, Reports.OVERRUN)
-_USELESS = Rule(Becomes.GIVE_BACK, Reports.ERROR, ends=True)
-_USELESS_LATE = Rule(Becomes.FORGET, Reports.ERROR, ends=True)
+_SUCCESS = Rule(Disposition.SUCCESS, Reports.NOTHING)
+_BACK = Rule(Disposition.GIVE_BACK, Reports.NOTHING)
+_FAILURE = Rule(Disposition.FAILURE, Reports.ERROR)
+_FAILED_BACK = Rule(Disposition.GIVE_BACK, Reports.ERROR)
+_FAILED_LATE = Rule(Disposition.LET_EXPIRE, Reports.ERROR)
+_STOPPED = Rule(Disposition.FAILURE, Reports.LOCK_LOST)
+_STOPPED_BACK = Rule(Disposition.GIVE_BACK, Reports.LOCK_LOST)
+_STOPPED_LATE = Rule(Disposition.LET_EXPIRE, Reports.LOCK_LOST)
+_OVERRUN = Rule(Disposition.LET_EXPIRE, Reports.OVERRUN)
+_USELESS = Rule(Disposition.GIVE_BACK, Reports.ERROR, ends=True)
+_USELESS_LATE = Rule(Disposition.LET_EXPIRE, Reports.ERROR, ends=True)
 
 # fmt: off
 _ROWS: dict[Reason, tuple[Rule, Rule, Rule, Rule, Rule, Rule]] = {

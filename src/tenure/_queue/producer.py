@@ -169,7 +169,7 @@ class Requests:
         """Hand over the answers that have come; return whether there may be more."""
         context = self._context
         claim = await context.broker.receive(self.reply_to, 100, context.settings.lock)
-        context.tell_of_dead(claim.died, self.reply_to)
+        context.report_dead(claim.died, self.reply_to)
         waiting = [self._waiting.get(one.correlation_id or "") for one in claim.deliveries]
         settlements = [self._settlement(one, request) for one, request in zip(claim.deliveries, waiting, strict=True)]
         if settlements:
@@ -177,7 +177,7 @@ class Requests:
             for (delivery, verdict), answer in zip(settlements, answers, strict=True):
                 if isinstance(answer, Settled):  # otherwise it may be delivered again
                     self._handed.pop(_identity(delivery), None)
-                    context.tell_if_dead(delivery, verdict, answer)
+                    context.report_if_dead(delivery, verdict, answer)
         return bool(settlements) or claim.due_in == 0
 
     def _settlement(self, delivery: Delivery, request: asyncio.Future[Received] | None) -> Settlement:

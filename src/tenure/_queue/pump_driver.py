@@ -53,14 +53,14 @@ class PumpDriver:
         consuming: The options of the consumer.
         handlers: Where its handlers run.
         pump: The machine.
-        calling: The consumer, for :data:`CALLING`.
+        consumer: The consumer, for :data:`CURRENT_CONSUMER`.
     """
 
     def __init__(
-        self, context: QueueContext, consuming: ConsumeSettings, handlers: Handlers, pump: Pump, calling: object
+        self, context: QueueContext, consuming: ConsumeSettings, handlers: Handlers, pump: Pump, consumer: object
     ) -> None:
         self.pump = pump
-        self.is_turning = False
+        self.is_tick_scheduled = False
         self.failure: BaseException | None = None
         """To be raised when all has ended."""
         self._context = context
@@ -69,10 +69,10 @@ class PumpDriver:
         self._runner = asyncio.current_task()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the pump has stopped, or failed."""
-        self._judge = Judge(context, consuming, handlers, self.end_with, calling)
+        self._judge = Judge(context, consuming, handlers, self.end_with, consumer)
         settings = pump.settings
         self._workers = Workers(
-            context, pump, handlers.serve, self._judge, consuming.inbox_window, settings.concurrency, self, calling
+            context, pump, handlers.serve, self._judge, consuming.inbox_window, settings.concurrency, self, consumer
         )
         self._subscription: Subscription | None = None
         self._requests: BrokerRequests | None = None
@@ -156,19 +156,19 @@ class PumpDriver:
         self.feed(Hint())
         return self._subscription is not None and self._subscription.is_asking
 
-    def turn_soon(self) -> None:
+    def tick_soon(self) -> None:
         """Let the pump look at what was taken and done, at the end of this iteration of the loop."""
-        if not self.is_turning:
-            self.is_turning = True
-            self._loop.call_soon(self._turn)
+        if not self.is_tick_scheduled:
+            self.is_tick_scheduled = True
+            self._loop.call_soon(self._tick_now)
 
     def feed_soon(self, event: PumpInput) -> None:
         """Give *event* to the pump together with others that come in this iteration of the loop."""
         self._events.append(event)
-        self.turn_soon()
+        self.tick_soon()
 
-    def _turn(self) -> None:
-        self.is_turning = False
+    def _tick_now(self) -> None:
+        self.is_tick_scheduled = False
         events, self._events = self._events, []
         self.feed(*events or _TICK)
 
@@ -219,7 +219,7 @@ class PumpDriver:
                 self._emit_discarded(delivery, why)
             self._complain(settlement, loss_message(delivery, "its handler had ended, and that was too late"))
         else:
-            self._context.tell_if_dead(delivery, verdict, answer)
+            self._context.report_if_dead(delivery, verdict, answer)
 
     def _emit_discarded(self, delivery: Delivery, why: str) -> None:
         self._context.emit(event_of(ResultDiscarded, self._context, delivery, why))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from tenure._queue.consumer import Consumer
-from tenure._queue.handlers import CALLING
+from tenure._queue.handlers import CURRENT_CONSUMER
 
 
 class RunningConsumer:
@@ -72,8 +72,8 @@ class RunningConsumers:
     async def drain(self, grace: float | None) -> None:
         """Drain all of them and wait until they have ended; don't wait if a handler of theirs calls."""
         running = self.begin_drain(grace)
-        calling = CALLING.get()
-        if calling is None or all(one.consumer is not calling for one in running):
+        current = CURRENT_CONSUMER.get()
+        if current is None or all(one.consumer is not current for one in running):
             await _ended(running)
 
     async def end(self) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, NoSession
-from tenure._queue.cancelling import outlast
+from tenure._queue.cancelling import wait_through_cancellation
 from tenure._queue.checks import check_count
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import LocksEnded, LocksMessage
@@ -109,11 +109,11 @@ class Session:
         cancellation = None
         try:
             if self._renewer is not None:
-                cancellation = await outlast(self._renewer.end())
+                cancellation = await wait_through_cancellation(self._renewer.end())
         finally:
             if not self.lost.is_set():
                 releasing = asyncio.ensure_future(self._context.broker.release(self._held))
-                cancellation = await outlast(releasing) or cancellation
+                cancellation = await wait_through_cancellation(releasing) or cancellation
         return cancellation
 
     async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as Queue.receive
@@ -196,7 +196,7 @@ class Session:
                 asking.add_done_callback(self._release)  # a session that is accepted later must not stay locked
                 raise
             if isinstance(answer, NoSession):
-                context.tell_of_dead(answer.died)
+                context.report_dead(answer.died)
                 context.has_answered = True
                 return None, answer.due_in
             return answer, None
@@ -212,7 +212,7 @@ class Session:
         if asked.cancelled() or asked.exception() is not None:
             return
         if isinstance(held := asked.result(), NoSession):
-            self._context.tell_of_dead(held.died)
+            self._context.report_dead(held.died)
         else:
             releasing = asyncio.ensure_future(self._context.broker.release(held))
             releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -227,7 +227,7 @@ class Session:
         groups: dict[Token, LockGroup] = {held.token: group}
         locks = Locks(context.name, context.holder, PumpSettings(timing), context.rng, groups, now=context.clock.now())
         self._renewer = LockRenewer(context, locks, self._on_locks_message)
-        if cancellation := await outlast(self._renewer.begin()):
+        if cancellation := await wait_through_cancellation(self._renewer.begin()):
             raise cancellation
 
     def _on_locks_message(self, message: LocksMessage) -> None:

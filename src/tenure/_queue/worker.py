@@ -10,20 +10,20 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any, Literal, Protocol
 
-from tenure._queue.cancelling import is_being_closed, take_back
+from tenure._queue.cancelling import is_being_closed, undo_cancellations
 from tenure._queue.context import QueueContext
-from tenure._queue.handlers import CALLING, Served
+from tenure._queue.handlers import CURRENT_CONSUMER, Served
 from tenure._queue.hooks import is_interrupt
 from tenure._queue.judge import Judge
 from tenure._queue.message import Delivery
-from tenure._queue.outcomes import Becomes, CancelReason
+from tenure._queue.outcomes import CancelReason, Disposition
 from tenure._queue.pump import Pump
 from tenure._queue.received import Message
 from tenure._queue.retry import Reject, Retry
 from tenure._queue.verdicts import GIVE_BACK, Verdict
 from tenure._timing import Timing
 
-_NO_RESULT = (BaseException, Retry, Reject)
+_FAILURES = (BaseException, Retry, Reject)
 """What a handler may have raised, or returned in its place."""
 
 SLICE = 0.001
@@ -33,7 +33,7 @@ SLICE = 0.001
 class Host(Protocol):
     """The driver of the pump, as workers use it."""
 
-    is_turning: bool
+    is_tick_scheduled: bool
     """Whether the pump is fed at the end of this iteration of the loop anyway."""
 
     @property
@@ -51,7 +51,7 @@ class Host(Protocol):
         """Whether workers are cancelled because consuming ends, or the loop."""
         ...
 
-    def turn_soon(self) -> None:
+    def tick_soon(self) -> None:
         """Let the pump look at what was taken and done, at the end of this iteration of the loop."""
         ...
 
@@ -75,7 +75,7 @@ class Workers:
         inbox_window: Whether the inbox is asked before the handler is called: for any number but 0.
         concurrency: The most workers.
         host: The driver of the pump.
-        calling: The consumer, for :data:`CALLING`.
+        consumer: The consumer, for :data:`CURRENT_CONSUMER`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Workers:
         inbox_window: float,
         concurrency: int,
         host: Host,
-        calling: object,
+        consumer: object,
     ) -> None:
         self.context = context
         self.pump = pump
@@ -95,7 +95,7 @@ class Workers:
         self.judge = judge
         self.inbox_window = inbox_window
         self.host = host
-        self.calling = calling
+        self.consumer = consumer
         self.tracker = Tracker(pump, host)
         self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
@@ -167,22 +167,23 @@ class _Worker:
             workers.tracker,
         )
         serve, success, inbox = workers.serve, judge.success, workers.inbox_window
-        forget: Literal[Becomes.FORGET] = Becomes.FORGET  # to look it up takes as long as a call on Python 3.11
-        now, take, done, turn_soon = context.clock.now, pump.take, pump.done, host.turn_soon
+        # To look it up takes as long as a call on Python 3.11.
+        let_expire: Literal[Disposition.LET_EXPIRE] = Disposition.LET_EXPIRE
+        now, take, done, tick_soon = context.clock.now, pump.take, pump.done, host.tick_soon
         task = asyncio.current_task()  # self.task is not there yet if tasks are eager
         assert task is not None
         cancelling = task.cancelling
-        CALLING.set(workers.calling)
+        CURRENT_CONSUMER.set(workers.consumer)
         yielded_at = moment = now()
         while True:
             delivery = take(moment)
             if delivery is None:
-                turn_soon()
+                tick_soon()
                 await workers.rest()
                 yielded_at = moment = now()
                 continue
-            if not host.is_turning:
-                turn_soon()
+            if not host.is_tick_scheduled:
+                tick_soon()
             message = Message(delivery, context, tracker)
             self.delivery = delivery
             try:
@@ -197,25 +198,25 @@ class _Worker:
                 outcome = error
             self.delivery = None
             if cancelling() and self._why is None and not host.is_ending:
-                await take_back(self.task)
-            verdict: Verdict | Literal[Becomes.FORGET] | None
+                await undo_cancellations(self.task)
+            verdict: Verdict | Literal[Disposition.LET_EXPIRE] | None
             # A handler's result is judged by its type only: the object may claim to be of any class.
-            if self._why is None and (outcome is None or not issubclass(type(outcome), _NO_RESULT)):
+            if self._why is None and (outcome is None or not issubclass(type(outcome), _FAILURES)):
                 verdict = success
             else:
                 try:
-                    verdict = await judge.judge(message, outcome, self.called_off(), self.is_cancelled, pump)
+                    verdict = await judge.judge(message, outcome, self.take_cancel_reason(), self.is_cancelled, pump)
                 except asyncio.CancelledError:
                     if not host.is_ending:  # not by us: without a verdict, the message would be renewed for ever
                         done(delivery, GIVE_BACK)
-                        turn_soon()
+                        tick_soon()
                     raise
-            if verdict is forget:
+            if verdict is let_expire:
                 pump.let_expire(delivery)
             else:
                 done(delivery, verdict)
-            if not host.is_turning:
-                turn_soon()
+            if not host.is_tick_scheduled:
+                tick_soon()
             if cancelling():
                 raise asyncio.CancelledError
             moment = now()
@@ -236,7 +237,7 @@ class _Worker:
             self._why = why
             self.task.cancel()
 
-    def called_off(self) -> CancelReason | None:
+    def take_cancel_reason(self) -> CancelReason | None:
         """Return why the handler was cancelled by us, and take the cancellation back: the worker goes on.
 
         It does not if consuming has ended, as one of the cancellations is for the worker then.
@@ -266,4 +267,4 @@ class Tracker:
         """Note that the verdict on *delivery* is answered, or that no answer is waited for."""
         self._settling_ends(delivery)
         if not self._host.has_ended:
-            self._host.turn_soon()
+            self._host.tick_soon()

@@ -116,12 +116,12 @@ class LoopProbe:
 
 def _answer(asking: asyncio.AbstractEventLoop, answer: asyncio.Future[None]) -> None:
     try:
-        asking.call_soon_threadsafe(_settle, answer)
+        asking.call_soon_threadsafe(_set_done, answer)
     except RuntimeError:
         return  # the renewal thread ended while this loop was blocked: there is no probe any more
 
 
-def _settle(answer: asyncio.Future[None]) -> None:
+def _set_done(answer: asyncio.Future[None]) -> None:
     if not answer.done():
         answer.set_result(None)
 

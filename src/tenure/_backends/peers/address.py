@@ -91,7 +91,7 @@ class Settings:
 
     @property
     def has_key(self) -> bool:
-        """Whether a key keeps strangers out."""
+        """Whether a key keeps foreign processes out."""
         return self.key != NO_KEY
 
     @property

@@ -140,7 +140,7 @@ def nonce_of(said: bytes, counts: Counts) -> bytes:
         Broken: It is no greeting of this protocol.
     """
     if not said.startswith(MAGIC):
-        counts.drop("stranger")
+        counts.drop("foreign")
         raise Broken("the other side does not speak this protocol")
     return said[len(MAGIC) :]
 

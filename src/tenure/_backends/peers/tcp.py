@@ -5,7 +5,8 @@ House rules:
 - ``send`` never waits. A message that can't be sent soon is dropped: the member asks again, and a stale message is
   useless.
 - A member sends on the connections that it has dialled. A client gets its answers on its own connection.
-- Everything is bounded: frames by length, an outbox by bytes and age, strangers by number and time, clients by number.
+- Everything is bounded: frames by length, an outbox by bytes and age, unverified connections by number and time,
+  clients by number.
   Of too many connections, the oldest is closed, so that no flood can keep a member out.
 - Network failures are no errors here; the protocol is made for them. They are counted and repaired.
 """
@@ -46,7 +47,7 @@ from tenure.errors import Unavailable
 OUTBOX_MAX = 1_048_576
 """Bytes that wait for one member; the oldest are dropped beyond that."""
 
-STRANGERS_MAX = 64
+UNVERIFIED_MAX = 64
 """Connections at one time that have not introduced themselves."""
 
 CLIENTS_MAX = 64
@@ -131,7 +132,7 @@ class TcpTransport:
         self._tasks = Tasks()
         self._outboxes: dict[int, Outbox] = {}
         self._reachable: dict[int, asyncio.Event] = {}
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._unverified: dict[asyncio.Task[None], None] = {}
         self._clients: dict[asyncio.Task[None], None] = {}
         self._clients_served = 0
         self._closed = False
@@ -193,14 +194,14 @@ class TcpTransport:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._admit(task, self._strangers, STRANGERS_MAX)
+        self._admit(task, self._unverified, UNVERIFIED_MAX)
         try:
             async with asyncio.timeout(GREET_WITHIN):
-                if self._server_tls is not None:  # only here, so that a stranger without a handshake counts too
+                if self._server_tls is not None:  # only here, so that a connection without a handshake counts too
                     await writer.start_tls(self._server_tls)
                 channel = await self._greet(reader, writer, dialled=False)
                 sender = await self._introduced(reader, channel)
-            self._strangers.pop(task, None)
+            self._unverified.pop(task, None)
             if sender is None:
                 self._admit(task, self._clients, CLIENTS_MAX)
                 await self._serve_client(reader, writer, channel)
@@ -212,7 +213,7 @@ class TcpTransport:
             # because it was crowded out, or because the transport is closed.
             _forget_frames(error)
         finally:
-            self._strangers.pop(task, None)
+            self._unverified.pop(task, None)
             self._clients.pop(task, None)
 
     def _admit(self, task: asyncio.Task[None], those: dict[asyncio.Task[None], None], most: int) -> None:
@@ -234,7 +235,7 @@ class TcpTransport:
             return introduced(body, me, self._fleet.size)
         except Malformed as error:
             if body is not None:
-                self.counts.drop("stranger")
+                self.counts.drop("foreign")
             raise Broken(str(error)) from error
 
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: Channel) -> None:

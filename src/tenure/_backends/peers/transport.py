@@ -20,7 +20,7 @@ class Counts:
     sent: int = 0
     received: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Dropped frames by reason: forged, replayed, malformed, oversized, stranger.
+    """Dropped frames by reason: forged, replayed, malformed, oversized, foreign (of another protocol or fleet).
     Under ``CROWDED``, connections that were closed to make room for newer ones."""
     refused: set[int] = field(default_factory=set)
     """Members that closed the connection after this member's introduction: their keys or fleet's terms differ."""

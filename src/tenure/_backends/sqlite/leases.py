@@ -96,7 +96,7 @@ class SqliteLeases:
         self._wake = wake
         self._clock = clock
         self._boot = boot
-        self._boot_settled = bool(boot)
+        self._boot_known = bool(boot)
         self._foreign_rows: dict[str, tuple[int, int, float]] = {}  # token, renewals, and its end by the own clock
         self._pending: dict[tuple[str, str], _PendingAcquire] = {}
 
@@ -163,7 +163,7 @@ class SqliteLeases:
     def _acquire(
         self, database: Database, pending: _PendingAcquire, name: str, holder: str, ttl: float, metadata: str
     ) -> Granted | HeldBy:
-        self._settle_boot(database)
+        self._read_boot(database)
         row = database.read(lambda connection: _find(connection, name))
         now = self._clock.now()
         if row is not None and self._is_ours(row, now) and self._is_live(row, now) and row.holder != holder:
@@ -198,7 +198,7 @@ class SqliteLeases:
         """Claim the name if it is free, with the write lock held; also return whether the claim is a new one."""
         row = _find(connection, name)
         now = self._clock.now()
-        values = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._present(now)}
+        values = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._clock_values(now)}
         if row is None or not self._is_live(row, now) or (row.holder != holder and self._has_outlived_ttl(row, now)):
             self._foreign_rows.pop(name, None)
             (token,) = connection.execute(_SQL["claim"], values).fetchone()
@@ -214,12 +214,12 @@ class SqliteLeases:
         return _held_by(row, row.ttl), False
 
     def _renew(self, database: Database, grants: Sequence[Grant], ttl: float) -> list[Granted | Lost]:
-        self._settle_boot(database)
+        self._read_boot(database)
         keys = [(grant.name, grant.holder, grant.token) for grant in grants]
         as_json = json.dumps(keys)
 
         def renew(connection: sqlite3.Connection) -> dict[tuple[str, str, int], bool]:
-            rows = connection.execute(_SQL["renew"], {"grants": as_json, "ttl": ttl, **self._present()})
+            rows = connection.execute(_SQL["renew"], {"grants": as_json, "ttl": ttl, **self._clock_values()})
             return {(name, holder, token): bool(resign_asked) for name, holder, token, resign_asked in rows}
 
         kept = database.write(renew)
@@ -229,16 +229,18 @@ class SqliteLeases:
 
     def _change(self, database: Database, statement: str, values: dict[str, object]) -> bool:
         """Run a statement on one row, and notify other processes if it changed the row; return whether it did."""
-        self._settle_boot(database)
+        self._read_boot(database)
         changed = database.write(
-            lambda connection: connection.execute(_SQL[statement], {**values, **self._present()}).fetchone() is not None
+            lambda connection: (
+                connection.execute(_SQL[statement], {**values, **self._clock_values()}).fetchone() is not None
+            )
         )
         if changed:
             self._wake.notify(f"lease:{values['name']}")
         return changed
 
     def _inspect(self, database: Database, name: str) -> HeldBy | Vacant:
-        self._settle_boot(database)
+        self._read_boot(database)
         row = database.read(lambda connection: _find(connection, name))
         now = self._clock.now()
         if row is None or not self._is_live(row, now):
@@ -247,7 +249,7 @@ class SqliteLeases:
 
     # --- time ---
 
-    def _present(self, now: float | None = None) -> dict[str, object]:
+    def _clock_values(self, now: float | None = None) -> dict[str, object]:
         return {"now": self._clock.now() if now is None else now, "boot": self._boot, "slack": SLACK}
 
     def _is_ours(self, row: _Row, now: float) -> bool:
@@ -270,13 +272,13 @@ class SqliteLeases:
         """Whether another boot's row was seen without a renewal for its whole ttl."""
         return self._is_remembered(row) and now >= self._foreign_rows[row.name][2]
 
-    def _settle_boot(self, database: Database) -> None:
+    def _read_boot(self, database: Database) -> None:
         """Read, before anything else, the name that this boot has in the file."""
-        if not self._boot_settled:
+        if not self._boot_known:
             boots = database.read(
                 lambda connection: [boot for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")]
             )
-            self._boot, self._boot_settled = common_name(this_boot(), boots), True
+            self._boot, self._boot_known = common_name(this_boot(), boots), True
 
 
 def _find(connection: sqlite3.Connection, name: str) -> _Row | None:

@@ -138,13 +138,13 @@ class Consumer(LoopProcess):
         """Give *event* to the pump as soon as its loop is free."""
         self.on_loop_soon(self._decide, event)
 
-    def turn_soon(self) -> None:
+    def tick_soon(self) -> None:
         """Let the pump look at what was taken and done, once for many."""
         if not self._turning:
             self._turning = True
-            self.world.after(0.0, self.on_loop_soon, self._turn)
+            self.world.after(0.0, self.on_loop_soon, self._tick_now)
 
-    def _turn(self) -> None:
+    def _tick_now(self) -> None:
         self._turning = False
         self._decide(Tick())
 
@@ -193,7 +193,7 @@ class Consumer(LoopProcess):
                     self.workers.cancel(delivery, why)
                 case CancelAll(why):
                     self.workers.cancel_all(why)
-                    self.turn_soon()
+                    self.tick_soon()
                 case Emit():
                     self.workers.call_event_hook()
         if not self.running:  # an event hook has broken it

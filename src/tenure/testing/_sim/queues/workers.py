@@ -10,7 +10,7 @@ from tenure._lease import NoAnswer
 from tenure._queue.effects import Settle
 from tenure._queue.hooks import HOOK_MAX
 from tenure._queue.message import Delivery
-from tenure._queue.outcomes import RULES, Becomes, CancelReason, Ending, Reason, Reports, Rule
+from tenure._queue.outcomes import RULES, CancelReason, Disposition, Ending, Reason, Reports, Rule
 from tenure._queue.retry import verdict_on_failure
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Lapsed, Settlement, Verdict
 from tenure.errors import LockLost, Unavailable
@@ -49,7 +49,7 @@ class Workers:
             if delivery is None:
                 break
             self._begin(delivery)
-        consumer.turn_soon()
+        consumer.tick_soon()
 
     def _begin(self, delivery: Delivery) -> None:
         group = self.consumer.lock_groups.get(delivery.token)
@@ -120,7 +120,7 @@ class Workers:
             work.is_settling = False
             self.consumer.checkers.settled(self.consumer, settlements, answer)
             self.consumer.pump.settled(delivery)
-            self.consumer.turn_soon()
+            self.consumer.tick_soon()
         elif self.world.rng.random() < 0.5:
             work.is_settling = False  # it takes no answer for a yes
         self.consumer.after(runs_on_for(self.run, work), self.consumer.on_loop, self._end_work, work)
@@ -159,7 +159,7 @@ class Workers:
             self._misbehaved(error)
             return
         del self.works[delivery_key(delivery)]
-        if verdict is Becomes.FORGET:
+        if verdict is Disposition.LET_EXPIRE:
             consumer.checkers.ends(consumer, delivery, None, is_kept=False)
             consumer.pump.let_expire(delivery)
             return
@@ -181,14 +181,14 @@ class Workers:
         is_cancelled = work.is_cancelled or isinstance(error, asyncio.CancelledError)
         return RULES[reason, Ending.CANCELLED if is_cancelled else Ending.RAISED]
 
-    def _judge(self, work: Work) -> Verdict | Literal[Becomes.FORGET]:
-        match self._rule(work).becomes:
-            case Becomes.SUCCESS:
+    def _judge(self, work: Work) -> Verdict | Literal[Disposition.LET_EXPIRE]:
+        match self._rule(work).disposition:
+            case Disposition.SUCCESS:
                 return COMPLETE
-            case Becomes.GIVE_BACK:
+            case Disposition.GIVE_BACK:
                 return GIVE_BACK
-            case Becomes.FORGET:
-                return Becomes.FORGET
+            case Disposition.LET_EXPIRE:
+                return Disposition.LET_EXPIRE
         assert work.error is not None
         return self._verdict(work.error, work.delivery)
 
@@ -215,7 +215,7 @@ class Workers:
             return
         self.consumer.checkers.settled(self.consumer, settlements, answer)
         self.consumer.pump.settled(delivery)
-        self.consumer.turn_soon()
+        self.consumer.tick_soon()
 
     # --- cancellations ---
 

@@ -1,4 +1,4 @@
-"""The beginning of a consumer: waiting for a store that can be asked."""
+"""The start of a consumer: waits for a store that can be asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAUSE_MIN, PAUSE_MAX = 0.1, 2.0
 """Seconds between the questions of a consumer whose store is not there yet: short at first, then longer."""
 
 
-async def is_to_begin(
+async def wait_until_ready(
     context: QueueContext, drained: asyncio.Event, stop: asyncio.Event | None, wait: float | None
 ) -> bool:
     """Make *context* ready for a consumer; False if that is *drained* or stopped before, whatever the store does.
