@@ -22,8 +22,8 @@ RARE = {
     "serves-while-paused": [81],
     "forgets-returns": [53],
     "old-owner-writes": [117],
-    "tells-of-kept": [53],
-    "session-event-hook-exceptions-only": [38],
+    "tells-of-kept": [92],
+    "session-event-hook-exceptions-only": [102],
     "leaves-settled": [20],
 }
 """The planted bugs that hardly any seed finds."""
