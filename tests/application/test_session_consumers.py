@@ -12,6 +12,7 @@ import pytest
 from tenure import Retry
 from tenure._queue.broker import Claim, NoSession
 from tenure._queue.effects import Accept, Accepted, Answered, Claimed, ReceiveSession, Release, Settle, Tick
+from tenure._queue.lock_group import DeliveryKey
 from tenure._queue.message import NO_HEADERS, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.pump_settings import PumpSettings
@@ -66,7 +67,9 @@ def test_notes_on_a_delivery_do_not_apply_to_the_next_one() -> None:
     delivery = Delivery("q", 1, 7, "id", b"", NO_HEADERS, 1, 0.0, 0.0, "s")
     pump.handle(Claimed(receive.request_id, [delivery]), 0.0)
     assert pump.take(0.0) == delivery
-    pump._groups[7].ended[1, 1] = 20.0  # the locks say so while the loop is blocked; their message is not here yet
+    pump._groups[7].ended[DeliveryKey(delivery)] = (
+        20.0  # the locks say so while the loop is blocked; their message is not here yet
+    )
     assert pump.done(delivery, Abandon())
     [settle] = [one for one in pump.handle(Tick(), 1.0) if isinstance(one, Settle)]
     effects = pump.handle(Answered(settle.request_id, [SETTLED]), 1.0)

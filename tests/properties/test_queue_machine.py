@@ -34,7 +34,7 @@ from tenure._queue.effects import (
     Settle,
     Tick,
 )
-from tenure._queue.lock_group import NEVER, LockGroup, delivery_key
+from tenure._queue.lock_group import NEVER, DeliveryKey, LockGroup
 from tenure._queue.locks import Locks
 from tenure._queue.message import NO_HEADERS, Delivery, Token
 from tenure._queue.pump import Pump
@@ -214,7 +214,7 @@ class Node:
         hold = self.holds.get(delivery.token)
         if hold is None or delivery.sequence not in hold.running:
             return False
-        sure = min(hold.trusted_until, hold.ended.get(delivery_key(delivery), NEVER))
+        sure = min(hold.trusted_until, hold.ended.get(DeliveryKey(delivery), NEVER))
         return self.now < sure
 
     def trusted(self) -> set[int]:
@@ -316,7 +316,7 @@ def test_without_an_answer_no_lock_is_trusted_for_longer() -> None:
     holds = {
         each.token: LockGroup(each.token, 1, 25.0, 10.0, running={each.sequence: (each, 0.0)}) for each in (one, two)
     }
-    holds[two.token].ended[delivery_key(two)] = 25.0
+    holds[two.token].ended[DeliveryKey(two)] = 25.0
     locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in locks.handle(Tick(), 10.0) if isinstance(effect, Renew)]
     assert asked.held == [one]

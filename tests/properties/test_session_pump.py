@@ -508,14 +508,17 @@ class _LookedAt(dict[int, tuple[Delivery, float]]):
         return found
 
 
-def test_a_message_that_is_received_again_while_the_locks_look_at_its_last_delivery_is_watched_by_itself() -> None:
+@pytest.mark.parametrize(("verdict", "next_count"), [(Abandon(), 2), (GIVE_BACK, 1)])
+def test_a_message_that_is_received_again_while_the_locks_look_at_its_last_delivery_is_watched_by_itself(
+    verdict: Verdict, next_count: int
+) -> None:
     pump, locks, groups = lone(concurrency=1, max_hold=5.0)
     [first] = of(Accept, pump.handle(Tick(), 0.0))
     [receive] = of(ReceiveSession, pump.handle(Accepted(first.request_id, SessionLock("q", "s", 1, 0.0)), 0.0))
-    one, two = (Delivery("q", 1, 1, "a", b"", NO_HEADERS, count, 0.0, 0.0, "s") for count in (1, 2))
+    one, two = (Delivery("q", 1, 1, "a", b"", NO_HEADERS, count, 0.0, 0.0, "s") for count in (1, next_count))
 
     def abandon_and_receive_again() -> None:
-        assert pump.done(one, Abandon())
+        assert pump.done(one, verdict)
         [settle] = of(Settle, pump.handle(Tick(), 5.0))
         [again] = of(ReceiveSession, pump.handle(Answered(settle.request_id, [SETTLED]), 5.0))
         pump.handle(Claimed(again.request_id, [two]), 5.0)

@@ -18,8 +18,22 @@ LossReason = Literal["denied", "unanswered", "stalled", "max_hold"]
 """Why a lock is over: see :class:`tenure.events.LockEnded`."""
 
 
-Key = tuple[int, int]
-"""Identifies one delivery of a lock group: its sequence, and its delivery count."""
+class DeliveryKey:
+    """Identifies one delivery of a lock group, which it keeps in memory: by the object.
+
+    Its sequence and its delivery count may be those of the next delivery, as a give-back is not counted.
+    """
+
+    __slots__ = ("_delivery",)
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeliveryKey) and other._delivery is self._delivery
+
+    def __hash__(self) -> int:
+        return id(self._delivery)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +57,11 @@ class LockGroup:
 
     # --- written by the locks ---
 
-    ended: dict[Key, float] = field(default_factory=dict)
+    ended: dict[DeliveryKey, float] = field(default_factory=dict)
     """Those taken deliveries whose handler is to stop, and by when; they are not renewed any more. At minus infinity,
-    the broker has said that the lock is over. (By :func:`delivery_key`: while the locks look at one delivery of a
+    the broker has said that the lock is over. (By :class:`DeliveryKey`: while the locks look at one delivery of a
     message, a session may receive its next one.)"""
-    overran: set[Key] = field(default_factory=set)
+    overran: set[DeliveryKey] = field(default_factory=set)
     """Those of them whose handler still ran at that moment, which was reported."""
     over: bool = False
     """Whether none of the locks is trusted any more."""
@@ -114,12 +128,7 @@ class LockGroup:
         """Return until when the lock of a message that was taken is trusted; minus infinity if it is over."""
         if delivery.sequence not in self.running:
             return -NEVER
-        return min(self.ended.get(delivery_key(delivery), NEVER), self.trusted_until)
-
-
-def delivery_key(delivery: Delivery) -> Key:
-    """Return what identifies *delivery* in its lock group."""
-    return delivery.sequence, delivery.delivery_count
+        return min(self.ended.get(DeliveryKey(delivery), NEVER), self.trusted_until)
 
 
 def event_fields(delivery: Delivery) -> tuple[str, int, int]:

@@ -26,7 +26,7 @@ from tenure._queue.effects import (
     Renew,
     Settle,
 )
-from tenure._queue.lock_group import HAS_VERDICT, NEVER, LockGroup, LossReason, delivery_key, event_fields
+from tenure._queue.lock_group import HAS_VERDICT, NEVER, DeliveryKey, LockGroup, LossReason, event_fields
 from tenure._queue.message import EXPIRED, Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, lock_trusted_until
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Renewed, Settled, Settlement
@@ -113,37 +113,37 @@ class Locks:
         for delivery, began in list(group.running.values()):
             if began == HAS_VERDICT:
                 continue
-            until = group.ended.get(delivery_key(delivery))
+            until = group.ended.get(DeliveryKey(delivery))
             if until is None:
                 if group.over:  # it was taken while the group ended
                     self._stop(group, delivery, "stalled" if group.stalled else "unanswered", now)
                 elif now >= began + self.settings.max_hold:
                     self._stop(group, delivery, "max_hold", now)
             elif self._may_overrun(group, delivery) and now >= until:
-                group.overran.add(delivery_key(delivery))  # reported once
+                group.overran.add(DeliveryKey(delivery))  # reported once
                 effects.append(Emit(HandlerOverran(now, self.name, self._holder, *event_fields(delivery))))
                 if group.session is not None and not group.over:  # no other consumer may have the session meanwhile
                     self._end(group, "max_hold", now)
 
     def _may_overrun(self, group: LockGroup, delivery: Delivery) -> bool:
         """Return whether a handler that was cancelled may still run, which was not reported yet."""
-        key = delivery_key(delivery)
+        key = DeliveryKey(delivery)
         return delivery.sequence not in group.kept and key not in group.overran and group.ended[key] > -NEVER
 
     def _end(self, group: LockGroup, why: LossReason, now: float) -> None:
         """Trust the locks of *group* no longer: cancel its handlers, while the locks still hold."""
         group.over = True
         for delivery in group.with_handlers():
-            if delivery_key(delivery) not in group.ended:
+            if DeliveryKey(delivery) not in group.ended:
                 self._stop(group, delivery, why, now)
         if group.session is not None:
             self._ended.append((group.session, why))
 
     def _stop(self, group: LockGroup, delivery: Delivery, why: LossReason, now: float) -> None:
         if group.session is not None and why in ("denied", "max_hold"):  # its lock is over already, or renewed on
-            group.ended[delivery_key(delivery)] = now + self.settings.timing.grace
+            group.ended[DeliveryKey(delivery)] = now + self.settings.timing.grace
         else:
-            group.ended[delivery_key(delivery)] = -NEVER if why == "denied" else group.trusted_until
+            group.ended[DeliveryKey(delivery)] = -NEVER if why == "denied" else group.trusted_until
         self._ended.append((delivery, why))
 
     def _set_wake_at(self, now: float) -> None:
@@ -154,7 +154,7 @@ class Locks:
             for delivery, began in list(group.running.values()):
                 if began == HAS_VERDICT:
                     continue
-                until = group.ended.get(delivery_key(delivery))
+                until = group.ended.get(DeliveryKey(delivery))
                 if until is None:
                     at = min(at, began + self.settings.max_hold)
                 elif self._may_overrun(group, delivery):
@@ -186,7 +186,7 @@ class Locks:
         if group.session is not None:
             return [group.session]
         running = list(group.running.values())
-        return [one for one, began in running if began == HAS_VERDICT or delivery_key(one) not in group.ended]
+        return [one for one, began in running if began == HAS_VERDICT or DeliveryKey(one) not in group.ended]
 
     def _take(
         self,

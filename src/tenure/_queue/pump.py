@@ -58,7 +58,7 @@ from tenure._queue.effects import (
     Resume,
     Tick,
 )
-from tenure._queue.lock_group import HAS_VERDICT, NEVER, LockGroup, LossReason, delivery_key, event_fields
+from tenure._queue.lock_group import HAS_VERDICT, NEVER, DeliveryKey, LockGroup, LossReason, event_fields
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, lock_trusted_until
 from tenure._queue.settling import Settling
@@ -151,7 +151,7 @@ class Pump:
     def has_overrun(self, delivery: Delivery) -> bool:
         """Return whether it was reported that the handler of *delivery* runs on though its lock is over."""
         group = self._groups.get(delivery.token)
-        return group is not None and delivery_key(delivery) in group.overran
+        return group is not None and DeliveryKey(delivery) in group.overran
 
     @property
     def releasable(self) -> Sequence[SessionLock]:
@@ -204,7 +204,7 @@ class Pump:
         entry = group.running.get(delivery.sequence)
         if entry is None or entry[1] == HAS_VERDICT:
             return False
-        if group.ended and -NEVER in (group.ended.get(delivery_key(delivery)), group.trusted_until):
+        if group.ended and -NEVER in (group.ended.get(DeliveryKey(delivery)), group.trusted_until):
             return False  # a message of the locks says so, and is not here yet
         group.running[delivery.sequence] = (delivery, HAS_VERDICT)
         self._settling.add(Settlement(delivery, verdict))

@@ -39,7 +39,7 @@ from tenure._queue.effects import (
     ReceiveSession,
     Settle,
 )
-from tenure._queue.lock_group import HAS_VERDICT, LockGroup, delivery_key
+from tenure._queue.lock_group import HAS_VERDICT, DeliveryKey, LockGroup
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.stopping import TRANSITIONS, State
 from tenure._queue.verdicts import GIVE_BACK, Settlement, Verdict
@@ -142,7 +142,7 @@ class ConsumerCheckers:
                 held = group.running.get(sequence)
                 tracked = consumer.tracked.find(held[0]) if held is not None and held[1] != HAS_VERDICT else None
                 # Once it is in "ended", it is renewed no more, and the pump lets go of it when its loop is free.
-                if tracked is None or tracked.stage is not Stage.KEPT or delivery_key(tracked.delivery) in group.ended:
+                if tracked is None or tracked.stage is not Stage.KEPT or DeliveryKey(tracked.delivery) in group.ended:
                     continue
                 if now > tracked.began + max_hold + BLUR:
                     self.violated(

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from tenure._jitter import Rng
 from tenure._lease import NoAnswer
 from tenure._queue.effects import LocksEffect, PumpEffect
-from tenure._queue.lock_group import LockGroup, LossReason, delivery_key
+from tenure._queue.lock_group import DeliveryKey, LockGroup, LossReason
 from tenure._queue.locks import Locks, _Question
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
@@ -137,7 +137,7 @@ class _TellsOfKept(Locks):
     """Reports that a handler runs on, which has ended and kept its message."""
 
     def _may_overrun(self, group: LockGroup, delivery: Delivery) -> bool:
-        return delivery_key(delivery) not in group.overran and group.ended[delivery_key(delivery)] > -math.inf
+        return DeliveryKey(delivery) not in group.overran and group.ended[DeliveryKey(delivery)] > -math.inf
 
 
 class _CutIsRenewed(Locks):
