@@ -415,7 +415,7 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
             case "lose":
                 pump.handle(Answered(number + 1, NoAnswer("lost")), now)
             case "locks":
-                for request_id, request in list(locks._questions.items()):
+                for request_id, request in list(locks._renewals.items()):
                     answer = (LAPSED, Renewed(0.0), NoAnswer("away"))[number % 3]
                     effects = locks.handle(Answered(request_id, [answer] * len(request.held)), now)
                     undelivered += [one for one in effects if isinstance(one, LocksEnded | MessagesGivenBack)]

@@ -366,14 +366,14 @@ class _ReceivesBeforeSettled(SessionPump):
         passed = super().done(delivery, verdict)
         if (session := self._sessions.get(delivery.token)) is not None:
             session.group.running.pop(delivery.sequence, None)
-            self._go_on_with(session)
+            self._advance_if_idle(session)
         return passed
 
 
 class _ForgetsToRelease(SessionPump):
-    def _next_in(self, session: Any, now: float, effects: list[PumpEffect]) -> None:
+    def _advance(self, session: Any, now: float, effects: list[PumpEffect]) -> None:
         if self.state is not State.DRAINING:
-            super()._next_in(session, now, effects)
+            super()._advance(session, now, effects)
 
 
 class _NeverLooksAgain(SessionPump):

@@ -35,7 +35,7 @@ from tenure.events import BrokerUnanswered, GivenBack, HandlerOverran, MessageDi
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _Renewal:
     """A renewal that is not answered: when it was sent, and for which locks."""
 
     asked_at: float
@@ -67,7 +67,7 @@ class Locks:
         self._rng = rng
         self._groups = groups
         self._asked = 0
-        self._questions: dict[int, _Question] = {}
+        self._renewals: dict[int, _Renewal] = {}
         self._returning: list[tuple[Settlement, float]] = []  # to be given back, and the end of their locks
         self._return_at = now
         self._returns: dict[int, list[tuple[Settlement, float]]] = {}
@@ -79,14 +79,14 @@ class Locks:
         effects: list[LocksEffect] = []
         self._late_by = now - self.wake_at
         match event:
-            case Answered(request_id, answers) if request_id in self._questions:
-                self._take(self._questions.pop(request_id), answers, now, effects)
+            case Answered(request_id, answers) if request_id in self._renewals:
+                self._on_renewed(self._renewals.pop(request_id), answers, now, effects)
             case Answered(request_id, answers) if request_id in self._returns:
-                self._returned(self._returns.pop(request_id), answers, now, effects)
+                self._on_given_back(self._returns.pop(request_id), answers, now, effects)
             case _:
                 pass
         for group in list(self._groups.values()):
-            self._look_at(group, now, effects)
+            self._check_group(group, now, effects)
         self._renew(now, effects)
         self._give_back(now, effects)
         self._set_wake_at(now)
@@ -98,18 +98,18 @@ class Locks:
     @property
     def settled(self) -> bool:
         """Whether no lock is left, and every request is answered."""
-        return not (self._groups or self._questions or self._returning or self._returns)
+        return not (self._groups or self._renewals or self._returning or self._returns)
 
     # --- time ---
 
-    def _look_at(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
+    def _check_group(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         end = group.trusted_until - self.settings.timing.grace
         if not group.over and now >= end:
             # A call was due before that, to renew it: the broker did not fail, this process did not run.
             group.stalled = self._late_by >= self.settings.timing.retry_every and now - self._late_by < end
             self._end(group, "stalled" if group.stalled else "unanswered", now)
         if group.waiting and group.session is None and (group.over or now >= group.renew_at):
-            self._take_out(group, now, effects)
+            self._give_back_waiting(group, now, effects)
         for delivery, began in list(group.running.values()):
             if began == HAS_VERDICT:
                 continue
@@ -174,7 +174,7 @@ class Locks:
             group.renew_at = now + later(self.settings.timing.retry_every, self._rng)  # unless it is answered before
         if held:
             self._asked += 1
-            self._questions[self._asked] = _Question(now, groups, held)
+            self._renewals[self._asked] = _Renewal(now, groups, held)
             effects.append(Renew(self._asked, [one for _, one in held]))
 
     def _is_due(self, group: LockGroup, now: float) -> bool:
@@ -188,9 +188,9 @@ class Locks:
         running = list(group.running.values())
         return [one for one, began in running if began == HAS_VERDICT or DeliveryKey(one) not in group.ended]
 
-    def _take(
+    def _on_renewed(
         self,
-        question: _Question,
+        renewal: _Renewal,
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[LocksEffect],
@@ -198,22 +198,22 @@ class Locks:
         timing = self.settings.timing
         unanswered: dict[Token, str] = {}
         if isinstance(answers, NoAnswer):
-            unanswered = dict.fromkeys((group.token for group in question.groups), answers.why)
-            answers = [answers] * len(question.held)
-        for (group, _), answer in zip(question.held, answers, strict=True):
+            unanswered = dict.fromkeys((group.token for group in renewal.groups), answers.why)
+            answers = [answers] * len(renewal.held)
+        for (group, _), answer in zip(renewal.held, answers, strict=True):
             if isinstance(answer, NoAnswer):
                 unanswered.setdefault(group.token, answer.why)
         if unanswered:
             why = next(iter(unanswered.values()))
             effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "renew", why)))
-        until = lock_trusted_until(question.asked_at, timing)
-        for group in question.groups:
+        until = lock_trusted_until(renewal.asked_at, timing)
+        for group in renewal.groups:
             if group.token in unanswered:
                 group.renew_at = min(group.renew_at, now + later(timing.retry_every, self._rng))
             elif until > group.trusted_until:
                 group.trusted_until = until
-                group.renew_at = question.asked_at + sooner(timing.renew_every, self._rng)
-        for (group, one), answer in zip(question.held, answers, strict=True):
+                group.renew_at = renewal.asked_at + sooner(timing.renew_every, self._rng)
+        for (group, one), answer in zip(renewal.held, answers, strict=True):
             if isinstance(answer, Lapsed):
                 self._lose(group, one, now)
 
@@ -228,7 +228,7 @@ class Locks:
 
     # --- giving back ---
 
-    def _take_out(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
+    def _give_back_waiting(self, group: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         """Give back what waits in *group*: it has waited too long here, and others may have time."""
         count = 0
         while (delivery := group.take_last()) is not None:
@@ -244,7 +244,7 @@ class Locks:
             self._returns[self._asked] = batch
             effects.append(Settle(self._asked, [settlement for settlement, _ in batch]))
 
-    def _returned(
+    def _on_given_back(
         self,
         batch: list[tuple[Settlement, float]],
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,

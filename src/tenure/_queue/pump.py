@@ -107,7 +107,7 @@ class Pump:
         self._holder = holder
         self._rng = rng
         self._groups = groups
-        self._line: deque[LockGroup] = deque()  # groups in which messages wait, oldest first
+        self._buffer: deque[LockGroup] = deque()  # groups in which messages wait, oldest first
         self._claim_times = self.claim_times(settings, rng, now=now)
         self._claim_sizes = self.claim_sizes(settings)
         self._settling = Settling(settles_max, now=now)
@@ -136,7 +136,7 @@ class Pump:
     @property
     def waiting(self) -> int:
         """How many messages wait in the buffer."""
-        return sum(len(group.waiting) for group in self._line)
+        return sum(len(group.waiting) for group in self._buffer)
 
     @property
     def unanswered(self) -> list[Settlement]:
@@ -162,14 +162,14 @@ class Pump:
 
     def take(self, now: float) -> Delivery | None:
         """Return the next message to be handled, or None if none waits. Its lock is sure for a while yet."""
-        line = self._line
-        while line:
-            group = line[0]
+        buffer = self._buffer
+        while buffer:
+            group = buffer[0]
             # Beyond renew_at they are too old: a handler would begin with half a lock. The locks give them back.
             if group.waiting and now < group.renew_at and (delivery := group.begin(now)) is not None:
                 self.busy += 1
                 return delivery
-            line.popleft()
+            buffer.popleft()
         return None
 
     def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
@@ -276,10 +276,10 @@ class Pump:
                 for token, count in counts:
                     if (group := self._groups.get(token)) is not None:
                         self._close(group, count)
-        self._go_on(now, effects)
+        self._do_what_is_due(now, effects)
         return effects
 
-    def _go_on(self, now: float, effects: list[PumpEffect]) -> None:
+    def _do_what_is_due(self, now: float, effects: list[PumpEffect]) -> None:
         """Do whatever is due."""
         if self._denied:
             denied, self._denied = self._denied, []
@@ -292,7 +292,7 @@ class Pump:
         if self.state is RUNNING and not self._claiming and now >= times.next_at and self._room():
             self._claim(now, effects)
         if self.state is DRAINING:
-            self._wind_up(now, effects)
+            self._continue_drain(now, effects)
 
     # --- nothing left ---
 
@@ -351,7 +351,7 @@ class Pump:
         group = LockGroup(token, len(deliveries), lock_trusted_until(asked_at, timing), renew_at, deque(deliveries))
         self._groups[token] = group
         if self.state is RUNNING and now < renew_at:
-            self._line.append(group)
+            self._buffer.append(group)
             effects.append(WAKE_WORKERS)
         else:  # the answer was too late, or the pump is stopping
             if now >= renew_at:
@@ -469,8 +469,8 @@ class Pump:
         return count
 
     def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
-        count = sum(self._put_back(group) for group in self._line)
-        self._line.clear()
+        count = sum(self._put_back(group) for group in self._buffer)
+        self._buffer.clear()
         if count:
             effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
 
@@ -481,7 +481,7 @@ class Pump:
         if self.state is DRAINING:
             self._drain_steps.limit(deadline, until)
 
-    def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
+    def _continue_drain(self, now: float, effects: list[PumpEffect]) -> None:
         while (step := self._drain_steps.take(now)) is not None:
             if step == "give up":
                 self._set_state(TIMED_OUT)

@@ -122,8 +122,8 @@ class SessionPump(Pump):
     def take(self, now: float) -> Delivery | None:
         """Return the next message to be handled, or None if none waits. The lock of its session is sure for a while."""
         grace = self.settings.timing.grace
-        while self._line:
-            group = self._line.popleft()
+        while self._buffer:
+            group = self._buffer.popleft()
             session = self._sessions.get(group.token)
             if session is None or session.is_lost or not group.waiting:
                 continue
@@ -149,7 +149,7 @@ class SessionPump(Pump):
             if not passed:
                 if delivery.sequence in session.group.stopped:  # else a message of the locks follows
                     session.group.running.pop(delivery.sequence, None)
-                self._go_on_with(session)
+                self._advance_if_idle(session)
         return passed
 
     def let_expire(self, delivery: Delivery) -> None:
@@ -161,13 +161,13 @@ class SessionPump(Pump):
             session.settled_by_handler.clear()
         super().let_expire(delivery)
         if session is not None:
-            self._go_on_with(session)
+            self._advance_if_idle(session)
 
     def _close(self, group: LockGroup, count: int = 1) -> None:
         if (session := self._sessions.get(group.token)) is not None:
-            self._go_on_with(session)
+            self._advance_if_idle(session)
 
-    def _go_on_with(self, session: HeldSession) -> None:
+    def _advance_if_idle(self, session: HeldSession) -> None:
         """If *session* is idle, receive in it or release it, at the next step."""
         if session.is_idle:
             self._ready.append(session)
@@ -198,25 +198,25 @@ class SessionPump(Pump):
         if isinstance(event, Accepted) and event.request_id in self._accepting:
             effects: list[PumpEffect] = []
             self._accepted(event, self._accepting.pop(event.request_id), now, effects)
-            self._go_on(now, effects)
+            self._do_what_is_due(now, effects)
             return effects
         if isinstance(event, Claimed) and event.request_id in self._receiving:
             effects = []
             self._received(self._receiving.pop(event.request_id), event, now, effects)
-            self._go_on(now, effects)
+            self._do_what_is_due(now, effects)
             return effects
         return super().handle(event, now)
 
-    def _go_on(self, now: float, effects: list[PumpEffect]) -> None:
+    def _do_what_is_due(self, now: float, effects: list[PumpEffect]) -> None:
         while self._ready:
-            self._next_in(self._ready.popleft(), now, effects)
+            self._advance(self._ready.popleft(), now, effects)
         if self._to_release and now >= self._release_at:
             for lock, until in self._to_release:
                 self._requests += 1
                 self._releasing[self._requests] = (lock, until)
                 effects.append(Release(self._requests, lock))
             self._to_release.clear()
-        super()._go_on(now, effects)
+        super()._do_what_is_due(now, effects)
 
     # --- accepting ---
 
@@ -260,7 +260,7 @@ class SessionPump(Pump):
 
     # --- in a session ---
 
-    def _next_in(self, session: HeldSession, now: float, effects: list[PumpEffect]) -> None:
+    def _advance(self, session: HeldSession, now: float, effects: list[PumpEffect]) -> None:
         if not session.is_idle or session.lock.token not in self._sessions:
             return
         if session.is_lost:
@@ -287,7 +287,7 @@ class SessionPump(Pump):
                 self._release(session)
         elif self.state is RUNNING:
             session.group.waiting.extend(event.deliveries)
-            self._line.append(session.group)
+            self._buffer.append(session.group)
             effects.append(WAKE_WORKERS)
         else:
             self._give_back(session, len(event.deliveries), now, effects)
@@ -311,7 +311,7 @@ class SessionPump(Pump):
         self._groups.pop(session.lock.token, None)
 
     def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
-        self._line.clear()
+        self._buffer.clear()
         for session in list(self._sessions.values()):
             if session.group.waiting and not session.is_lost:
                 count = len(session.group.waiting)
@@ -383,7 +383,7 @@ class SessionPump(Pump):
         if isinstance(held, SessionLock):
             self._lose(session)
             group.waiting.clear()
-            self._go_on_with(session)
+            self._advance_if_idle(session)
             return
         entry = group.running.get(held.sequence)
         if entry is None or entry[0] is not held or entry[1] == HAS_VERDICT or held.sequence in group.stopped:
@@ -395,7 +395,7 @@ class SessionPump(Pump):
             effects.append(CancelHandler(held, why))
         else:  # its handler has just ended, and its result was not passed on
             del group.running[held.sequence]
-            self._go_on_with(session)
+            self._advance_if_idle(session)
 
     def _report_undecided(self, asked: Sequence[Settlement], effects: list[PumpEffect]) -> None:
         """Report the verdicts that were *asked* without an answer and whose session is lost: they may stand or not."""

@@ -118,7 +118,7 @@ class Workers:
             self._workers.append(_Worker(self))
             count -= 1
 
-    async def rest(self) -> None:
+    async def wait_for_messages(self) -> None:
         """Wait until there may be messages to take. Called by a worker."""
         idle = self._loop.create_future()
         self._idle.append(idle)
@@ -179,7 +179,7 @@ class _Worker:
             delivery = take(moment)
             if delivery is None:
                 tick_soon()
-                await workers.rest()
+                await workers.wait_for_messages()
                 yielded_at = moment = now()
                 continue
             if not host.is_tick_scheduled:

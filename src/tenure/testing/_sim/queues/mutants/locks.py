@@ -11,7 +11,7 @@ from tenure._jitter import Rng
 from tenure._lease import NoAnswer
 from tenure._queue.effects import LocksEffect, PumpEffect
 from tenure._queue.lock_group import DeliveryKey, LockGroup, LossReason
-from tenure._queue.locks import Locks, _Question
+from tenure._queue.locks import Locks, _Renewal
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings
@@ -42,27 +42,27 @@ class _NoMargin(Pump):
 
 
 class _RenewsFromAnswer(Locks):
-    def _take(
+    def _on_renewed(
         self,
-        question: _Question,
+        renewal: _Renewal,
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[LocksEffect],
     ) -> None:
-        super()._take(_Question(now, question.groups, question.held), answers, now, effects)
+        super()._on_renewed(_Renewal(now, renewal.groups, renewal.held), answers, now, effects)
 
 
 class _NoAnswerIsYes(Locks):
-    def _take(
+    def _on_renewed(
         self,
-        question: _Question,
+        renewal: _Renewal,
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[LocksEffect],
     ) -> None:
         if isinstance(answers, NoAnswer):
-            answers = [Renewed(0.0)] * len(question.held)
-        super()._take(question, answers, now, effects)
+            answers = [Renewed(0.0)] * len(renewal.held)
+        super()._on_renewed(renewal, answers, now, effects)
 
 
 class _IgnoresNo(Locks):
@@ -74,29 +74,29 @@ class _ServesOldBuffer(Pump):
     """Takes what waits however long it has waited."""
 
     def take(self, now: float) -> Delivery | None:
-        line = self._line
-        while line:
-            if line[0].waiting and (delivery := line[0].begin(now)) is not None:
+        buffer = self._buffer
+        while buffer:
+            if buffer[0].waiting and (delivery := buffer[0].begin(now)) is not None:
                 self.busy += 1
                 return delivery
-            line.popleft()
+            buffer.popleft()
         return None
 
 
 class _KeepsOldBuffer(Locks):
     """Neither gives back nor renews what waits."""
 
-    def _take_out(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
+    def _give_back_waiting(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         pass
 
 
 class _RenewsForAll(Locks):
     """Believes that a renewal of what runs is one of what waits."""
 
-    def _look_at(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
+    def _check_group(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         waiting = list(hold.waiting)
         hold.waiting.clear()
-        super()._look_at(hold, now, effects)
+        super()._check_group(hold, now, effects)
         hold.waiting.extend(waiting)
 
 
@@ -111,12 +111,12 @@ class _CancelsLate(Locks):
 class _KeepsForEver(Locks):
     """Counts the time of what a handler has kept anew, again and again."""
 
-    def _look_at(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
+    def _check_group(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         for sequence in hold.kept & hold.running.keys():
             delivery, began = hold.running[sequence]
             if began < math.inf:
                 hold.running[sequence] = (delivery, now)
-        super()._look_at(hold, now, effects)
+        super()._check_group(hold, now, effects)
 
 
 class _IgnoresTime(Locks):
@@ -126,11 +126,11 @@ class _IgnoresTime(Locks):
 
 
 class _IgnoresMaxHold(Locks):
-    def _look_at(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
+    def _check_group(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         for sequence, (delivery, _) in hold.running.items():
             if hold.running[sequence][1] < math.inf:
                 hold.running[sequence] = (delivery, now)
-        super()._look_at(hold, now, effects)
+        super()._check_group(hold, now, effects)
 
 
 class _TellsOfKept(Locks):
@@ -143,16 +143,16 @@ class _TellsOfKept(Locks):
 class _CutIsRenewed(Locks):
     """Takes what could not be asked about for renewed with the others."""
 
-    def _take(
+    def _on_renewed(
         self,
-        question: _Question,
+        renewal: _Renewal,
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[LocksEffect],
     ) -> None:
         if not isinstance(answers, NoAnswer):
             answers = [Renewed(0.0) if isinstance(one, NoAnswer) else one for one in answers]
-        super()._take(question, answers, now, effects)
+        super()._on_renewed(renewal, answers, now, effects)
 
 
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(

@@ -37,7 +37,7 @@ class _PassesLateResults(Pump):
 class _DrainLosesBuffer(Pump):
     def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
         if self.state is State.DRAINING:
-            self._line.clear()
+            self._buffer.clear()
         else:
             super()._empty_buffer(now, effects)
 
@@ -56,8 +56,8 @@ class _AbandonsBuffer(Pump):
 class _StopsAtOnce(Pump):
     """Calls itself stopped when no handler runs any more, also with verdicts unanswered."""
 
-    def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
-        super()._wind_up(now, effects)
+    def _continue_drain(self, now: float, effects: list[PumpEffect]) -> None:
+        super()._continue_drain(now, effects)
         if self.state is State.DRAINING and not self.busy:
             self._set_state(State.STOPPED)
 
@@ -65,8 +65,8 @@ class _StopsAtOnce(Pump):
 class _ForgetsReturns(Pump):
     """Stops without waiting for what the locks give back."""
 
-    def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
-        super()._wind_up(now, effects)
+    def _continue_drain(self, now: float, effects: list[PumpEffect]) -> None:
+        super()._continue_drain(now, effects)
         under_way = self.busy or self._claiming or self._settling
         if self.state is State.DRAINING and not under_way:
             self._set_state(State.STOPPED)

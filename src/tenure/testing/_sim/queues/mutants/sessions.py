@@ -168,7 +168,7 @@ class _ReceivesBeforeSettled(SessionPump):
         passed = super().done(delivery, verdict)
         if (session := self._sessions.get(delivery.token)) is not None:
             session.group.running.pop(delivery.sequence, None)
-            self._go_on_with(session)
+            self._advance_if_idle(session)
         return passed
 
 
@@ -212,9 +212,9 @@ class _LeavesSettled(SessionPump):
 class _ReceivesWhilePaused(SessionPump):
     """Goes on in the sessions that it has."""
 
-    def _next_in(self, session: HeldSession, now: float, effects: list[PumpEffect]) -> None:
+    def _advance(self, session: HeldSession, now: float, effects: list[PumpEffect]) -> None:
         state, self.state = self.state, State.RUNNING
-        super()._next_in(session, now, effects)
+        super()._advance(session, now, effects)
         self.state = state
 
 
