@@ -180,8 +180,10 @@ class OpenQueues:
         self._queues.clear()
         self.requests.clear()
         # All at once: a store that is away keeps each of them waiting.
-        await _all_closed(queues)
-        await _all_closed(requests)
+        try:
+            await _all_closed(queues)
+        finally:
+            await _all_closed(requests)
 
     def leave_to_parent(self, refuse: Callable[[], object]) -> None:
         """In a forked child: make every use of the queues call *refuse*, which raises the reason."""

@@ -71,6 +71,22 @@ async def test_closing_ends_consumers_and_campaigns_and_waits_for_them() -> None
     assert sorted(ended) == ["handler", "work"]
 
 
+async def test_a_queue_that_fails_to_close_leaves_no_request_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        raise OSError("the disk is gone")
+
+    backend = await tenure.connect("memory:").open()
+    queue, other = backend.queue("prices"), backend.queue("orders")
+    request = asyncio.create_task(queue.request(b"x", timeout=600.0))
+    await until(lambda: bool(backend._connection.queues.requests))
+    monkeypatch.setattr(other, "close", fail)
+    monkeypatch.setattr(queue, "close", fail)  # it would close its request by itself
+    with pytest.raises(OSError, match="the disk is gone"):
+        await backend.aclose()
+    with pytest.raises(tenure.Unavailable, match="got no answer before it was closed"):
+        await request
+
+
 def test_loops_may_come_and_go_between_opening_and_closing() -> None:
     backend = asyncio.run(tenure.connect("memory:").open())
     asyncio.run(backend.queue("orders").send(b"x"))
