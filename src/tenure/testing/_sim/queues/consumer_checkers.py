@@ -120,7 +120,10 @@ class ConsumerCheckers:
         is_running = tracked.stage is not Stage.KEPT  # else no handler is to stop, and it is let go at once
         if why == "unanswered" and is_running and not consumer.overslept() and left < self.timing.grace - BLUR:
             self.violated("grace", f"{consumer.name} gave the handler of {tracked.delivery.id} {left:.3f} s to stop")
-        tracked.cancelled_until = until
+        # It is trusted no longer than when first cancelled, and not at all once the broker has said no: the answer with
+        # the no may have prolonged the trust in the rest of its group.
+        earlier = math.inf if tracked.cancelled_until is None else tracked.cancelled_until
+        tracked.cancelled_until = -math.inf if why == "denied" else min(earlier, until)
 
     def kept(self, consumer: Consumer) -> None:
         """The locks of *consumer* have done what there was to do."""
