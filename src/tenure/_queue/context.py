@@ -115,9 +115,10 @@ class QueueContext:
         if kept == math.inf or self.clock.now() < self.purge_at:
             return
         self.purge_at = self.clock.now() + min(PURGE_EVERY, kept / 20)
-        self._begin_chore(self._purge(), "tenure-dead-retention")
+        self.begin_chore(self._purge(), "tenure-dead-retention")
 
-    def _begin_chore(self, chore: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def begin_chore(self, chore: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Begin *chore*, for which no caller waits, in a task of its own, and return the task; see :meth:`rest`."""
         return self._chores.spawn(chore, name)
 
     async def handled(self, ids: Sequence[str]) -> list[bool]:
@@ -137,7 +138,7 @@ class QueueContext:
                 pass
 
     async def rest(self) -> None:
-        """Wait for the tasks that :meth:`purge_if_due` has started on this loop, at most a second."""
+        """Wait for the tasks that :meth:`begin_chore` has started on this loop, at most a second."""
         if chores := self._chores.here():
             await asyncio.wait(chores, timeout=1.0)
 
@@ -165,7 +166,7 @@ class QueueContext:
         unreported = deque(died)
         self._report_some(unreported, queue)
         if unreported:
-            reporting = self._begin_chore(self._report_others(unreported, queue), "tenure-deaths")
+            reporting = self.begin_chore(self._report_others(unreported, queue), "tenure-deaths")
             reporting.add_done_callback(
                 lambda _: self._report_some(unreported, queue, len(unreported))
             )  # the loop ends: this is the last chance
@@ -221,7 +222,7 @@ class QueueContext:
             return
         self.report_dead(claim.died)
         if claim.deliveries:
-            settling = asyncio.ensure_future(self._settle_all(claim.deliveries, GIVE_BACK))
+            settling = self.begin_chore(self._settle_all(claim.deliveries, GIVE_BACK), "tenure-give-back")
             settling.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _settle_all(self, deliveries: Sequence[Delivery], verdict: Verdict) -> None:

@@ -214,7 +214,7 @@ class Session:
         if isinstance(held := asked.result(), NoSession):
             self._context.report_dead(held.died)
         else:
-            releasing = asyncio.ensure_future(self._context.broker.release(held))
+            releasing = self._context.begin_chore(self._context.broker.release(held), "tenure-release")
             releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _keep(self, held: SessionLock, asked_at: float) -> None:
