@@ -1,6 +1,6 @@
 """
-Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, libfaketime and Azurite as real servers;
-spin for models; ip and nft for networks that can be cut.
+Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, ZooKeeper, libfaketime and Azurite as real
+servers; spin for models; ip and nft for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
 .servers/ of this project. It prints what it installs, and what it can't install, with the reason and the tests that
@@ -85,6 +85,8 @@ def looked_for() -> list[tuple[str, bool, str]]:
         ("pgbouncer", bool(shutil.which("pgbouncer", path=SYSTEM_PATH)), "PostgreSQL behind a pooler"),
         ("faketime", faketime() is not None, "stores whose clock is moved forward (Redis, Redis Cluster, Azurite)"),
         ("openssl", bool(shutil.which("openssl")), "TLS"),
+        ("zookeeper", Path("/usr/share/java/zookeeper.jar").is_file(), "ZooKeeper"),
+        ("default-jre-headless", bool(shutil.which("java")), "the same as zookeeper"),
         ("spin", bool(shutil.which("spin")), "the models of votes between peers"),
         ("gcc", bool(shutil.which("gcc")), "the models of votes between peers, and a wall clock that is stepped"),
         ("libc6-dev", Path("/usr/include/stdio.h").is_file(), "the same as gcc"),

@@ -10,7 +10,8 @@
         server.resume()
 
 If a server isn't installed, the test is skipped, with the name of the package; under ``TENURE_REQUIRE`` it fails.
-``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL`` and ``TENURE_TEST_AZURE_URL`` name servers to be used instead.
+``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL`` and ``TENURE_TEST_ZOOKEEPER_URL``
+name servers to be used instead.
 """
 
 from tests.servers.azurite import Azurite
@@ -19,6 +20,7 @@ from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
 from tests.servers.redis import Redis
 from tests.servers.sharing import NO_SERVERS, private, shared, url_of
+from tests.servers.zookeeper import ZooKeeper, ZooKeeperEnsemble
 
 __all__ = [
     "NO_SERVERS",
@@ -27,6 +29,8 @@ __all__ = [
     "Postgres",
     "Redis",
     "Server",
+    "ZooKeeper",
+    "ZooKeeperEnsemble",
     "free_port",
     "private",
     "shared",

@@ -1,0 +1,257 @@
+"""ZooKeeper: one server, or an ensemble of several on one machine. Its ticks are short, so that sessions may be, too.
+
+Sessions end by the monotonic clock of the server, so a test can't put that clock forward: it waits, for short times.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+from urllib.parse import quote
+
+from tests.servers.certificates import Authority
+from tests.servers.process import START_MAX, Server, free_port, release
+
+JAVA = Path("/usr/share/java")
+_NETTY = ("handler", "codec", "resolver", "buffer", "common", "transport", "transport-native-unix-common")
+JARS = (
+    *("zookeeper", "zookeeper-jute", "slf4j-api", "slf4j-simple", "snappy-java", "metrics-core", "commons-io"),
+    *(f"netty-{part}" for part in (*_NETTY, "transport-native-epoll")),
+)
+"""The jars of Debian that a server needs, and a client in Java too."""
+FAST = ("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xshare:auto")
+"""Options of Java with which a short-lived program starts soon."""
+SYNC_LIMIT = 5
+"""Ticks after which the leader drops a follower that does not answer."""
+
+
+class ZooKeeper(Server):
+    """A ZooKeeper server.
+
+    Args:
+        tick: Its ``tickTime`` in seconds: sessions last at least two of them.
+        session_max: Its ``maxSessionTimeout`` in seconds.
+        login: User and password that it accepts by SASL, mechanism DIGEST-MD5.
+        needs_login: Whether it refuses clients without this login.
+        authority: Issues its certificate; it then accepts TLS only.
+        options: More lines of its configuration, as ``("enforce.auth.enabled", "true")``.
+        members: The lines ``server.N`` of its ensemble.
+        number: Its number in the ensemble.
+    """
+
+    install = "zookeeper (apt-get install --no-install-recommends zookeeper default-jre-headless)"
+    scheme = "zookeeper"
+
+    def __init__(
+        self,
+        *,
+        tick: float = 0.1,
+        session_max: float = 60.0,
+        login: tuple[str, str] | None = None,
+        needs_login: bool = False,
+        authority: Authority | None = None,
+        options: Sequence[tuple[str, str]] = (),
+        members: Sequence[tuple[str, str]] = (),
+        number: int = 1,
+    ) -> None:
+        super().__init__()
+        self.tick = tick
+        self.session_max = session_max
+        self.login = login
+        self.needs_login = needs_login
+        self.authority = authority
+        self.options = options
+        self.members = members
+        self.number = number
+
+    @classmethod
+    def missing(cls) -> str:
+        if not shutil.which("java"):
+            return "java is not installed"
+        return "" if (JAVA / "zookeeper.jar").is_file() else "zookeeper is not installed"
+
+    def prepare(self) -> None:
+        data = self.folder / "data"
+        data.mkdir()
+        lines = [("tickTime", f"{self.tick * 1_000:.0f}"), ("maxSessionTimeout", f"{self.session_max * 1_000:.0f}")]
+        lines += [("dataDir", str(data)), ("admin.enableServer", "false"), ("4lw.commands.whitelist", "*")]
+        lines.append(("maxClientCnxns", "0"))
+        lines += self._tls() if self.authority else []
+        if self.members:  # the addresses of its clients are in there
+            (data / "myid").write_text(f"{self.number}\n")
+            lines += [("initLimit", "50"), ("syncLimit", str(SYNC_LIMIT)), *self.members]
+        elif not self.authority:
+            lines += [("clientPort", str(self.port)), ("clientPortAddress", "127.0.0.1")]
+        if self.login:
+            lines.append(("authProvider.1", "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"))
+            user, password = self.login
+            module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+            self.write("jaas.conf", f'Server {{ {module} required user_{user}="{password}"; }};\n')
+        if self.needs_login:
+            lines += [("enforce.auth.enabled", "true"), ("enforce.auth.schemes", "sasl")]
+        lines += self.options
+        self.write("zoo.cfg", "".join(f"{name}={value}\n" for name, value in lines))
+
+    def _tls(self) -> list[tuple[str, str]]:
+        assert self.authority is not None
+        certificate, key = self.authority.issue(self.folder)
+        both = self.write("server-with-key.pem", key.read_text() + certificate.read_text())
+        return [
+            ("secureClientPort", str(self.port)),
+            ("secureClientPortAddress", "127.0.0.1"),
+            ("serverCnxnFactory", "org.apache.zookeeper.server.NettyServerCnxnFactory"),
+            ("ssl.keyStore.location", str(both)),
+            ("ssl.keyStore.type", "PEM"),
+            ("ssl.trustStore.location", str(self.authority.certificate)),
+            ("ssl.trustStore.type", "PEM"),
+            ("ssl.clientAuth", "none"),
+        ]
+
+    def argv(self) -> Sequence[str]:
+        settings = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.jmx.log4j.disable=true"]
+        # Without fsync: what a killed process has written is in the kernel. And no file of 64 MiB for each start.
+        settings += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=64"]
+        if self.login:
+            settings.append(f"-Djava.security.auth.login.config={self.folder / 'jaas.conf'}")
+        main = "QuorumPeerMain" if self.members else "ZooKeeperServerMain"
+        program = f"org.apache.zookeeper.server.{'quorum.' if self.members else ''}{main}"
+        return ["java", *FAST, *settings, "-cp", classpath(), program, str(self.folder / "zoo.cfg")]
+
+    def ready(self) -> bool:
+        return self.mode() != ""
+
+    def mode(self) -> str:
+        """Return ``standalone``, ``leader`` or ``follower``; empty if it doesn't serve."""
+        for line in self.word("srvr").splitlines():
+            name, _, value = line.partition(": ")
+            if name == "Mode":
+                return value
+        return ""
+
+    def word(self, command: str) -> str:
+        """Return its answer to a four-letter word, as ``mntr``; empty if there is none."""
+        answer = b""
+        try:
+            plain = socket.create_connection(("127.0.0.1", self.port), 1.0)
+            with plain, self.authority.context().wrap_socket(plain) if self.authority else plain as connection:
+                connection.sendall(command.encode())
+                while more := connection.recv(65_536):
+                    answer += more
+        except (OSError, ssl.SSLError):
+            return ""
+        return answer.decode(errors="replace")
+
+    @property
+    def url(self) -> str:
+        query = [f"tick={self.tick:g}"]
+        if self.authority:
+            query += ["tls=true", f"ca={quote(str(self.authority.certificate), safe='/')}"]
+        return f"zookeeper://127.0.0.1:{self.port}/?{'&'.join(query)}"
+
+
+class ZooKeeperEnsemble:
+    """Several servers on one machine, of which one leads.
+
+    Args:
+        size: How many.
+        tick: As of a server.
+        session_max: As of a server.
+        options: As of a server.
+    """
+
+    install: ClassVar[str] = ZooKeeper.install
+    scheme: ClassVar[str] = "zookeeper_ensemble"
+
+    def __init__(
+        self,
+        *,
+        size: int = 3,
+        tick: float = 0.1,
+        session_max: float = 60.0,
+        options: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        numbers = range(1, size + 1)
+        members: list[tuple[str, str]] = []
+        self.nodes = [
+            ZooKeeper(tick=tick, session_max=session_max, options=options, members=members, number=number)
+            for number in numbers
+        ]
+        self._inner = [free_port() for _ in range(2 * size)]
+        for number, node in zip(numbers, self.nodes, strict=True):
+            quorum, election = self._inner[2 * number - 2 : 2 * number]
+            members.append((f"server.{number}", f"127.0.0.1:{quorum}:{election};127.0.0.1:{node.port}"))
+
+    @classmethod
+    def missing(cls) -> str:
+        return ZooKeeper.missing()
+
+    def start(self) -> Self:
+        for node in self.nodes:
+            if not node.runs:
+                node.launch()
+        for node in self.nodes:  # none serves before a majority runs
+            node.until_ready()
+        return self.until_well()
+
+    def until_well(self) -> Self:
+        """Wait until one of those that run leads, and the others follow it."""
+        give_up = time.monotonic() + START_MAX
+        while (modes := self.modes()).count("leader") != 1 or modes.count("follower") != len(modes) - 1:
+            assert time.monotonic() < give_up, f"the ensemble did not come together: {modes}"
+            time.sleep(0.01)
+        return self
+
+    def modes(self) -> list[str]:
+        """Return the mode of each server that runs."""
+        return [node.mode() for node in self.nodes if node.runs]
+
+    @property
+    def leader(self) -> ZooKeeper:
+        """The server that leads now."""
+        self.until_well()
+        return next(node for node in self.nodes if node.runs and node.mode() == "leader")
+
+    @property
+    def followers(self) -> list[ZooKeeper]:
+        """The others that run."""
+        leader = self.leader
+        return [node for node in self.nodes if node.runs and node is not leader]
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        for port in self._inner:
+            release(port)
+
+    def __enter__(self) -> Self:
+        return self if any(node.runs for node in self.nodes) else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def folder(self) -> Path:
+        return self.nodes[0].folder
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"zookeeper://{hosts}/?tick={self.nodes[0].tick:g}"
+
+
+def classpath(*more: str) -> str:
+    """Return the class path with ZooKeeper, and with *more* jars of Debian by name."""
+    return ":".join(str(JAVA / f"{name}.jar") for name in (*JARS, *more))
