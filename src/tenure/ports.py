@@ -3,8 +3,9 @@
 For authors of backends, and for tests that put an object of their own between tenure and a store. A program that uses
 tenure needs none of this. The suites that a backend has to pass are in :mod:`tenure.testing.conformance`.
 
-- Leases: :class:`LeaseStore`. It gets a :class:`Grant`, and answers :class:`Granted`, :class:`HeldBy`, :class:`Vacant`,
-  :class:`Lost`, :class:`Released` or :class:`NoAnswer`.
+- Leases: :class:`LeaseStore`, or :class:`QueuedLeaseStore` where candidates stand in a queue. It gets a
+  :class:`Grant`, and answers :class:`Granted`, :class:`HeldBy`, :class:`Vacant`, :class:`Lost`, :class:`Released` or
+  :class:`NoAnswer`.
 - Queues: :class:`Broker`. It gets :class:`tenure.Outgoing` and :class:`Settlement`, and answers :class:`Claim`,
   :class:`NoSession`, :class:`SessionLock`, :class:`Renewed`, :class:`Settled`, :class:`Lapsed`, :class:`Deleted`,
   :class:`NotEmpty` or :class:`NoAnswer`.
@@ -12,7 +13,7 @@ tenure needs none of this. The suites that a backend has to pass are in :mod:`te
 
 from __future__ import annotations
 
-from tenure._election.store import LeaseStore
+from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._public import publish_all
 from tenure._queue.broker import CLAIM_BYTES, Broker, Claim, LiveSelection, NoSession, Selection
@@ -54,6 +55,7 @@ __all__ = [
     "NoAnswer",
     "NoSession",
     "NotEmpty",
+    "QueuedLeaseStore",
     "Released",
     "Renewed",
     "Selection",

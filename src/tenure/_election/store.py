@@ -29,6 +29,11 @@ class LeaseTraits:
     """Whether a vacancy wakes other candidates; if not, they ask every ``retry_every``."""
     survives_restart: bool
     """Whether leases and tokens outlive the store's process."""
+    queued: bool = False
+    """Whether candidates that wait stand in a queue in the store, and are granted the name in the order in which they
+    came. Then the store is a :class:`QueuedLeaseStore`."""
+    names: Literal["any", "dns"] = "any"
+    """The names that it accepts: any text of up to ``NAME_MAX`` characters, or only DNS names (RFC 1123 subdomains)."""
 
 
 class LeaseStore(Protocol):
@@ -80,8 +85,28 @@ class LeaseStore(Protocol):
         ...
 
 
+class QueuedLeaseStore(LeaseStore, Protocol):
+    """A store in which the candidates that wait stand in a queue; its ``traits.queued`` is true.
+
+    A holder that was refused has a place in the queue. Each ``acquire`` of that holder keeps the place for another
+    *ttl* seconds; a place ends by itself after that, and a claim too if it isn't renewed, also if its process lives. A
+    holder whose place has come to the front has the name, and learns that from its next ``acquire``.
+
+    Closing the backend may end places, and never a claim that was granted: its work may still run, so it runs out.
+    """
+
+    async def withdraw(self, name: str, holder: str) -> None:
+        """End the place of *holder* in the queue for *name*; a claim that it was granted meanwhile is released.
+
+        After that, an ``acquire`` of *holder* that was under way leaves no place and no claim behind. A second call
+        does nothing, nor does one for a holder without a place.
+        """
+        ...
+
+
 NAME_MAX = 1_024
-"""Every store accepts names and holders of up to this many characters, whatever they are."""
+"""Every store accepts holders of up to this many characters, whatever they are; and such names, unless its traits say
+otherwise."""
 
 
 def require_name(name: object, of: str = "name", most: int = NAME_MAX) -> None:
