@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
 from scripts.servers import ROOT
-from tests.servers import Authority, Azurite, Postgres, Redis, Server, private, shared
+from tests.servers import Authority, Azurite, Etcd, EtcdCluster, Postgres, Redis, Server, private, shared
+from tests.servers.etcd import from_base64, in_base64
 from tests.servers.guard import MARK, servers_of
 from tests.servers.sharing import Startable, require
 
@@ -25,11 +28,11 @@ def say(server: Server, question: bytes) -> bytes | None:
     return server.answers(question)
 
 
-@pytest.mark.parametrize("kind", [Redis, Postgres, Azurite], ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", [Redis, Postgres, Azurite, Etcd, EtcdCluster], ids=lambda kind: str(kind.__name__))
 def test_a_server_starts_stops_and_starts_again(kind: type[Startable]) -> None:
     server = private(kind)
     try:
-        assert server.url.startswith(("redis://", "postgresql://", "azurite://"))
+        assert server.url.startswith(("redis://", "postgresql://", "azurite://", "etcd://"))
         server.stop()
         server.start()
         server.kill()
@@ -125,6 +128,41 @@ def test_azurite_can_have_a_faster_clock() -> None:
         answer = server.blob.answers(b"GET /devstoreaccount1 HTTP/1.0\r\n\r\n")
         assert answer is not None
         assert answer.startswith(b"HTTP/1.1")
+
+
+def test_etcd_grants_short_leases_and_keeps_what_it_has_answered() -> None:
+    with private(Etcd) as server:
+        assert server.call("lease/grant", {"TTL": "1"})["TTL"] == "1"
+        server.call("kv/put", {"key": in_base64("a"), "value": in_base64("kept")})
+        assert server.requests()["Put"] == 1
+        server.kill()
+        server.start()
+        (found,) = server.call("kv/range", {"key": in_base64("a")})["kvs"]
+        assert from_base64(found["value"]) == "kept"
+
+
+def test_etcd_requires_certificates_and_users() -> None:
+    with private(Etcd, authority=Authority(), client_certificates=True, password="s3cret") as server:
+        assert server.url.startswith("etcds://root:s3cret@")
+        server.add_user("app", "pa55", "tenure/")
+        token = server.login("app", "pa55")
+        server.call("kv/put", {"key": in_base64("tenure/a")}, token=token)
+        with pytest.raises(HTTPError) as refused:
+            server.call("kv/put", {"key": in_base64("other")}, token=token)
+        with refused.value:
+            assert b"permission denied" in refused.value.read()
+
+
+def test_the_leader_of_a_cluster_of_etcd_moves_and_is_replaced() -> None:
+    with private(EtcdCluster) as cluster:
+        first = cluster.leader()
+        if shutil.which("etcdctl"):
+            first = cluster.move_leader()
+        assert first.call("lease/grant", {"TTL": "1"})["TTL"] == "1"
+        first.kill()
+        assert cluster.leader() is not first
+        cluster.start()
+        assert first in cluster.followers()
 
 
 RUN = """

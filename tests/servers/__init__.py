@@ -10,12 +10,13 @@
         server.resume()
 
 If a server isn't installed, the test is skipped, with the name of the package; under ``TENURE_REQUIRE`` it fails.
-``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL`` and ``TENURE_TEST_ZOOKEEPER_URL``
-name servers to be used instead.
+``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL``, ``TENURE_TEST_ETCD_URL`` and
+``TENURE_TEST_ZOOKEEPER_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` another program to start as etcd.
 """
 
 from tests.servers.azurite import Azurite
 from tests.servers.certificates import Authority
+from tests.servers.etcd import Etcd, EtcdCluster
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
 from tests.servers.redis import Redis
@@ -26,6 +27,8 @@ __all__ = [
     "NO_SERVERS",
     "Authority",
     "Azurite",
+    "Etcd",
+    "EtcdCluster",
     "Postgres",
     "Redis",
     "Server",

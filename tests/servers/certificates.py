@@ -24,13 +24,18 @@ class Authority:
         usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
         _openssl("req", *_CURVE, *made, *usage)
 
-    def issue(self, folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path]:
-        """Issue a certificate for a server at *host*, and return it with its key, as files in *folder*."""
+    def issue(self, folder: Path, host: str = "127.0.0.1", usage: str = "serverAuth") -> tuple[Path, Path]:
+        """Issue a certificate for a server at *host*, and return it with its key, as files in *folder*.
+
+        For a client, *usage* is ``clientAuth``, and *host* its common name; empty: it has none.
+        """
         certificate, key, request = folder / "server.pem", folder / "server.key", folder / "server.csr"
-        _openssl("req", *_CURVE, "-subj", f"/CN={host}", "-keyout", str(key), "-out", str(request))
+        subject = f"/CN={host}" if host else "/O=tenure tests"
+        _openssl("req", *_CURVE, "-subj", subject, "-keyout", str(key), "-out", str(request))
         kind = "IP" if host.replace(".", "").isdigit() else "DNS"
         extensions = folder / "server.ext"
-        extensions.write_text(f"subjectAltName={kind}:{host}\nextendedKeyUsage=serverAuth\n")
+        alternative = f"subjectAltName={kind}:{host}\n" if "serverAuth" in usage else ""
+        extensions.write_text(f"{alternative}extendedKeyUsage={usage}\n")
         by = ["-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial"]
         to = ["-days", "2", "-extfile", str(extensions), "-out", str(certificate)]
         _openssl("x509", "-req", "-in", str(request), *by, *to)
