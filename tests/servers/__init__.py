@@ -17,6 +17,7 @@ If a server isn't installed, the test is skipped, with the name of the package; 
 from tests.servers.azurite import Azurite
 from tests.servers.certificates import Authority
 from tests.servers.etcd import Etcd, EtcdCluster
+from tests.servers.kubernetes import KubeApiserver, Kubernetes
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
 from tests.servers.redis import Redis
@@ -29,6 +30,8 @@ __all__ = [
     "Azurite",
     "Etcd",
     "EtcdCluster",
+    "KubeApiserver",
+    "Kubernetes",
     "Postgres",
     "Redis",
     "Server",
