@@ -23,6 +23,8 @@ from tenure._election.effects import (
     Resign,
     Stop,
     Tick,
+    Withdraw,
+    Withdrawn,
     WorkEnded,
 )
 from tenure._election.machine import TRANSITIONS, State
@@ -65,6 +67,7 @@ def _all_answers(grant: Grant) -> Iterator[Answer]:
     yield HeldBy("election", "m#1", 3, 0.0)
     yield HeldBy("election", "m#1", 3, 9.0)
     yield NoAnswer("lost")
+    yield Withdrawn()
     yield RenewalWithheld("stalled")
 
 
@@ -84,9 +87,9 @@ def _all_steps(watched: WatchedMachine) -> Iterator[Step]:
     yield _waits(lambda late: late.now + 60.0)
 
 
-def _explore(timing: Timing, *, hints: bool) -> int:
+def _explore(timing: Timing, *, hints: bool, queued: bool = False) -> int:
     """Explore all possible steps breadth first, and return the number of different situations."""
-    start = WatchedMachine(timing, Zeros(), hints=hints, now=0.0)
+    start = WatchedMachine(timing, Zeros(), hints=hints, queued=queued, now=0.0)
     met = {start.fingerprint()}
     edge = deque([start])
     steps = 0
@@ -105,17 +108,21 @@ def _explore(timing: Timing, *, hints: bool) -> int:
 
 
 @pytest.fixture(scope="module")
-def situations() -> tuple[int, int]:
-    """Explore two settings, and return the number of situations of each."""
+def situations() -> tuple[int, ...]:
+    """Explore some settings, and return the number of situations of each."""
     MOVES.clear()
-    return _explore(Timing(), hints=True), _explore(Timing(ttl=6.0, grace=0.0), hints=False)
+    return (
+        _explore(Timing(), hints=True),
+        _explore(Timing(ttl=6.0, grace=0.0), hints=False),
+        _explore(Timing(), hints=True, queued=True),
+    )
 
 
-def test_every_input_in_every_reachable_state_is_legal(situations: tuple[int, int]) -> None:
+def test_every_input_in_every_reachable_state_is_legal(situations: tuple[int, ...]) -> None:
     assert min(situations) > 1_000
 
 
-def test_the_table_of_transitions_has_no_unused_and_no_missing_row(situations: tuple[int, int]) -> None:
+def test_the_table_of_transitions_has_no_unused_and_no_missing_row(situations: tuple[int, ...]) -> None:
     reached = {state: frozenset(to for was, to in MOVES if was is state) for state in State}
     assert reached == dict(TRANSITIONS)
 
@@ -124,11 +131,15 @@ class CandidateRuns(RuleBasedStateMachine):
     """A long run of one candidate, with any random numbers, any valid timing, and answers in any order."""
 
     @initialize(
-        timing=st.sampled_from(TIMINGS), seed=st.integers(0, 2**32), hints=st.booleans(), now=st.floats(-9e3, 9e3)
+        timing=st.sampled_from(TIMINGS),
+        seed=st.integers(0, 2**32),
+        hints=st.booleans(),
+        queued=st.booleans(),
+        now=st.floats(-9e3, 9e3),
     )
-    def begins(self, timing: Timing, seed: int, hints: bool, now: float) -> None:
+    def begins(self, timing: Timing, seed: int, hints: bool, queued: bool, now: float) -> None:
         self.tokens = 0
-        self.watched = WatchedMachine(timing, random.Random(seed), hints=hints, now=now)
+        self.watched = WatchedMachine(timing, random.Random(seed), hints=hints, queued=queued, now=now)
 
     @rule(share=st.floats(0.0, 1.2))
     def time_passes(self, share: float) -> None:
@@ -167,12 +178,14 @@ class CandidateRuns(RuleBasedStateMachine):
         question, _ = self.watched.open[ask]
         self.tokens += 1
         grant = self.watched.grant_for(ask, self.tokens)
-        self.watched.answer(ask, Released(grant) if isinstance(question, Release) else Granted(grant))
+        yes = Withdrawn() if isinstance(question, Withdraw) else Granted(grant)
+        self.watched.answer(ask, Released(grant) if isinstance(question, Release) else yes)
 
-    @precondition(lambda self: self.watched.open)
+    @precondition(lambda self: any(not isinstance(asked, Withdraw) for asked, _ in self.watched.open.values()))
     @rule(data=st.data())
     def no(self, data: st.DataObject) -> None:
-        ask = data.draw(st.sampled_from(sorted(self.watched.open)))
+        deniable = [ask for ask, (asked, _) in self.watched.open.items() if not isinstance(asked, Withdraw)]
+        ask = data.draw(st.sampled_from(sorted(deniable)))
         question, _ = self.watched.open[ask]
         held = HeldBy("election", "m#1", 3, data.draw(st.none() | st.floats(-1.0, 30.0)))
         self.watched.answer(ask, Lost(question.grant) if isinstance(question, (Renew, Release)) else held)

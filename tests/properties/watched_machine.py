@@ -19,12 +19,15 @@ from tenure._election.effects import (
     Stop,
     Tick,
     Trust,
+    Withdraw,
     WorkEnded,
 )
 from tenure._election.machine import Machine, State
 from tenure._jitter import Rng
 from tenure._lease import Grant, Granted
 from tenure._timing import Timing
+
+Question = Acquire | Renew | Release | Withdraw
 
 MOVES: set[tuple[State, State]] = set()
 """Every change of state that any watched machine has made."""
@@ -40,11 +43,13 @@ class _Recording(Machine):
 class WatchedMachine:
     """Feed a machine, keep its open requests, and assert the invariants after each step."""
 
-    def __init__(self, timing: Timing, rng: Rng, *, hints: bool, now: float) -> None:
+    def __init__(self, timing: Timing, rng: Rng, *, hints: bool, now: float, queued: bool = False) -> None:
         self.timing = timing
         self.now = now
-        self.machine = _Recording("election", "n", timing, rng, hints=hints, now=now)
-        self.open: dict[int, tuple[Acquire | Renew | Release, float]] = {}
+        self.machine = _Recording("election", "n", timing, rng, hints=hints, queued=queued, now=now)
+        self.queued = queued
+        self.open: dict[int, tuple[Question, float]] = {}
+        self.place: str | None = None  # the holder that may stand in the queue of the store, as a client of it
         self.last_ask = 0
         self.stopping = False
         self.work: Grant | None = None
@@ -81,20 +86,21 @@ class WatchedMachine:
             for each in (
                 machine._acquire_at,
                 machine._last_acquire_at,
+                machine._hinted_acquire_at,
                 machine._yield_until,
                 unanswered.answer_due,
             )
         )
-        return (machine.state, machine._hinted, machine._stopping, requests, terms, times)
+        return (machine.state, machine._hinted, machine._stopping, machine.place is None, requests, terms, times)
 
     @staticmethod
-    def _holder(request: Acquire | Renew | Release) -> str:
-        return request.holder if isinstance(request, Acquire) else request.grant.holder
+    def _holder(request: Question) -> str:
+        return request.holder if isinstance(request, (Acquire, Withdraw)) else request.grant.holder
 
     def grant_for(self, ask: int, token: int) -> Grant:
         """Return the grant of request *ask*; a new one for an acquisition."""
         request, _ = self.open[ask]
-        return Grant("election", request.holder, token) if isinstance(request, Acquire) else request.grant
+        return Grant("election", request.holder, token) if isinstance(request, (Acquire, Withdraw)) else request.grant
 
     def answer(self, ask: int, answer: Answer) -> None:
         """Answer the open request *ask*."""
@@ -108,16 +114,18 @@ class WatchedMachine:
         if isinstance(event, WorkEnded) and self._ends(event):
             self.work = None
         effects = self.machine.handle(event, self.now)
-        asked_at = (
-            self.open.pop(event.request_id)[1]
-            if isinstance(event, Answered) and event.request_id in self.open
-            else None
-        )
+        asked_at = None
+        if isinstance(event, Answered) and event.request_id in self.open:
+            request, asked_at = self.open.pop(event.request_id)
+            if isinstance(request, Acquire) and isinstance(event.answer, Granted) and request.holder == self.place:
+                self.place = None  # it is a claim from now on
         for effect in effects:
             self._check_effect(effect)
+            self._note_place(effect)
         if before is State.STOPPED:
             assert self.machine.state is State.STOPPED
         self._check_trust(event, trusted, asked_at)
+        self._check_place()
         self._check_state()
         return effects
 
@@ -126,7 +134,7 @@ class WatchedMachine:
 
     def _check_effect(self, effect: Effect) -> None:
         match effect:
-            case Acquire() | Renew() | Release():
+            case Acquire() | Renew() | Release() | Withdraw():
                 assert effect.request_id > self.last_ask, "request numbers rise"
                 self.last_ask = effect.request_id
                 self.open[effect.request_id] = (effect, self.now)
@@ -134,6 +142,9 @@ class WatchedMachine:
                     assert not self.stopping, "stopped, and requests the name"
                 if isinstance(effect, Release):
                     assert effect.grant != self.work, "released while work runs"
+                if isinstance(effect, Withdraw):
+                    assert self.queued, "withdraws from a queue that doesn't exist"
+                    assert self.work is None or effect.holder != self.work.holder, "withdraws what it was granted"
             case StartWork(grant, until):
                 assert self.work is None, "two terms at once"
                 assert until - self.timing.grace > self.now, "a term without time for work"
@@ -142,6 +153,24 @@ class WatchedMachine:
                 assert self.work is not None
                 assert token == self.work.token, "about another term"
                 self.is_cancelled = self.is_cancelled or isinstance(effect, CancelWork)
+
+    def _note_place(self, effect: Effect) -> None:
+        match effect:
+            case Acquire(_, holder) if self.queued:
+                assert self.place in (None, holder), "asks under another name, and leaves a place behind"
+                self.place = holder
+            case Withdraw(_, holder) if holder == self.place:
+                self.place = None
+
+    def _check_place(self) -> None:
+        """A place in the queue is kept while the candidate waits, and not left behind when it has stopped."""
+        machine, timing = self.machine, self.timing
+        assert machine.place == self.place
+        if machine.state is State.STOPPED:
+            assert self.place is None, "left a place in the queue behind"
+        if machine.state is State.STANDBY and self.place is not None:
+            longest = max(min(timing.renew_every, timing.ttl / 3), 1.2 * timing.retry_every) + 0.1 * timing.retry_every
+            assert machine.wake_at <= self.now + longest + 1e-9, "its place may end before it asks again"
 
     def _check_trust(self, event: Input, before: float, asked_at: float | None) -> None:
         trusted = self.machine.trusted_until

@@ -35,7 +35,7 @@ def test_there_are_scenarios() -> None:
         ("at 0 dance", "nothing like 'dance' can happen"),
         ("at 0 answer 1 granted 7", "nothing was asked under number 1"),
         ("at 0 tick\nat 1 answer 1 perhaps", "no store answers 'perhaps'"),
-        ("then tick", "it knows 'timing', 'hints', 'at TIME WHAT'"),
+        ("then tick", "it knows 'timing', 'hints', 'queued', 'at TIME WHAT'"),
     ],
 )
 def test_an_unreadable_line_is_shown(text: str, complaint: str) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tenure._election.effects import (
     Acquire,
@@ -29,10 +30,12 @@ from tenure._election.effects import (
     Stop,
     Tick,
     Trust,
+    Withdraw,
+    Withdrawn,
     WorkOverran,
 )
 from tenure._election.machine import NEVER, Machine
-from tenure._election.store import LeaseStore
+from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import LoopProbe
@@ -152,6 +155,8 @@ class Candidacy:
                 self.host.cancel_work(grant.token, "stopped")
             finally:  # no timer watches the deadline any more: with overrun="exit", exit now
                 self.host.work_overran(grant.token)
+        if place := self.machine.place:
+            self._driver.spawn(self._leave_queue(place))
         self.host.candidacy_failed(error)
         self._finish()
 
@@ -182,6 +187,8 @@ class Candidacy:
                 self._driver.spawn(self._ask_store(request_id, claim))
             case Release(request_id, grant):
                 self._driver.spawn(self._ask_store(request_id, self._driver.store.release(grant)))
+            case Withdraw(request_id, holder):
+                self._driver.spawn(self._ask_store(request_id, self._withdraw(holder)))
             case StartWork(grant, until):
                 self.host.start_work(grant, until)
             case Trust(token, until):
@@ -211,6 +218,15 @@ class Candidacy:
         else:
             self._was_answered = True
         self.feed(Answered(request_id, answer))
+
+    async def _withdraw(self, holder: str) -> Withdrawn:
+        await cast(QueuedLeaseStore, self._driver.store).withdraw(self.machine.name, holder)
+        return Withdrawn()
+
+    async def _leave_queue(self, place: str) -> None:
+        """Give up a *place* in the queue if the store answers; without an answer, the place ends after a ttl."""
+        with suppress(Exception):
+            await self._withdraw(place)
 
 
 @dataclass(frozen=True, slots=True)

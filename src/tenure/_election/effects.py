@@ -32,7 +32,12 @@ class RenewalWithheld:
     why: str
 
 
-Answer = Granted | HeldBy | Lost | Released | NoAnswer | RenewalWithheld
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The candidate has no place in the store's queue any more."""
+
+
+Answer = Granted | HeldBy | Lost | Released | Withdrawn | NoAnswer | RenewalWithheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,14 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Give up the place of *holder* in the store's queue, if there is one."""
+
+    request_id: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartWork:
     """A term has begun: run the work; the term is trusted until *trusted_until*."""
 
@@ -129,4 +142,4 @@ class Emit:
     event: Event
 
 
-Effect = Acquire | Renew | Release | StartWork | Trust | CancelWork | WorkOverran | Emit
+Effect = Acquire | Renew | Release | Withdraw | StartWork | Trust | CancelWork | WorkOverran | Emit

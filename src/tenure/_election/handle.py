@@ -90,8 +90,15 @@ class CandidateHandle:
                 return
             # New for each candidacy: 128 random bits, so that it is unique whatever the label, host name or pid.
             holder = f"{settings.label}-{secrets.token_hex(HOLDER_BYTES)}"
-            hints, now = driver.store.traits.hints, driver.clock.now()
-            machine = Machine(settings.name, holder, settings.timing, random.Random(), hints=hints, now=now)
+            machine = Machine(
+                settings.name,
+                holder,
+                settings.timing,
+                random.Random(),
+                hints=driver.store.traits.hints,
+                queued=driver.store.traits.queued,
+                now=driver.clock.now(),
+            )
             self._candidacy = driver.start_candidacy(machine, self)
 
         self.is_active = True

@@ -10,6 +10,7 @@ Rules:
 - Never release a lease while work runs. A term ends with ``WorkEnded``, not with our decision to end it.
 - Every acquisition has a holder name of its own, so that a request whose answer was lost can be repeated, and a late
   answer can be distinguished from the current one.
+- In a store with a queue, a candidate asks again often enough to keep its place, and leaves no place behind.
 
 ::
 
@@ -49,6 +50,7 @@ from tenure._election.effects import (
     Stop,
     Tick,
     Trust,
+    Withdraw,
     WorkEnded,
     WorkOverran,
 )
@@ -124,23 +126,29 @@ class Machine:
         timing: The durations of the election.
         rng: Source of jitter.
         hints: Whether the store reports vacancies; if not, a candidate asks every ``timing.retry_every``.
+        queued: Whether candidates stand in a queue in the store.
         now: The present time; the first request is due at once.
     """
 
     ALLOWED: ClassVar[dict[State, frozenset[State]]] = TRANSITIONS
 
-    def __init__(self, name: str, holder: str, timing: Timing, rng: Rng, *, hints: bool, now: float) -> None:
+    def __init__(
+        self, name: str, holder: str, timing: Timing, rng: Rng, *, hints: bool, now: float, queued: bool = False
+    ) -> None:
         self.name = name
         self.timing = timing
         self.state: State = State.STANDBY
         self._holder = holder
         self._rng = rng
         self._hints = hints
+        self._queued = queued
+        self._place: str | None = None  # the holder name that may have a place in the store's queue
         self._requests = Requests(timing.retry_every)
         self._tokens = TokenOrder()
         self._acquisition = 1
         self._acquire_at = now  # when to send the next Acquire
         self._last_acquire_at = -math.inf  # when the last Acquire was sent
+        self._hinted_acquire_at = -math.inf  # when the last one that a hint has caused was, or is, due
         self._yield_until = -math.inf  # until then other candidates go first
         self._hinted = False  # a hint came while a request was unanswered
         self._stopping = False
@@ -199,6 +207,11 @@ class Machine:
         return self._term.renew_at - EARLY_RENEWAL_SHARE * self.timing.renew_every
 
     @property
+    def place(self) -> str | None:
+        """The holder name that may have a place in the store's queue; None if there is none."""
+        return self._place
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has stopped and every request was answered."""
         return self.state is State.STOPPED and not self._requests.unanswered
@@ -231,6 +244,8 @@ class Machine:
                 if self.state in (State.STANDBY, State.CAMPAIGNING):
                     self._requests.abandon()
                     self._set_state(State.STOPPED)
+                    if self._place is not None:
+                        self._withdraw(self._place, now, effects)
         return effects
 
     # --- time ---
@@ -252,7 +267,8 @@ class Machine:
             case State.STANDBY if now >= self._acquire_at:
                 self._set_state(State.CAMPAIGNING)
                 self._last_acquire_at = now
-                holder = f"{self._holder}#{self._acquisition}"
+                holder = self._holder_now()
+                self._place = holder if self._queued else None
                 effects.append(Acquire(self._new_request(Acquire, holder, now), holder))
             case State.CAMPAIGNING if now >= self._requests.answer_due:
                 self._requests.abandon()
@@ -271,7 +287,7 @@ class Machine:
     def _on_hint(self, now: float) -> None:
         match self.state:
             case State.STANDBY:
-                self._acquire_at = min(self._acquire_at, self._earliest_acquire(now))
+                self._acquire_for_hint(now)
             case State.LEADING if self._term:
                 self._renew_early(self._term, now)
             case State.CAMPAIGNING | State.RENEWING:
@@ -281,11 +297,20 @@ class Machine:
         # The next answer says whether we were asked to resign. Hints may be wrong, so the rate of renewals is limited.
         term.renew_at = min(term.renew_at, max(now, term.asked_at + self.timing.retry_every / 4))
 
-    def _earliest_acquire(self, now: float) -> float:
+    def _acquire_for_hint(self, now: float) -> None:
+        # At once, also shortly after another request: the hint may report the vacancy. Only further hints have to wait.
+        at = self._earliest_acquire(now, self._hinted_acquire_at)
+        if at < self._acquire_at:
+            self._acquire_at = self._hinted_acquire_at = at
+
+    def _earliest_acquire(self, now: float, last: float) -> float:
         # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".
-        return max(now, self._last_acquire_at + self.timing.retry_every / 10, self._yield_until)
+        return max(now, last + self.timing.retry_every / 10, self._yield_until)
 
     # --- requests ---
+
+    def _holder_now(self) -> str:
+        return f"{self._holder}#{self._acquisition}"
 
     def _new_request(self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float) -> int:
         """Note a request whose answer is awaited; return its number."""
@@ -349,14 +374,13 @@ class Machine:
                 if self.state in (State.LEADING, State.RENEWING):
                     self._extend_trust(term, self._trust_limit(request), now, effects)
             case Granted(grant) if request.kind is Acquire:
-                if request.holder == f"{self._holder}#{self._acquisition}" and self.state in (
-                    State.STANDBY,
-                    State.CAMPAIGNING,
-                ):
+                if request.holder == self._holder_now() and self.state in (State.STANDBY, State.CAMPAIGNING):
                     self._requests.abandon()
                     self._begin_term(request, grant, now, effects)
                 else:
                     self._release_unused(grant, now, effects)
+            case HeldBy() if self._queued and request.kind is Acquire and request.holder != self._holder_now():
+                self._withdraw(request.holder, now, effects)  # of an earlier acquisition, and carried out after its end
             case Lost(grant) if term is not None and grant == term.grant and request.kind is Renew:
                 if self.state in (State.LEADING, State.RENEWING):
                     self._lease_lost(term, now, effects)
@@ -369,6 +393,7 @@ class Machine:
         return trusted_until(request.asked_at, self.timing.ttl, self.timing.drift, self.timing.margin)
 
     def _begin_term(self, request: Request, grant: Grant, now: float, effects: list[Effect]) -> None:
+        self._place = None  # it is a claim from now on
         until = self._trust_limit(request)
         if now >= until - self.timing.grace:  # the answer took so long that no time for work is left
             self._release_unused(grant, now, effects)
@@ -424,19 +449,26 @@ class Machine:
 
     def _stand_by(self, remaining: float | None, now: float) -> None:
         self._set_state(State.STANDBY)
-        retry = self.timing.retry_every
+        self._acquire_at = self._earliest_acquire(now + self._wait_while_held(remaining), self._last_acquire_at)
         if self._hinted:
-            wait = 0.0
-        elif remaining is None:
-            wait = later(retry, self._rng)
-        else:
-            # The lease may be renewed meanwhile; then we ask again later. Without hints, no early release is known, so
-            # ask sooner. A tenth of retry_every spreads candidates that wait for the same moment.
-            # Hints may be lost, so ask at least once in our own ttl, however long the other lease lasts.
-            longest = self.timing.ttl if self._hints else retry
-            wait = min(remaining, longest) + 0.1 * retry * self._rng.random()
-        self._hinted = False
-        self._acquire_at = max(now + wait, self._earliest_acquire(now))
+            self._hinted = False
+            self._acquire_for_hint(now)
+
+    def _wait_while_held(self, remaining: float | None) -> float:
+        """Return after how many seconds to ask again for a name whose lease has *remaining* seconds left."""
+        timing = self.timing
+        keeps_place = self._queued and self._hints
+        if keeps_place:  # hints say the rest: a request only keeps our place, for a ttl
+            longest = sooner(min(timing.renew_every, timing.ttl / 3), self._rng)
+        elif self._hints:  # they may be lost, so ask at least once in our own ttl, however long the other lease lasts
+            longest = timing.ttl
+        else:  # no early release is known, so ask soon
+            longest = timing.retry_every
+        if remaining is None:
+            return longest if keeps_place else later(timing.retry_every, self._rng)
+        # The lease may be renewed meanwhile; then we ask again later. A tenth of retry_every spreads candidates that
+        # wait for the same moment.
+        return min(remaining, longest) + 0.1 * timing.retry_every * self._rng.random()
 
     def _acquire_later(self, why: str, now: float, effects: list[Effect]) -> None:
         if self.state is not State.STANDBY:
@@ -508,6 +540,12 @@ class Machine:
         self._acquire_at = now + later((2 if yields else 1) * self.timing.retry_every, self._rng)
         if yields:
             self._yield_until = self._acquire_at
+
+    def _withdraw(self, place: str, now: float, effects: list[Effect]) -> None:
+        """Give up a *place* in the queue. The answer is not awaited: without one, the place ends after a ttl."""
+        effects.append(Withdraw(self._requests.add_unawaited(Request(now, Withdraw, place)), place))
+        if place == self._place:
+            self._place = None
 
     def _release_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
         """Release a grant that came too late to be used. The answer is not awaited."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tenure._election.effects import Acquire, Answer, Release, Renew
+from tenure._election.effects import Acquire, Answer, Release, Renew, Withdraw
 from tenure._lease import Grant, Granted, HeldBy
 from tenure.events import TokenFell
 
@@ -15,7 +15,7 @@ class Request:
     """An unanswered request: when it was sent, and for which holder name."""
 
     asked_at: float
-    kind: type[Acquire] | type[Renew] | type[Release]
+    kind: type[Acquire] | type[Renew] | type[Release] | type[Withdraw]
     holder: str
 
 

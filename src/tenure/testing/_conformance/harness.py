@@ -9,13 +9,15 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
-from tenure._election.store import LeaseStore, LeaseTraits
+from tenure._election.store import LeaseStore, LeaseTraits, QueuedLeaseStore
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._queue.broker import Broker, QueueTraits
 from tenure.errors import Unavailable
 from tenure.testing._conformance.cost import Scale
 
 T = TypeVar("T")
+
+LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
 
 Fault = Literal["lose_answer", "cut", "cut_one", "late", "away", "restart", "full", "slow"]
 
@@ -29,6 +31,10 @@ class LeaseHarness(ABC):
     traits: ClassVar[LeaseTraits]
     ttl: ClassVar[float] = 10.0
     """The length of a lease in the tests, in seconds; short where time is real, as tests wait for its end."""
+    ends_within: ClassVar[float] = 0.0
+    """The seconds after its end within which the store has ended a lease; where it looks once a second, say, one."""
+    has_sessions: ClassVar[bool] = False
+    """Whether a claim belongs to the client that made it: no other client can renew it."""
     answer_within: ClassVar[float] = 10.0
     """The longest time of a request, in real seconds, while the store is unreachable."""
     is_exact: ClassVar[bool] = False
@@ -52,6 +58,10 @@ class LeaseHarness(ABC):
     async def pass_time(self, seconds: float) -> None:
         """Let *seconds* pass for the store: real ones, unless its clock can be set."""
         await asyncio.sleep(seconds)
+
+    async def outlast_lease(self, share: float = 1.0) -> None:
+        """Let enough time pass that a lease of ``ttl`` is surely over, of which *share* is left."""
+        await self.pass_time(self.ttl * (share + LATE - 1) + self.ends_within)
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         """Inside the block, requests of *store* are carried out, and the answers are lost: ``Unavailable``."""
@@ -81,7 +91,10 @@ class LeaseHarness(ABC):
         raise NotImplementedError
 
     async def restart(self) -> None:
-        """Close every client, and stop and start the storage's own process if it has one."""
+        """Close every client, and stop and start the storage's own process if it has one.
+
+        If claims belong to their client (``has_sessions``), the clients stay open.
+        """
         raise NotImplementedError
 
     def full(self) -> AbstractAsyncContextManager[None]:
@@ -231,6 +244,13 @@ class FaultyLeaseStore(_FaultyConnection):
         answer = await self.store.ask_to_resign(name)
         self._before_answer()
         return answer
+
+    async def withdraw(self, name: str, holder: str) -> None:
+        """Pass the request on, if the wrapped store has a queue."""
+        await self._held.hold()
+        self._before_request_for(name)
+        await cast(QueuedLeaseStore, self.store).withdraw(name, holder)
+        self._before_answer()
 
     def hints(self, name: str) -> AsyncIterator[None]:
         """Follow the hints of the wrapped store."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from itertools import pairwise
 
 import pytest
@@ -11,10 +10,11 @@ import pytest
 from tenure._lease import Granted, HeldBy, Vacant
 from tenure.testing._conformance.harness import LeaseHarness
 from tenure.testing._conformance.leases.steps import (
-    LATE,
     LeaseSuite,
+    asked_and_cancelled,
     claim,
     holder,
+    is_refused,
     win,
 )
 
@@ -32,14 +32,15 @@ class AcquisitionTests(LeaseSuite):
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         for store in (bob, ann):
-            answer = await store.acquire(name, "bob#1", harness.ttl)
-            assert isinstance(answer, HeldBy)
+            answer = await is_refused(store, name, "bob#1", harness.ttl)
             assert (answer.name, answer.holder, answer.token) == (name, "ann#1", grant.token)
             assert answer.remaining is None or 0 < answer.remaining <= harness.ttl
 
     async def test_names_do_not_touch_each_other(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()
         names = [name, name.upper(), f"{name} ", f"{name}/", f"{name}/{name}"]
+        if harness.traits.names == "dns":
+            names = [name, f"{name}0", f"{name}-0", f"{name}.0", f"{name}.{name}"]
         grants = [await claim(store, each, f"holder of {each}", harness.ttl) for each in names]
         await store.release(grants[0])
         for grant in grants[1:]:
@@ -61,7 +62,7 @@ class AcquisitionTests(LeaseSuite):
         await asyncio.gather(
             *(store.acquire(name, f"candidate-{number}#1", harness.ttl) for number, store in enumerate(stores))
         )
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         answers = await asyncio.gather(
             *(store.acquire(name, f"candidate-{number}#1", harness.ttl) for number, store in enumerate(stores))
         )
@@ -73,7 +74,8 @@ class AcquisitionTests(LeaseSuite):
         store, again = await harness.open(), await harness.open()
         grant = await claim(store, name, "ann#1", harness.ttl)
         assert await store.acquire(name, "ann#1", harness.ttl) == Granted(grant)
-        assert await again.acquire(name, "ann#1", harness.ttl) == Granted(grant)
+        if not harness.has_sessions:
+            assert await again.acquire(name, "ann#1", harness.ttl) == Granted(grant)
 
     async def test_acquiring_again_extends(self, harness: LeaseHarness, name: str) -> None:
         ann, bob = await harness.open(), await harness.open()
@@ -92,9 +94,9 @@ class AcquisitionTests(LeaseSuite):
         grants.append(await claim(bob, name, "bob#2", harness.ttl))  # the same process again
         await bob.release(grants[-1])
         grants.append(await claim(bob, name, "bob#2", harness.ttl))  # even the same holder again
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         grants.append(await win(harness, ann, name, "ann#2"))  # after the end of a lease
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         grants.append(await win(harness, ann, name, "ann#2"))  # the same holder, after the end of its own
         tokens = [grant.token for grant in grants]
         assert all(earlier < later for earlier, later in pairwise(tokens)), tokens
@@ -118,12 +120,3 @@ class AcquisitionTests(LeaseSuite):
         await asked_and_cancelled(ann.release(grant), steps)
         await ann.release(grant)
         assert (await claim(bob, name, "bob#1", harness.ttl)).token > grant.token
-
-
-async def asked_and_cancelled(question: Awaitable[object], steps: int) -> None:
-    """Start a call, and cancel it after so many steps of the loop."""
-    task = asyncio.ensure_future(question)
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

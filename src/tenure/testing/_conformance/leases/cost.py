@@ -8,7 +8,7 @@ from tenure._election.store import LeaseStore
 from tenure._lease import Granted, HeldBy, Released, Vacant
 from tenure.testing._conformance.cost import Meter
 from tenure.testing._conformance.harness import LeaseHarness
-from tenure.testing._conformance.leases.steps import LATE, LeaseSuite, claim
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim, withdraw
 
 AT_ONCE = 20  # concurrent requests of the set-up
 
@@ -29,7 +29,7 @@ class LeaseCostSuite(LeaseSuite):
         store = await harness.open()
         for depth in meter.small_depths():
             await lead(store, harness, name, depth)
-            await harness.pass_time(harness.ttl * LATE)
+            await harness.outlast_lease()
             await use(meter, store, harness, f"{name}-new-{depth}")
             await use(meter, store, harness, f"{name}-0", about="one of them: ")
         meter.require_flat()
@@ -61,6 +61,8 @@ async def use(meter: Meter, store: LeaseStore, harness: LeaseHarness, name: str,
     assert isinstance(answer, Granted)
     grant = answer.grant
     assert isinstance(await meter.ask(f"{about}acquire a held name", store.acquire, name, "bob#1", harness.ttl), HeldBy)
+    if store.traits.queued:
+        await meter.ask(f"{about}withdraw", withdraw, store, name, "bob#1")
     assert list(await meter.ask(f"{about}renew", store.renew, [grant], harness.ttl)) == [Granted(grant)]
     assert isinstance(await meter.ask(f"{about}inspect", store.inspect, name), HeldBy)
     assert await meter.ask(f"{about}ask to resign", store.ask_to_resign, name)

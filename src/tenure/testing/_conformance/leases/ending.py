@@ -8,14 +8,14 @@ from time import monotonic
 import pytest
 
 from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
-from tenure.testing._conformance.harness import LeaseHarness
+from tenure.testing._conformance.harness import LATE, LeaseHarness
 from tenure.testing._conformance.leases.steps import (
     LAST,
-    LATE,
     ROUNDED,
     LeaseSuite,
     claim,
     holder,
+    is_refused,
     win,
 )
 
@@ -29,7 +29,7 @@ class EndingTests(LeaseSuite):
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
         await harness.pass_time(harness.ttl * 0.8)
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
-        await harness.pass_time(harness.ttl * (LATE - 0.8))
+        await harness.outlast_lease(0.2)
         assert (await win(harness, bob, name, "bob#1")).holder == "bob#1"
 
     @pytest.mark.parametrize("verb", ["renew", "release", "inspect", "ask_to_resign", "acquire"])
@@ -41,7 +41,7 @@ class EndingTests(LeaseSuite):
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await harness.pass_time(harness.ttl * (1 - LAST))
-        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
+        await is_refused(bob, name, "bob#1", harness.ttl)
         assert await holder(bob, name) == "ann#1"
         await harness.pass_time(harness.ttl * LAST)
         match verb:
@@ -63,7 +63,7 @@ class EndingTests(LeaseSuite):
             pytest.skip("only the processes that watch the lease know whether it has ended")
         store = await harness.open()
         grant = await claim(store, name, "ann#1", harness.ttl)
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         assert await store.renew([grant], harness.ttl) == [Lost(grant)]
         assert await store.release(grant) == Lost(grant)
         assert await store.inspect(name) == Vacant(name, grant.token)
@@ -91,9 +91,10 @@ class EndingTests(LeaseSuite):
         assert harness.ttl - ROUNDED <= second - first <= harness.ttl + monotonic() - began + ROUNDED
         began = monotonic()
         await claim(store, name, "bob#1", harness.ttl)  # and crashes
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         crashed = vacant_for(await store.inspect(name))
-        assert crashed is None or crashed <= harness.ttl * (LATE - 1) + monotonic() - began + ROUNDED
+        late = harness.ttl * (LATE - 1) + harness.ends_within
+        assert crashed is None or crashed <= late + monotonic() - began + ROUNDED
 
     async def test_a_released_grant_is_lost(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()
@@ -105,7 +106,7 @@ class EndingTests(LeaseSuite):
     async def test_late_verbs_of_an_old_grant_do_not_touch_a_new_one(self, harness: LeaseHarness, name: str) -> None:
         ann, bob = await harness.open(), await harness.open()
         old = await claim(ann, name, "ann#1", harness.ttl)
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         new = await win(harness, bob, name, "bob#1")
         assert await ann.renew([old], harness.ttl) == [Lost(old)]
         assert await ann.release(old) == Lost(old)
@@ -134,7 +135,7 @@ class EndingTests(LeaseSuite):
         new = await claim(ann, name, "ann#1", harness.ttl)
         await harness.pass_time(harness.ttl * 0.6)
         assert list(await ann.renew([other, old], harness.ttl)) == [Granted(other), Lost(old)]
-        await harness.pass_time(harness.ttl * (LATE - 0.6))
+        await harness.outlast_lease(0.4)
         assert (await claim(bob, name, "bob#1", harness.ttl)).token > new.token
         assert await holder(bob, other.name) == "ann#1"
 
@@ -145,7 +146,7 @@ class EndingTests(LeaseSuite):
         is_judged = harness.traits.expiry == "store clock"
         ended = {verb: await claim(ann, f"{name}-ended-{verb}", "ann#1", ttl) for verb in verbs}
         taken = {verb: await claim(ann, f"{name}-taken-{verb}", "ann#1", ttl) for verb in verbs}
-        await harness.pass_time(ttl * LATE)
+        await harness.outlast_lease()
         successors = dict(
             zip(
                 verbs,

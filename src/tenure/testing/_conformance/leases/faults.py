@@ -21,7 +21,8 @@ from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermE
 from tenure.events import Renewed as Extended
 from tenure.testing import until
 from tenure.testing._conformance.harness import Fault, FaultyLeaseStore, LeaseHarness
-from tenure.testing._conformance.leases.steps import LATE, LeaseSuite, claim, holder, win
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, is_refused, win, withdraw
+from tenure.testing._conformance.leases.waiting import WaitingTests, waits
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 
@@ -50,7 +51,7 @@ class LeaseFaultSuite(LeaseSuite):
                 await ann.acquire(name, "ann#1", harness.ttl)
         seen = await bob.acquire(name, "bob#1", harness.ttl)
         assert isinstance(seen, HeldBy)
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         assert (await win(harness, bob, name, "bob#1")).token > seen.token
 
     async def test_renew_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
@@ -76,6 +77,35 @@ class LeaseFaultSuite(LeaseSuite):
         new = await claim(bob, name, "bob#1", harness.ttl)
         assert await ann.release(grant) == Lost(grant)  # asked again, late: it does not touch the next one
         assert await bob.renew([new], harness.ttl) == [Granted(new)]
+
+    async def test_withdraw_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        WaitingTests.needs_queue(harness)
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await waits(bob, name, "bob#1", harness)
+        for _ in range(2):
+            async with harness.lose_answer(bob):
+                with pytest.raises(Unavailable):
+                    await withdraw(bob, name, "bob#1")
+        await withdraw(bob, name, "bob#1")
+        await ann.release(grant)
+        await claim(cat, name, "cat#1", harness.ttl)
+
+    async def test_a_place_whose_answer_was_lost_is_kept(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        WaitingTests.needs_queue(harness)
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        async with harness.lose_answer(bob):
+            with pytest.raises(Unavailable):
+                await bob.acquire(name, "bob#1", harness.ttl)
+        await waits(cat, name, "cat#1", harness)
+        await waits(bob, name, "bob#1", harness)
+        await ann.release(grant)
+        new = await claim(bob, name, "bob#1", harness.ttl)
+        await bob.release(new)
+        assert (await claim(cat, name, "cat#1", harness.ttl)).token > new.token  # there is no second place of bob's
 
     # --- a cut connection ---
 
@@ -103,7 +133,7 @@ class LeaseFaultSuite(LeaseSuite):
         async with harness.cut(ann):
             with pytest.raises(Unavailable):
                 await ann.renew([grant], harness.ttl)
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         assert (await win(harness, bob, name, "bob#1")).token > grant.token
         assert await ann.renew([grant], harness.ttl) == [Lost(grant)]
 
@@ -130,6 +160,26 @@ class LeaseFaultSuite(LeaseSuite):
                 Lost(grants[1]),
                 Granted(grants[2]),
             ]
+
+    async def test_withdrawing_without_a_connection_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
+        """And the place ends, whether it is repeated or not."""
+        needs(harness, "cut")
+        WaitingTests.needs_queue(harness)
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grants = [await claim(ann, f"{name}-{number}", "ann#1", harness.ttl) for number in range(2)]
+        for grant in grants:
+            await waits(bob, grant.name, "bob#1", harness)
+        async with harness.cut(bob):
+            asked_at = time.monotonic()
+            with pytest.raises(Unavailable):
+                await withdraw(bob, grants[0].name, "bob#1")
+            assert time.monotonic() - asked_at < harness.answer_within
+            for grant in grants:
+                await ann.release(grant)
+            await harness.outlast_lease()
+            assert (await win(harness, cat, grants[0].name, "cat#1")).token > grants[0].token
+        await withdraw(bob, grants[1].name, "bob#1")
+        await claim(cat, grants[1].name, "cat#1", harness.ttl)
 
     # --- given up, and carried out late ---
 
@@ -184,8 +234,35 @@ class LeaseFaultSuite(LeaseSuite):
             assert seen.token > old.token
         else:  # it was not carried out, or called off
             assert seen.token >= old.token
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         assert (await win(harness, bob, name, "bob#1")).token > seen.token
+
+    async def test_a_late_request_leaves_a_place_for_a_while_at_most(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        WaitingTests.needs_queue(harness)
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await waits(bob, name, "bob#1", harness)
+        await withdraw(bob, name, "bob#1")
+        async with harness.late(bob) as give_up:
+            await give_up(bob.acquire(name, "bob#1", harness.ttl))
+        await ann.release(grant)
+        await harness.outlast_lease()
+        assert (await win(harness, cat, name, "cat#1")).token > grant.token
+
+    async def test_a_late_withdrawal_does_not_touch_the_next_holder(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        WaitingTests.needs_queue(harness)
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await waits(bob, name, "bob#1", harness)
+        async with harness.late(bob) as give_up:
+            await give_up(withdraw(bob, name, "bob#1"))
+            await waits(bob, name, "bob#2", harness)
+        await ann.release(grant)
+        await withdraw(bob, name, "bob#1")  # if it was not carried out
+        new = await claim(bob, name, "bob#2", harness.ttl)
+        await _is_still_held(bob, new, harness)
 
     async def test_a_late_release_does_not_end_the_next_term(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "late")
@@ -193,7 +270,7 @@ class LeaseFaultSuite(LeaseSuite):
         old = await claim(ann, name, "ann#1", harness.ttl)
         async with harness.late(ann) as give_up:
             await give_up(ann.release(old))
-            await harness.pass_time(harness.ttl * LATE)
+            await harness.outlast_lease()
             new = await win(harness, ann, name, "ann#1")
             assert new.token > old.token
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
@@ -255,9 +332,9 @@ class LeaseFaultSuite(LeaseSuite):
         free = await claim(store, f"{name}-free", "ann#1", harness.ttl)
         await store.release(free)
         await harness.restart()
-        store = await harness.open()
+        store = store if harness.has_sessions else await harness.open()
         assert await holder(store, held.name) == "ann#1"
-        assert isinstance(await store.acquire(held.name, "bob#1", harness.ttl), HeldBy)
+        await is_refused(store, held.name, "bob#1", harness.ttl)
         assert list(await store.renew([held], harness.ttl)) == [Granted(held)]
         assert (await claim(store, free.name, "bob#1", harness.ttl)).token > free.token
         await store.release(held)

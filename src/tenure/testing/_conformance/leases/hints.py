@@ -11,7 +11,6 @@ from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, Vacant
 from tenure.testing._conformance.harness import LeaseHarness
 from tenure.testing._conformance.leases.steps import (
-    LATE,
     LeaseSuite,
     claim,
     holder,
@@ -46,7 +45,7 @@ class HintTests(LeaseSuite):
         next_grant = await claim(store, name, "ann#2", harness.ttl)
         assert await store.renew([next_grant], harness.ttl) == [Granted(next_grant)]
         await store.ask_to_resign(name)
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
         last_grant = await win(harness, store, name, "ann#3")
         assert await store.renew([last_grant], harness.ttl) == [Granted(last_grant)]
 

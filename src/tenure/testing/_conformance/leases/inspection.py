@@ -84,7 +84,8 @@ class InspectionTests(LeaseSuite):
 
     async def test_names_are_listed_sorted_and_kept(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()
-        names = [f"{name}-{last}" for last in ("b", "é", "a", "B", "名")]
+        lasts = ("b", "é", "a", "B", "名") if harness.traits.names == "any" else ("b", "c.0", "a", "c-0", "c")
+        names = [f"{name}-{last}" for last in lasts]
         grants = [await claim(store, each, "ann#1", harness.ttl) for each in names]
         await store.release(grants[0])
         listed = list(await store.names())
@@ -93,8 +94,13 @@ class InspectionTests(LeaseSuite):
 
     @pytest.mark.parametrize("odd", ODD_NAMES, ids=lambda odd: ascii(odd[:12]))
     async def test_odd_names_are_names(self, harness: LeaseHarness, name: str, odd: str) -> None:
-        name = f"{name}{odd}"[-NAME_MAX:] if len(odd) > 1 else odd
+        odd_name = f"{name}{odd}"[-NAME_MAX:] if len(odd) > 1 else odd
         store = await harness.open()
+        if harness.traits.names == "any":
+            name = odd_name
+        else:
+            with pytest.raises(ConfigError, match="DNS"):
+                await store.acquire(odd_name, "ann#1", harness.ttl)
         grant = await claim(store, name, odd, harness.ttl)
         assert grant == Grant(name, odd, grant.token)
         assert await holder(store, name) == odd

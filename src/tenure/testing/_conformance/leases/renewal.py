@@ -63,6 +63,21 @@ class RenewalTests(LeaseSuite):
             if len(grants) % 100 == 0:  # not only at the end: that may be too late for the first, on a busy machine
                 assert list(await store.renew(grants[::-1], harness.ttl)) == [Granted(grant) for grant in grants[::-1]]
 
+    async def test_a_lease_that_is_not_renewed_ends_beside_others_of_its_process(
+        self, harness: LeaseHarness, name: str
+    ) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        kept, stalled = [await claim(ann, f"{name}-{which}", "ann#1", harness.ttl) for which in ("kept", "stalled")]
+        asked: list[Granted | HeldBy] = []
+        while not asked or isinstance(asked[-1], HeldBy):
+            assert len(asked) < 8, "it never ended"
+            await harness.pass_time(harness.ttl * 0.4 + (harness.ends_within / 2 if len(asked) > 1 else 0))
+            assert list(await ann.renew([kept], harness.ttl)) == [Granted(kept)]
+            asked.append(await bob.acquire(stalled.name, "bob#1", harness.ttl))
+        assert len(asked) > 2, "it ended early"
+        assert asked[-1].grant.token > stalled.token
+        assert list(await ann.renew([kept, stalled], harness.ttl)) == [Granted(kept), Lost(stalled)]
+
     async def test_renewing_no_grants_is_allowed(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()
         assert list(await store.renew([], harness.ttl)) == []

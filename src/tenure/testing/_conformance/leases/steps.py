@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from typing import ClassVar
+from collections.abc import AsyncIterator, Awaitable
+from typing import ClassVar, cast
 
 import pytest
 import pytest_asyncio
 
-from tenure._election.store import LeaseStore
+from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy
 from tenure.testing._conformance.harness import LeaseHarness
 
-LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
 ROUNDED = 0.01  # seconds by which a store may round its times
 LAST = 2**-10  # the share of a ttl that is left a moment before its end; no sum with it is rounded
 
@@ -48,13 +48,27 @@ async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
     return answer.grant
 
 
+async def is_refused(store: LeaseStore, name: str, holder: str, ttl: float) -> HeldBy:
+    """Ask for a name that must be held, without waiting for it; return the answer."""
+    answer = await store.acquire(name, holder, ttl)
+    assert isinstance(answer, HeldBy), answer
+    if store.traits.queued:
+        await withdraw(store, name, holder)
+    return answer
+
+
+async def withdraw(store: LeaseStore, name: str, holder: str) -> None:
+    """Give up the place of *holder* in the queue of a store that has one."""
+    await cast(QueuedLeaseStore, store).withdraw(name, holder)
+
+
 async def win(harness: LeaseHarness, store: LeaseStore, name: str, holder: str) -> Grant:
     """Acquire a name that is or will be free; a store whose expiry is observed needs some requests first."""
     for _ in range(4):
         answer = await store.acquire(name, holder, harness.ttl)
         if isinstance(answer, Granted):
             return answer.grant
-        await harness.pass_time(harness.ttl * LATE)
+        await harness.outlast_lease()
     raise AssertionError(f"{name!r} never became free")
 
 
@@ -62,3 +76,12 @@ async def holder(store: LeaseStore, name: str) -> str | None:
     """Return the holder of *name*."""
     answer = await store.inspect(name)
     return answer.holder if isinstance(answer, HeldBy) else None
+
+
+async def asked_and_cancelled(question: Awaitable[object], steps: int) -> None:
+    """Start a call, and cancel it after so many steps of the loop."""
+    task = asyncio.ensure_future(question)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

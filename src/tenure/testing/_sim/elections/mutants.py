@@ -126,7 +126,7 @@ class _AsksWithoutPause(Machine):
 
 
 class _BelievesEveryHint(Machine):
-    def _earliest_acquire(self, now: float) -> float:
+    def _earliest_acquire(self, now: float, last: float) -> float:
         return now
 
 

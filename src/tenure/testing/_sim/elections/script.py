@@ -5,6 +5,7 @@
     # The answer to the first question is lost.             a comment; it stays as it is
     timing ttl=15 retry_every=2                             optional: settings that differ from the usual ones
     hints                                                   optional: the store hints at vacancies
+    queued                                                  optional: candidates stand in a queue in the store
 
     at 0 tick                                               what happens, and when
       -> acquire 1 as n#1                                   what the machine does (written by `play`)
@@ -18,6 +19,7 @@ What may happen::
     work ended 7 [for good]
     answer 1 granted 7 [and asked to resign]     answer 1 held by m#1 under 6 [for 3.5 s]     answer 1 lost 7
     answer 1 released 7                          answer 1 no answer [why]                     answer 1 withheld [why]
+    answer 1 withdrawn
 
 The candidate is called ``n``, its clock starts at the first line, and its random numbers are 0: there is no jitter.
 """
@@ -46,6 +48,8 @@ from tenure._election.effects import (
     Stop,
     Tick,
     Trust,
+    Withdraw,
+    Withdrawn,
     WorkEnded,
     WorkOverran,
 )
@@ -106,8 +110,9 @@ class _Player:
         self._make = machine
         self._timing = Timing()
         self._hints = False
+        self._queued = False
         self._machine: Machine | None = None
-        self._asked: dict[int, Acquire | Renew | Release] = {}
+        self._asked: dict[int, Acquire | Renew | Release | Withdraw] = {}
 
     def take(self, line: str) -> list[str]:
         match line.split(maxsplit=1):
@@ -118,18 +123,24 @@ class _Player:
             case ["hints"]:
                 self._hints = True
                 return []
+            case ["queued"]:
+                self._queued = True
+                return []
             case ["at", what]:
                 moment, _, happens = what.partition(" ")
                 return self._step(float(moment), self._input(happens, line))
-        raise ConfigError(f"a scenario can't be read at {line!r}; it knows 'timing', 'hints', 'at TIME WHAT' and '#'")
+        raise ConfigError(
+            f"a scenario can't be read at {line!r}; it knows 'timing', 'hints', 'queued', 'at TIME WHAT' and '#'"
+        )
 
     def _step(self, now: float, event: Input) -> list[str]:
         if self._machine is None:
-            self._machine = self._make(NAME, "n", self._timing, Zeros(), hints=self._hints, now=now)
+            options = {"hints": self._hints, "queued": self._queued}
+            self._machine = self._make(NAME, "n", self._timing, Zeros(), now=now, **options)
         due = self._machine.wake_at
         shown = [f"  (slept through its moment to wake, {due:g})"] if due < now else []
         for effect in self._machine.handle(event, now):
-            if isinstance(effect, (Acquire, Renew, Release)):
+            if isinstance(effect, (Acquire, Renew, Release, Withdraw)):
                 self._asked[effect.request_id] = effect
             shown += [f"  -> {text}" for text in _describe(effect)]
         return [*shown, f"  = {_standing(self._machine)}"]
@@ -147,7 +158,7 @@ class _Player:
         question = self._asked.get(ask)
         if question is None:
             raise ConfigError(f"a scenario can't be read at {line!r}: nothing was asked under number {ask}")
-        holder = question.holder if isinstance(question, Acquire) else question.grant.holder
+        holder = question.holder if isinstance(question, (Acquire, Withdraw)) else question.grant.holder
         if found := re.fullmatch(r"granted (\d+)( and asked to resign)?", says):
             return Granted(Grant(NAME, holder, int(found[1])), resign_asked=bool(found[2]))
         if found := re.fullmatch(r"held by (\S+) under (\d+)(?: for ([\d.]+) s)?", says):
@@ -156,6 +167,8 @@ class _Player:
             return Lost(Grant(NAME, holder, int(found[1])))
         if found := re.fullmatch(r"released (\d+)", says):
             return Released(Grant(NAME, holder, int(found[1])))
+        if says == "withdrawn":
+            return Withdrawn()
         if found := re.fullmatch(r"no answer ?(.*)", says):
             return NoAnswer(found[1])
         if found := re.fullmatch(r"withheld ?(.*)", says):
@@ -171,6 +184,8 @@ def _describe(effect: Effect) -> list[str]:
             return [f"renew {ask} for {grant.token}"]
         case Release(ask, grant):
             return [f"release {ask} of {grant.token}"]
+        case Withdraw(ask, holder):
+            return [f"withdraw {ask} as {holder}"]
         case StartWork(grant, until):
             return [f"start work {grant.token}, trusted until {_seconds(until)}"]
         case Trust(token, until):
