@@ -1,4 +1,4 @@
-"""Leases in memory for which candidates stand in a queue, as in etcd and ZooKeeper. Tests use them where no server is."""
+"""Leases in memory for which candidates stand in a queue, as in etcd and ZooKeeper, for tests without a server."""
 
 from __future__ import annotations
 

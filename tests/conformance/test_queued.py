@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.testing.conformance import FaultyLeaseStore, LeaseFaultSuite, LeaseStoreSuite
+from tenure.testing.conformance import FaultyLeaseStore, LeaseFaultSuite, LeaseQueueSuite, LeaseStoreSuite
 from tests.conformance.queued_memory import TRAITS, QueuedMemoryLeases, Queues
 from tests.conformance.test_memory import MemoryHarness
 
@@ -28,4 +28,8 @@ class TestQueuedLeases(LeaseStoreSuite):
 
 
 class TestQueuedLeaseFaults(LeaseFaultSuite):
+    harness = QueuedHarness
+
+
+class TestQueuedWaiting(LeaseQueueSuite):
     harness = QueuedHarness

@@ -10,6 +10,10 @@
         harness = MyHarness
 
 
+    class TestMyLeaseQueue(LeaseQueueSuite):  # only if the store has a queue: ``traits.queued``
+        harness = MyHarness
+
+
     class TestMyLeaseCost(LeaseCostSuite):
         harness = MyHarness
 
@@ -62,6 +66,7 @@ from tenure.testing._conformance.leases.capacity import LeaseCapacitySuite
 from tenure.testing._conformance.leases.cost import LeaseCostSuite
 from tenure.testing._conformance.leases.faults import LeaseFaultSuite
 from tenure.testing._conformance.leases.suite import LeaseStoreSuite
+from tenure.testing._conformance.leases.waiting import LeaseQueueSuite
 from tenure.testing._conformance.queues.capacity import BrokerCapacitySuite
 from tenure.testing._conformance.queues.consumers import ConsumerSuite
 from tenure.testing._conformance.queues.cost import BrokerCostSuite
@@ -84,6 +89,7 @@ __all__ = [
     "LeaseCostSuite",
     "LeaseFaultSuite",
     "LeaseHarness",
+    "LeaseQueueSuite",
     "LeaseStoreSuite",
     "LiveMessagesSuite",
     "LockExpirySuite",

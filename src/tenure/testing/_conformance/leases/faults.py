@@ -21,8 +21,7 @@ from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermE
 from tenure.events import Renewed as Extended
 from tenure.testing import until
 from tenure.testing._conformance.harness import Fault, FaultyLeaseStore, LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, is_refused, win, withdraw
-from tenure.testing._conformance.leases.waiting import WaitingTests, waits
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, is_refused, win
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 
@@ -78,35 +77,6 @@ class LeaseFaultSuite(LeaseSuite):
         assert await ann.release(grant) == Lost(grant)  # asked again, late: it does not touch the next one
         assert await bob.renew([new], harness.ttl) == [Granted(new)]
 
-    async def test_withdraw_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
-        WaitingTests.needs_queue(harness)
-        ann, bob, cat = [await harness.open() for _ in range(3)]
-        grant = await claim(ann, name, "ann#1", harness.ttl)
-        await waits(bob, name, "bob#1", harness)
-        for _ in range(2):
-            async with harness.lose_answer(bob):
-                with pytest.raises(Unavailable):
-                    await withdraw(bob, name, "bob#1")
-        await withdraw(bob, name, "bob#1")
-        await ann.release(grant)
-        await claim(cat, name, "cat#1", harness.ttl)
-
-    async def test_a_place_whose_answer_was_lost_is_kept(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
-        WaitingTests.needs_queue(harness)
-        ann, bob, cat = [await harness.open() for _ in range(3)]
-        grant = await claim(ann, name, "ann#1", harness.ttl)
-        async with harness.lose_answer(bob):
-            with pytest.raises(Unavailable):
-                await bob.acquire(name, "bob#1", harness.ttl)
-        await waits(cat, name, "cat#1", harness)
-        await waits(bob, name, "bob#1", harness)
-        await ann.release(grant)
-        new = await claim(bob, name, "bob#1", harness.ttl)
-        await bob.release(new)
-        assert (await claim(cat, name, "cat#1", harness.ttl)).token > new.token  # there is no second place of bob's
-
     # --- a cut connection ---
 
     async def test_an_unreachable_store_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
@@ -161,26 +131,6 @@ class LeaseFaultSuite(LeaseSuite):
                 Granted(grants[2]),
             ]
 
-    async def test_withdrawing_without_a_connection_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
-        """And the place ends, whether it is repeated or not."""
-        needs(harness, "cut")
-        WaitingTests.needs_queue(harness)
-        ann, bob, cat = [await harness.open() for _ in range(3)]
-        grants = [await claim(ann, f"{name}-{number}", "ann#1", harness.ttl) for number in range(2)]
-        for grant in grants:
-            await waits(bob, grant.name, "bob#1", harness)
-        async with harness.cut(bob):
-            asked_at = time.monotonic()
-            with pytest.raises(Unavailable):
-                await withdraw(bob, grants[0].name, "bob#1")
-            assert time.monotonic() - asked_at < harness.answer_within
-            for grant in grants:
-                await ann.release(grant)
-            await harness.outlast_lease()
-            assert (await win(harness, cat, grants[0].name, "cat#1")).token > grants[0].token
-        await withdraw(bob, grants[1].name, "bob#1")
-        await claim(cat, grants[1].name, "cat#1", harness.ttl)
-
     # --- given up, and carried out late ---
 
     @pytest.mark.parametrize("verb", ["renew", "acquire"])
@@ -209,7 +159,7 @@ class LeaseFaultSuite(LeaseSuite):
             await give_up(ann.renew([grant], harness.ttl))
             assert await ann.release(grant) == Released(grant)
             new = await claim(bob, name, "bob#1", harness.ttl)
-        await _is_still_held(bob, new, harness)
+        await is_still_held(bob, new, harness)
 
     async def test_a_late_acquisition_is_refused_beside_another_leader(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "late")
@@ -218,7 +168,7 @@ class LeaseFaultSuite(LeaseSuite):
         async with harness.late(ann) as give_up:
             await give_up(ann.acquire(name, "ann#1", harness.ttl))
             new = await claim(bob, name, "bob#1", harness.ttl)
-        await _is_still_held(bob, new, harness)
+        await is_still_held(bob, new, harness)
 
     async def test_a_late_acquisition_of_a_free_name_expires(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "late")
@@ -237,33 +187,6 @@ class LeaseFaultSuite(LeaseSuite):
         await harness.outlast_lease()
         assert (await win(harness, bob, name, "bob#1")).token > seen.token
 
-    async def test_a_late_request_leaves_a_place_for_a_while_at_most(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
-        WaitingTests.needs_queue(harness)
-        ann, bob, cat = [await harness.open() for _ in range(3)]
-        grant = await claim(ann, name, "ann#1", harness.ttl)
-        await waits(bob, name, "bob#1", harness)
-        await withdraw(bob, name, "bob#1")
-        async with harness.late(bob) as give_up:
-            await give_up(bob.acquire(name, "bob#1", harness.ttl))
-        await ann.release(grant)
-        await harness.outlast_lease()
-        assert (await win(harness, cat, name, "cat#1")).token > grant.token
-
-    async def test_a_late_withdrawal_does_not_touch_the_next_holder(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
-        WaitingTests.needs_queue(harness)
-        ann, bob = await harness.open(), await harness.open()
-        grant = await claim(ann, name, "ann#1", harness.ttl)
-        await waits(bob, name, "bob#1", harness)
-        async with harness.late(bob) as give_up:
-            await give_up(withdraw(bob, name, "bob#1"))
-            await waits(bob, name, "bob#2", harness)
-        await ann.release(grant)
-        await withdraw(bob, name, "bob#1")  # if it was not carried out
-        new = await claim(bob, name, "bob#2", harness.ttl)
-        await _is_still_held(bob, new, harness)
-
     async def test_a_late_release_does_not_end_the_next_term(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "late")
         ann, bob = await harness.open(), await harness.open()
@@ -274,7 +197,7 @@ class LeaseFaultSuite(LeaseSuite):
             new = await win(harness, ann, name, "ann#1")
             assert new.token > old.token
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
-        await _is_still_held(ann, new, harness)
+        await is_still_held(ann, new, harness)
 
     # --- the schema is missing for a while ---
 
@@ -387,7 +310,7 @@ async def _for_ever(term: Term) -> None:
     await asyncio.Event().wait()
 
 
-async def _is_still_held(store: LeaseStore, grant: Grant, harness: LeaseHarness) -> None:
+async def is_still_held(store: LeaseStore, grant: Grant, harness: LeaseHarness) -> None:
     seen = await store.inspect(grant.name)
     assert isinstance(seen, HeldBy)
     assert (seen.holder, seen.token) == (grant.holder, grant.token)

@@ -7,7 +7,6 @@ from tenure.testing._conformance.leases.ending import EndingTests
 from tenure.testing._conformance.leases.hints import HintTests
 from tenure.testing._conformance.leases.inspection import InspectionTests
 from tenure.testing._conformance.leases.renewal import RenewalTests
-from tenure.testing._conformance.leases.waiting import WaitingTests
 
 
 class LeaseStoreSuite(
@@ -16,6 +15,5 @@ class LeaseStoreSuite(
     EndingTests,
     InspectionTests,
     HintTests,
-    WaitingTests,
 ):
     """The promises of :class:`tenure.ports.LeaseStore`, one test for each."""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 from tenure.testing._conformance.harness import LeaseHarness
+from tenure.testing._conformance.leases.faults import is_still_held, needs
 from tenure.testing._conformance.leases.hints import hint
-from tenure.testing._conformance.leases.steps import LeaseSuite, asked_and_cancelled, claim, holder, withdraw
+from tenure.testing._conformance.leases.steps import LeaseSuite, asked_and_cancelled, claim, holder, win, withdraw
 
 
-class WaitingTests(LeaseSuite):
+class LeaseQueueSuite(LeaseSuite):
     """A queued store grants a name in the order in which candidates asked, and no place outlives its candidate."""
 
     async def test_the_first_to_ask_is_the_first_to_be_granted(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         stores = {each: await harness.open() for each in ("ann#1", "bob#1", "cat#1", "dan#1")}
         grants = [await claim(stores["ann#1"], name, "ann#1", harness.ttl)]
         for each in ("bob#1", "cat#1", "dan#1"):
@@ -37,7 +38,6 @@ class WaitingTests(LeaseSuite):
     async def test_a_holder_whose_turn_comes_has_the_name_before_it_asks(
         self, harness: LeaseHarness, name: str
     ) -> None:
-        self.needs_queue(harness)
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)
@@ -47,7 +47,6 @@ class WaitingTests(LeaseSuite):
         assert (await claim(bob, name, "bob#1", harness.ttl)).token > grant.token
 
     async def test_a_holder_that_withdrew_is_passed_over(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)
@@ -66,7 +65,6 @@ class WaitingTests(LeaseSuite):
     async def test_a_holder_that_withdrew_may_ask_again_at_the_end_of_the_queue(
         self, harness: LeaseHarness, name: str
     ) -> None:
-        self.needs_queue(harness)
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)
@@ -79,7 +77,6 @@ class WaitingTests(LeaseSuite):
         assert (await claim(bob, name, "bob#1", harness.ttl)).token > new.token
 
     async def test_withdrawing_frees_what_was_granted_meanwhile(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)
@@ -94,7 +91,6 @@ class WaitingTests(LeaseSuite):
         assert (await claim(cat, name, "cat#2", harness.ttl)).token > new.token
 
     async def test_withdrawing_without_a_place_does_nothing(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         ann, bob = await harness.open(), await harness.open()
         await withdraw(ann, name, "ann#1")
         assert await ann.inspect(name) == Vacant(name, 0)
@@ -113,7 +109,6 @@ class WaitingTests(LeaseSuite):
     async def test_withdrawing_beside_the_request_leaves_no_place(
         self, harness: LeaseHarness, name: str, steps: int, is_held: bool
     ) -> None:
-        self.needs_queue(harness)
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         if not is_held:
@@ -131,7 +126,6 @@ class WaitingTests(LeaseSuite):
     async def test_a_cancelled_request_or_withdrawal_leaves_no_place(
         self, harness: LeaseHarness, name: str, steps: int
     ) -> None:
-        self.needs_queue(harness)
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await asked_and_cancelled(bob.acquire(name, "bob#1", harness.ttl), steps)
@@ -143,7 +137,6 @@ class WaitingTests(LeaseSuite):
         await claim(cat, name, "cat#1", harness.ttl)
 
     async def test_two_holders_of_one_process_have_two_places(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         for each in ("bob#1", "bob#2", "bob#3"):
@@ -159,7 +152,6 @@ class WaitingTests(LeaseSuite):
         assert list(await bob.renew([first, last], harness.ttl)) == [Lost(first), Granted(last)]
 
     async def test_the_same_holder_waits_for_each_name_apart(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         ann, bob = await harness.open(), await harness.open()
         grants = [await claim(ann, f"{name}-{number}", "ann#1", harness.ttl) for number in range(2)]
         for grant in grants:
@@ -172,7 +164,6 @@ class WaitingTests(LeaseSuite):
 
     async def test_a_place_ends_unless_its_holder_asks_again(self, harness: LeaseHarness, name: str) -> None:
         """Of two candidates in one process, one asks again; the other has failed, and its place is the first."""
-        self.needs_queue(harness)
         ann, bob = await harness.open(), await harness.open()
         grants = [await claim(ann, f"{name}-{number}", "ann#1", harness.ttl) for number in range(2)]
         for each in ("gone#1", "bob#1"):
@@ -189,7 +180,6 @@ class WaitingTests(LeaseSuite):
         assert (await claim(ann, grants[1].name, "ann#2", harness.ttl)).token > grants[1].token
 
     async def test_a_turn_that_nobody_takes_ends(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "gone#1", harness)
@@ -201,7 +191,6 @@ class WaitingTests(LeaseSuite):
         assert (await claim(cat, name, "cat#1", harness.ttl)).token > grant.token
 
     async def test_a_request_to_resign_is_for_the_leader_only(self, harness: LeaseHarness, name: str) -> None:
-        self.needs_queue(harness)
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)
@@ -214,7 +203,6 @@ class WaitingTests(LeaseSuite):
 
     async def test_the_next_in_the_queue_gets_a_hint(self, harness: LeaseHarness, name: str) -> None:
         """When the leader releases, and when the first of the queue withdraws."""
-        self.needs_queue(harness)
         if not harness.traits.hints:
             pytest.skip("this store gives no hints")
         ann, bob, cat, dan = [await harness.open() for _ in range(4)]
@@ -231,17 +219,83 @@ class WaitingTests(LeaseSuite):
 
     @pytest.mark.parametrize("bad", ["", "nul\0inside"], ids=ascii)
     async def test_an_invalid_name_is_not_withdrawn(self, harness: LeaseHarness, name: str, bad: str) -> None:
-        self.needs_queue(harness)
         store = await harness.open()
         for each in ((bad, "ann#1"), (name, bad)):
             with pytest.raises(ConfigError):
                 await withdraw(store, *each)
 
-    @staticmethod
-    def needs_queue(harness: LeaseHarness) -> None:
-        """Skip the test if candidates don't stand in a queue in this store."""
-        if not harness.traits.queued:
-            pytest.skip("this store has no queue")
+    # --- faults ---
+
+    async def test_withdraw_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await waits(bob, name, "bob#1", harness)
+        for _ in range(2):
+            async with harness.lose_answer(bob):
+                with pytest.raises(Unavailable):
+                    await withdraw(bob, name, "bob#1")
+        await withdraw(bob, name, "bob#1")
+        await ann.release(grant)
+        await claim(cat, name, "cat#1", harness.ttl)
+
+    async def test_a_place_whose_answer_was_lost_is_kept(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        async with harness.lose_answer(bob):
+            with pytest.raises(Unavailable):
+                await bob.acquire(name, "bob#1", harness.ttl)
+        await waits(cat, name, "cat#1", harness)
+        await waits(bob, name, "bob#1", harness)
+        await ann.release(grant)
+        new = await claim(bob, name, "bob#1", harness.ttl)
+        await bob.release(new)
+        assert (await claim(cat, name, "cat#1", harness.ttl)).token > new.token  # there is no second place of bob's
+
+    async def test_withdrawing_without_a_connection_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
+        """And the place ends, whether it is repeated or not."""
+        needs(harness, "cut")
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grants = [await claim(ann, f"{name}-{number}", "ann#1", harness.ttl) for number in range(2)]
+        for grant in grants:
+            await waits(bob, grant.name, "bob#1", harness)
+        async with harness.cut(bob):
+            asked_at = time.monotonic()
+            with pytest.raises(Unavailable):
+                await withdraw(bob, grants[0].name, "bob#1")
+            assert time.monotonic() - asked_at < harness.answer_within
+            for grant in grants:
+                await ann.release(grant)
+            await harness.outlast_lease()
+            assert (await win(harness, cat, grants[0].name, "cat#1")).token > grants[0].token
+        await withdraw(bob, grants[1].name, "bob#1")
+        await claim(cat, grants[1].name, "cat#1", harness.ttl)
+
+    async def test_a_late_request_leaves_a_place_for_a_while_at_most(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await waits(bob, name, "bob#1", harness)
+        await withdraw(bob, name, "bob#1")
+        async with harness.late(bob) as give_up:
+            await give_up(bob.acquire(name, "bob#1", harness.ttl))
+        await ann.release(grant)
+        await harness.outlast_lease()
+        assert (await win(harness, cat, name, "cat#1")).token > grant.token
+
+    async def test_a_late_withdrawal_does_not_touch_the_next_holder(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await waits(bob, name, "bob#1", harness)
+        async with harness.late(bob) as give_up:
+            await give_up(withdraw(bob, name, "bob#1"))
+            await waits(bob, name, "bob#2", harness)
+        await ann.release(grant)
+        await withdraw(bob, name, "bob#1")  # if it was not carried out
+        new = await claim(bob, name, "bob#2", harness.ttl)
+        await is_still_held(bob, new, harness)
 
 
 async def waits(store: LeaseStore, name: str, holder: str, harness: LeaseHarness) -> HeldBy:
