@@ -40,6 +40,8 @@ class Queues:
     places: dict[str, list[Place]] = field(default_factory=dict)
     newest: dict[str, int] = field(default_factory=dict)
     """The newest token under which each name was held."""
+    told: set[tuple[str, int]] = field(default_factory=set)
+    """The names and tokens that were granted as an answer to a request."""
     revision: int = 100
     notifier: Notifier = field(default_factory=Notifier)
 
@@ -69,6 +71,7 @@ class QueuedMemoryLeases:
         first = self._line(name)[0]
         if first is not place:
             return HeldBy(name, first.holder, first.token, None, first.metadata)
+        self.queues.told.add((name, place.token))
         return Granted(Grant(name, holder, place.token), place.resign_asked)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
