@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 import tenure
 
@@ -37,7 +37,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     stop = asyncio.Event()
     async with backend, asyncio.TaskGroup() as group:
         group.create_task(backend.queue("orders").consume(handle, stop=stop, sigterm=False))
-        leading = group.create_task(backend.election("tidy").run(tidy, sigterm=False))
+        app.state.election = election = backend.election("tidy")
+        leading = group.create_task(election.run(tidy, sigterm=False))
         yield
         stop.set()  # handlers may finish; what they leave is given back
         leading.cancel()  # the lease is released
@@ -59,3 +60,11 @@ async def stats() -> tenure.Stats:
 @app.get("/leader")
 async def leader() -> tenure.Leader | None:
     return await backend.election("tidy").leader()
+
+
+@app.get("/ready")
+async def ready(response: Response) -> tenure.CandidateStatus:
+    async with asyncio.timeout(1):  # a process that hangs fails the probe
+        status: tenure.CandidateStatus = await app.state.election.status()
+    response.status_code = 200 if status.is_ready else 503
+    return status

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tenure._election.elector import Work as Work
     from tenure._election.health import Health as Health
     from tenure._election.options import ElectionOptions as ElectionOptions
+    from tenure._election.status import CandidateState as CandidateState
+    from tenure._election.status import CandidateStatus as CandidateStatus
     from tenure._election.store import LeaseTraits as LeaseTraits
     from tenure._election.term import Term as Term
     from tenure._lease import Leader as Leader
@@ -80,6 +82,7 @@ _HOMES = {
         "Election",
         "Work",
     ),
+    "tenure._election.status": ("CandidateState", "CandidateStatus"),
     "tenure._election.term": ("Term",),
     "tenure._election.options": ("ElectionOptions",),
     "tenure.errors": (
@@ -149,6 +152,8 @@ __all__ = [
     "Backend",
     "BackendNotInstalled",
     "Campaign",
+    "CandidateState",
+    "CandidateStatus",
     "ConfigError",
     "ConsumeOptions",
     "Consumer",

@@ -47,6 +47,8 @@ async def test_fastapi_takes_and_serves_orders(monkeypatch: pytest.MonkeyPatch, 
             await until(leads)
             assert (await leads())["metadata"] == {}
             assert (await client.get("/stats")).json()["dead"] == 0
+            ready = await client.get("/ready")
+            assert (ready.status_code, ready.json()["state"]) == (200, "leading")
             web.served.clear()
         assert "closed" in repr(web.backend)
 

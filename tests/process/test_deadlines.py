@@ -220,7 +220,9 @@ async def test_the_command_of_a_term_is_stopped_before_its_lease_ends(
     delay_after(monkeypatch, clock, tenure.Term)
     output, go_on = tmp_path / "output", tmp_path / "go on"
     lines = lines_to_guards(monkeypatch)
-    leading = LeadRun(LeadOptions("chair", ("sh", "-c", show_guard(output, go_on)), "memory:", {}, False, None, 0))
+    leading = LeadRun(
+        LeadOptions("chair", ("sh", "-c", show_guard(output, go_on)), "memory:", {}, False, None, None, 0)
+    )
     async with tenure.connect("memory:") as backend:
         election = backend.election("chair", ttl=LOCK)
         term = tenure.Term(Grant("chair", "me", 7), start + TRUST, clock)

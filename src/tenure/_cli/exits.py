@@ -17,10 +17,18 @@ class Exit(IntEnum):
         return member
 
     DONE = 0, "done; status: there is a leader; work: ended by INT or TERM, or the queue was empty"
-    BROKEN = 1, "sim, demo: a promise was broken; doctor --strict: there are warnings; queue delete: not empty"
+    BROKEN = (
+        1,
+        "status --me: not live, or not ready; sim, demo: a promise was broken; doctor --strict: there are warnings; "
+        "queue delete: not empty",
+    )
     USAGE = 2, "the command line is wrong"
-    VACANT = 3, "status, resign: the name has no leader; queue, dead: no such queue; dead show: no such dead letter"
-    UNAVAILABLE = 69, "the store did not answer"
+    VACANT = (
+        3,
+        "status, resign: the name has no leader; status --me: no tenure lead runs here; queue, dead: no such queue; "
+        "dead show: no such dead letter",
+    )
+    UNAVAILABLE = 69, "the store did not answer; status --me: the process did not answer"
     INTERNAL = 70, "a bug in tenure"
     NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
     OUTPUT = 74, "the output can't be written, as on a full disk"

@@ -41,6 +41,12 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+SOCKET_BASE = "/tmp"  # noqa: S108  # its owner and mode are checked; XDG_RUNTIME_DIR ends with the user's last login
+"""Where the folder of the sockets for ``status --me`` is, unless another place is given."""
+
+SOCKET_VARIABLE = "TENURE_SOCKET_DIR"
+"""The environment variable that gives another place."""
+
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -168,7 +174,12 @@ class _Group(HelpfulGroup):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", OTHER_CODES)])
         with formatter.section("Environment"):
-            formatter.write_dl([("TENURE_URL", "the store, if --on is not given; put a password here")])
+            formatter.write_dl(
+                [
+                    ("TENURE_URL", "the store, if --on is not given; put a password here"),
+                    (SOCKET_VARIABLE, "lead, status --me: where the sockets are, if --socket-dir is not given"),
+                ]
+            )
         super().format_epilog(ctx, formatter)
 
 
@@ -203,6 +214,8 @@ def key_value(text: str) -> tuple[str, str]:
 
 
 def _given(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
+    if ctx.params.get("me"):  # no store is asked
+        return url or ""
     if not url and not ctx.resilient_parsing:
         raise click.UsageError(
             "no store given; add --on URL or set TENURE_URL, for example --on sqlite:///work.db",
@@ -226,6 +239,17 @@ def on_option(function: AnyFunction) -> AnyFunction:
         callback=_given,
         help="The store, for example sqlite:///work.db. [default: TENURE_URL; put a password there: "
         "every user of the machine can read a command line]",
+    )(function)
+
+
+def socket_option(function: AnyFunction) -> AnyFunction:
+    """Add ``--socket-dir DIR``."""
+    return click.option(
+        "--socket-dir",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        envvar=SOCKET_VARIABLE,
+        help=f"Where the folder with the sockets for status --me is. [default: {SOCKET_VARIABLE}, else {SOCKET_BASE}]",
     )(function)
 
 

@@ -10,7 +10,7 @@ import click
 from tenure._cli.completion import election_names, files
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import complete, key_value, on_option, refuse_both, seconds_option
+from tenure._cli.group import complete, key_value, on_option, refuse_both, seconds_option, socket_option
 
 
 @click.command("lead", cls=Command)
@@ -41,6 +41,7 @@ from tenure._cli.group import complete, key_value, on_option, refuse_both, secon
     help="Shown by tenure status while this instance leads.",
 )
 @click.option("--label", metavar="TEXT", help="The readable part of the holder's name. [default: host name and pid]")
+@socket_option
 @click.option("--verbose", "-v", count=True, help="Print each start and end, with the time; twice: every renewal.")
 @click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: int, quiet: bool, **options: Any) -> int:
@@ -53,14 +54,15 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     processes that it started get TERM, then KILL, before another instance can lead; then tenure campaigns again, for
     ever. Processes that a service (systemd, at, Docker) started for CMD are not stopped.
 
-    While another instance leads, tenure prints the holder whenever it changes; not with --quiet.
+    While another instance leads, tenure prints the holder whenever it changes; not with --quiet. `tenure status NAME
+    --me` asks this process whether it is live or ready, by a socket that only this user can use.
 
     INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to CMD. After INT, TERM or QUIT the lease is kept until CMD
     has ended; a second one kills it. If no CMD is running, tenure ends at once.
     """
     refuse_both(verbose, quiet)
     require_runnable(argv[0], "no lease was taken")
-    stop_timeout = options.pop("stop_timeout")
+    stop_timeout, socket_dir = options.pop("stop_timeout"), options.pop("socket_dir")
     settings = {key: value for key, value in options.items() if value is not None}
     settings["metadata"] = dict(options["metadata"])
     from tenure._cli.lead_run import (  # imports asyncio: not needed for --help, nor for the errors above
@@ -68,7 +70,7 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
         LeadRun,
     )
 
-    lead_options = LeadOptions(name, argv, url, settings, again, stop_timeout, -1 if quiet else verbose)
+    lead_options = LeadOptions(name, argv, url, settings, again, stop_timeout, socket_dir, -1 if quiet else verbose)
     return complete(LeadRun(lead_options).run())
 
 

@@ -9,14 +9,16 @@ import random
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import tenure
-from tenure._cli import codes, guard
+from tenure._cli import codes, guard, lead_sockets
 from tenure._cli.child import Child, Outcome, environment
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.output import log_to_stderr, notice, seconds, short, warn
+from tenure._cli.status_server import answering
 from tenure.events import StandingBy, TermBegan
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
@@ -46,6 +48,7 @@ class LeadOptions:
     settings: dict[str, Any]  # of the election, as given
     again: bool
     stop_timeout: float | None
+    socket_dir: str | None
     verbosity: int
 
 
@@ -79,16 +82,35 @@ class LeadRun:
         async with tenure.connect(self._options.url, on_event=self._on_event) as backend:
             election = backend.election(self._options.name, **self._options.settings)
             variables = environment(self._options.url, str(backend.url), {"TENURE_NAME": self._options.name})
-            pause = 0.0
-            while True:
-                await election.run(lambda term: self._serve(election, term, variables), stop=self._stop, sigterm=False)
-                if self._stop.is_set():
-                    break
-                pause = _next_pause(pause, self._ran_for)
-                await self._rest(pause)
+            async with AsyncExitStack() as stack:
+                await self._answer_probes(stack, election)
+                await self._campaign(election, variables)
         if self._outcome is not None and self._outcome.kind in ("ended", "lost"):
             return self._outcome.code
         return Exit.SIGNAL + self._signal
+
+    async def _answer_probes(self, stack: AsyncExitStack, election: tenure.Election) -> None:
+        """Answer `tenure status --me` until *stack* is closed."""
+        if not lead_sockets.IS_SUPPORTED:
+            return
+        try:
+            listening = stack.enter_context(lead_sockets.listening(self._options.name, self._options.socket_dir))
+        except Failure as error:
+            if self._options.socket_dir is not None:
+                raise
+            if self._options.verbosity >= 0:  # nobody may need it: leading doesn't
+                warn(f"tenure status --me can't ask this process: {error}")
+            return
+        await stack.enter_async_context(answering(listening, election.status))
+
+    async def _campaign(self, election: tenure.Election, variables: Mapping[str, str]) -> None:
+        pause = 0.0
+        while True:
+            await election.run(lambda term: self._serve(election, term, variables), stop=self._stop, sigterm=False)
+            if self._stop.is_set():
+                return
+            pause = _next_pause(pause, self._ran_for)
+            await self._rest(pause)
 
     # --- one term ---
 

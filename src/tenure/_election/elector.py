@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 from tenure._election.driver import Driver
 from tenure._election.handle import HOLDER_BYTES, CandidateHandle, CandidateSettings
 from tenure._election.health import Health, HealthCheck
+from tenure._election.status import CandidateStatus
 from tenure._election.store import NAME_MAX, require_name
 from tenure._election.term import MakeTerm, Term, TermBase
 from tenure._frozen import FrozenDict
@@ -146,6 +147,23 @@ class Election:
             Unavailable: The store could not be asked.
         """
         return leader_of(await self._renewal_thread.call(lambda: self._driver.store.inspect(self.name)))
+
+    async def status(self) -> CandidateStatus:
+        """Return the status of this object's candidate, for the probes of an orchestrator.
+
+        It asks no store, but the thread that renews the lease. So, with a time limit around it, it also finds a process
+        that hangs.
+
+        Raises:
+            Unavailable: The backend is being closed.
+
+        Example::
+
+            async with asyncio.timeout(1):
+                status = await election.status()
+            return 200 if status.is_ready else 503
+        """
+        return CandidateStatus(self.name) if self._candidate is None else await self._candidate.status()
 
     async def observe(self) -> AsyncGenerator[Leader | None, None]:
         """Yield the leader, at first and then at every change; None stands for a vacancy.

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tenure._election.driver import Candidacy, Driver
 from tenure._election.effects import Input, Resign, Stop, WorkEnded
 from tenure._election.health import HealthCheck
-from tenure._election.machine import Machine
+from tenure._election.machine import Machine, State
+from tenure._election.status import CandidateState, CandidateStatus
 from tenure._election.term import MakeTerm, TermBase
 from tenure._lease import Grant, Metadata
 from tenure._runtime.renewal_thread import LoopProbe, RenewalThread
@@ -31,6 +34,18 @@ from tenure.events import Event, Overrun, Reason
 
 HOLDER_BYTES = 16
 """Random bytes that follow the label in a holder's identity, as two characters each."""
+
+
+_STATES: Mapping[State, CandidateState] = MappingProxyType(
+    {
+        State.STANDBY: "standing by",
+        State.CAMPAIGNING: "standing by",
+        State.LEADING: "leading",
+        State.RENEWING: "leading",
+        State.RESIGNING: "ending",
+        State.STOPPED: "idle",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +218,20 @@ class CandidateHandle:
 
         return await self._renewal_thread.call(resign)
 
+    async def status(self) -> CandidateStatus:
+        """Return the status of this candidate, asked for on the renewal loop: no answer comes if that is blocked."""
+
+        async def look() -> CandidateStatus:
+            candidacy = self._candidacy
+            if candidacy is None:
+                return CandidateStatus(self._settings.name)
+            if candidacy.ended.is_set():  # and if it has failed, its machine doesn't know about work that still runs
+                overran = self.term is not None and self.term._work_runs and self.term.remaining() == 0.0
+                return CandidateStatus(self._settings.name, overran=overran, is_live=not overran)
+            return _status_of(candidacy.machine, self._driver.clock.now())
+
+        return await self._renewal_thread.call(look)
+
     def _feed(self, event: Input) -> None:
         if self._candidacy is not None:
             self._on_renewal_loop(self._candidacy.feed, event)
@@ -309,3 +338,23 @@ class CandidateHandle:
     def _on_ended(self) -> None:
         self._has_ended = True
         self._changed.set()
+
+
+def _status_of(machine: Machine, now: float) -> CandidateStatus:
+    state = _STATES[machine.state]
+    timing = machine.timing
+    trusted_for = max(0.0, machine.trusted_until - now)
+    answered_ago = now - machine.answered_at
+    overran = now >= machine.overruns_at
+    is_answered = answered_ago <= timing.ttl + 2 * timing.retry_every
+    return CandidateStatus(
+        name=machine.name,
+        state=state,
+        token=machine.token,
+        trusted_for=trusted_for,
+        answered_ago=None if math.isinf(answered_ago) else answered_ago,
+        problem=machine.problem,
+        overran=overran,
+        is_live=not overran,
+        is_ready=(state == "leading" and trusted_for > 0.0) or (state == "standing by" and is_answered),
+    )

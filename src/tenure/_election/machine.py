@@ -154,6 +154,10 @@ class Machine:
         self._stopping = False
         self._announced_leader: tuple[str, int] = ("", 0)  # the last leader reported by an event, and its token
         self._term: _TermState | None = None
+        self.answered_at: float = -math.inf
+        """When the store last answered, whatever it said."""
+        self.problem: str = ""
+        """Why the newest request got no answer, or was withheld; empty if the store has answered since."""
 
     # --- what the driver reads ---
 
@@ -193,6 +197,11 @@ class Machine:
     def grant(self) -> Grant | None:
         """The present term's grant, from the win until the work has ended."""
         return self._term.grant if self._term and self._term.work_runs else None
+
+    @property
+    def token(self) -> int | None:
+        """The present term's token, from the win until its lease is released or given up; None if there is no term."""
+        return self._term.grant.token if self._term else None
 
     @property
     def has_term(self) -> bool:
@@ -330,6 +339,8 @@ class Machine:
         if found is None:
             return
         request, was_awaited = found
+        if not isinstance(answer, (NoAnswer, RenewalWithheld)):
+            self.answered_at, self.problem = now, ""
         fell = self._tokens.check(self.name, request, answer, now)
         if fell is not None:
             effects.append(Emit(fell))
@@ -427,6 +438,7 @@ class Machine:
 
     def _renewal_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
         self._set_state(State.LEADING)
+        self.problem = why
         term.renew_at = now + sooner(self.timing.retry_every, self._rng)
         left = term.trusted_until - now
         effects.append(Emit(RenewalMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
@@ -474,6 +486,7 @@ class Machine:
         if self.state is not State.STANDBY:
             self._set_state(State.STANDBY)
         self._hinted = False
+        self.problem = why
         self._acquire_at = now + later(self.timing.retry_every, self._rng)
         effects.append(Emit(CampaignFailed(now, self.name, self._holder, why)))
 
@@ -521,6 +534,7 @@ class Machine:
 
     def _release_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
         """Report, once, that the lease is not released yet."""
+        self.problem = why
         if not term.release_missed:
             term.release_missed = True
             left = max(0.0, term.trusted_until - now)

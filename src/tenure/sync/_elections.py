@@ -119,6 +119,7 @@ class Election:
             self._renewal_thread.call_blocking(lambda: asyncio.wait_for(campaign.withdraw(), patience))
 
     leader = blocking(tenure.Election.leader)
+    status = blocking(tenure.Election.status)
     ask_to_resign = blocking(tenure.Election.ask_to_resign)
 
     def observe(self) -> Generator[Leader | None, None, None]:
