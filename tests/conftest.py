@@ -58,6 +58,7 @@ NOT_QUICK = [
     "cli/test_errors.py",
     "cli/test_help.py",
     "cli/test_live.py",
+    "cli/test_me.py",
     "cli/test_send_lines.py",
     "unit/test_names.py",
     "unit/test_peers_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",
