@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -240,6 +241,29 @@ def test_a_process_that_is_ending(capsys: Captured) -> None:
     assert err == text("tenure: error: job: process PID closed the connection without an answer: it is ending\n")
 
 
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        (b'{"name": "job", "state": "leading", "token": 7, "new": 1}', 0, "leads in term 7"),
+        (b'{"name": "job", "sta', 69, "can't be read; if tenure was upgraded, restart the process"),
+        (b"[]", 69, "can't be read"),
+    ],
+)
+def test_an_answer_of_another_version(answer: bytes, code: int, says: str, place: Path, capsys: Captured) -> None:
+    with lead_sockets.listening("job", str(place)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        found, *shown = run_cli(capsys, "job", "--me")
+        thread.join()
+    assert (found, says in "".join(shown)) == (code, True)
+
+
 def test_the_socket_of_a_killed_process_is_ignored_and_removed_by_the_next(place: Path, capsys: Captured) -> None:
     folder = Path(lead_sockets.folder_in(str(place)))
     with lead_sockets.listening("job", str(place)):
@@ -324,6 +348,15 @@ def test_any_name_has_a_socket(name: str, place: Path, capsys: Captured) -> None
     with answered_by(replace(LEADING, name=name), name=name):
         assert run_cli(capsys, name, "--me")[0] == 0
         assert run_cli(capsys, f"{name}x", "--me")[0] == 3
+
+
+def test_without_a_descriptor(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", none_left)
+    with pytest.raises(Failure, match=r"no socket can be made: Too many"), lead_sockets.listening("job", str(place)):
+        pass
 
 
 def test_a_place_that_does_not_exist(place: Path, capsys: Captured) -> None:

@@ -30,7 +30,7 @@ class Exit(IntEnum):
     )
     UNAVAILABLE = 69, "the store did not answer; status --me: the process did not answer"
     INTERNAL = 70, "a bug in tenure"
-    NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
+    NO_PROCESS = 71, "lead: the system gave no process, pipe or socket"
     OUTPUT = 74, "the output can't be written, as on a full disk"
     NOT_YET = 75, "resign --wait: the leader was asked, and has not stepped down in time"
     CONFIG = 78, "a setting, a URL or a file is wrong; work: the handler's module raises an error"

@@ -57,28 +57,37 @@ def listening(name: str, base: str | None) -> Iterator[socket.socket]:
     """
     folder = folder_in(base)
     path = os.path.join(folder, f"{_prefix(name)}{os.getpid()}-{os.urandom(4).hex()}")
-    unnamed = os.path.join(folder, f".{os.urandom(4).hex()}")
     if len(os.fsencode(path)) > PATH_MAX:
         raise _failure(f"{path} is too long: a socket's path has {PATH_MAX} bytes at most")
-    with socket.socket(socket.AF_UNIX) as made:
-        try:
-            with suppress(FileExistsError):
-                os.mkdir(folder, 0o700)
-            require_private(folder)
-            _remove_abandoned(folder)
-            made.bind(unnamed)
-            os.chmod(unnamed, 0o600)
-            made.listen(BACKLOG)
-            os.rename(unnamed, path)
-        except OSError as error:
-            with suppress(OSError):
-                os.unlink(unnamed)
-            raise _failure(f"no socket can be made in {folder}: {error.strerror or error}") from error
+    try:
+        made = socket.socket(socket.AF_UNIX)
+    except OSError as error:  # there is no descriptor left
+        raise Failure(Exit.NO_PROCESS, f"no socket can be made: {error.strerror or error}") from error
+    with made:
+        _publish(made, folder, path)
         try:
             yield made
         finally:
             with suppress(OSError):
                 os.unlink(path)
+
+
+def _publish(made: socket.socket, folder: str, path: str) -> None:
+    """Let a socket take connections at *path*, in *folder*, which is made if need be."""
+    unnamed = os.path.join(folder, f".{os.urandom(4).hex()}")
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        require_private(folder)
+        _remove_abandoned(folder)
+        made.bind(unnamed)
+        os.chmod(unnamed, 0o600)
+        made.listen(BACKLOG)
+        os.rename(unnamed, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(unnamed)
+        raise _failure(f"no socket can be made in {folder}: {error.strerror or error}") from error
 
 
 def found(name: str | None, base: str | None) -> list[LeadSocket]:

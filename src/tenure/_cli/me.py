@@ -22,6 +22,8 @@ NONE = ""
 
 CHUNK = 65_536
 
+_FIELDS = frozenset(field.name for field in dataclasses.fields(CandidateStatus))
+
 
 def show(name: str | None, base: str | None, wait: float, *, ready: bool, as_json: bool) -> int:
     """Print the status of each ``tenure lead NAME`` (of every name, if None is given); return the exit code.
@@ -93,7 +95,16 @@ def _answer(asking: socket.socket, deadline: float) -> Answer:
                 text += chunk
         except OSError:
             return NONE
-    return CandidateStatus(**json.loads(text)) if text else "closed the connection without an answer: it is ending"
+    return _read(text) if text else "closed the connection without an answer: it is ending"
+
+
+def _read(text: bytes) -> Answer:
+    """Return the status in an answer, which may be of another version of tenure, with more fields or fewer."""
+    try:
+        record = json.loads(text)
+        return CandidateStatus(**{key: value for key, value in record.items() if key in _FIELDS})
+    except (ValueError, TypeError, AttributeError):  # it was killed while it wrote, or that version has other types
+        return "gave an answer that can't be read; if tenure was upgraded, restart the process"
 
 
 def _left(deadline: float) -> float:

@@ -159,8 +159,7 @@ class Election:
 
         Example::
 
-            async with asyncio.timeout(1):
-                status = await election.status()
+            status = await election.status()
             return 200 if status.is_ready else 503
         """
         return CandidateStatus(self.name) if self._candidate is None else await self._candidate.status()
