@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import suppress
 from dataclasses import asdict
+from typing import get_args
 from uuid import uuid4
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 import tenure
 import tenure.sync
 from tenure import CandidateStatus
+from tenure._election.handle import _STATES
+from tenure._election.machine import State
 from tenure._election.term import Term
 from tenure.errors import Unavailable
 from tests.application.test_elector import TIMING, ElectionSetup, elected, forever, in_virtual_time
@@ -29,6 +32,11 @@ def deaf_until(go_on: asyncio.Event) -> tenure.Work:
                 await go_on.wait()
 
     return work
+
+
+def test_every_state_of_the_machine_has_a_name_for_users() -> None:
+    assert set(_STATES) == set(State)
+    assert set(_STATES.values()) == set(get_args(tenure.CandidateState))
 
 
 @in_virtual_time
