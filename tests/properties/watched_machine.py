@@ -86,7 +86,7 @@ class WatchedMachine:
             for each in (
                 machine._acquire_at,
                 machine._last_acquire_at,
-                machine._hinted_acquire_at,
+                machine._hints_followed_until,
                 machine._yield_until,
                 unanswered.answer_due,
             )

@@ -74,6 +74,9 @@ from tenure.events import (
 
 NEVER = math.inf
 
+HINTS_AT_ONCE = 3
+"""How many hints may be followed without a pause; a hand-over gives two or three."""
+
 
 class State(Enum):
     """The states of a candidate."""
@@ -148,7 +151,7 @@ class Machine:
         self._acquisition = 1
         self._acquire_at = now  # when to send the next Acquire
         self._last_acquire_at = -math.inf  # when the last Acquire was sent
-        self._hinted_acquire_at = -math.inf  # when the last one that a hint has caused was, or is, due
+        self._hints_followed_until = -math.inf  # the end of the pauses that belong to the hints which were followed
         self._yield_until = -math.inf  # until then other candidates go first
         self._hinted = False  # a hint came while a request was unanswered
         self._stopping = False
@@ -307,10 +310,13 @@ class Machine:
         term.renew_at = min(term.renew_at, max(now, term.asked_at + self.timing.retry_every / 4))
 
     def _acquire_for_hint(self, now: float) -> None:
-        # At once, also shortly after another request: the hint may report the vacancy. Only further hints have to wait.
-        at = self._earliest_acquire(now, self._hinted_acquire_at)
+        # At once, also shortly after another request: the hint may report the vacancy. If more than a few hints come,
+        # they are followed no faster than others are: hints may be wrong.
+        pause = self.timing.retry_every / 10
+        at = self._earliest_acquire(now, self._hints_followed_until - HINTS_AT_ONCE * pause)
         if at < self._acquire_at:
-            self._acquire_at = self._hinted_acquire_at = at
+            self._acquire_at = at
+            self._hints_followed_until = max(at, self._hints_followed_until) + pause
 
     def _earliest_acquire(self, now: float, last: float) -> float:
         # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".
