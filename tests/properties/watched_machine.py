@@ -49,6 +49,7 @@ class WatchedMachine:
         self.machine = _Recording("election", "n", timing, rng, hints=hints, queued=queued, now=now)
         self.queued = queued
         self.open: dict[int, tuple[Question, float]] = {}
+        self.withdrawn: set[str] = set()
         self.place: str | None = None  # the holder that may stand in the queue of the store, as a client of it
         self.last_ask = 0
         self.stopping = False
@@ -59,6 +60,7 @@ class WatchedMachine:
         """Return an independent copy."""
         twin = copy.copy(self)
         twin.open = dict(self.open)
+        twin.withdrawn = set(self.withdrawn)
         twin.machine = copy.copy(self.machine)
         twin.machine._requests = copy.copy(self.machine._requests)
         twin.machine._requests.unanswered = dict(self.machine._requests.unanswered)
@@ -158,9 +160,11 @@ class WatchedMachine:
         match effect:
             case Acquire(_, holder) if self.queued:
                 assert self.place in (None, holder), "asks under another name, and leaves a place behind"
+                assert holder not in self.withdrawn, "asks again: its withdrawal may be carried out after that"
                 self.place = holder
-            case Withdraw(_, holder) if holder == self.place:
-                self.place = None
+            case Withdraw(_, holder):
+                self.withdrawn.add(holder)
+                self.place = None if holder == self.place else self.place
 
     def _check_place(self) -> None:
         """A place in the queue is kept while the candidate waits, and not left behind when it has stopped."""

@@ -16,6 +16,8 @@
 ``identity``         a retried acquisition had another name, or a new one the name of an old one
 ``too soon``         a leader that stepped down asked again before the others could
 ``after stop``       a candidate that was stopped asked for the name
+``left place``       a candidate that was stopped left a place in the queue of the store behind
+``lost place``       a candidate that waits, undisturbed, did not keep its place in the queue
 ``unsettled``        a candidate that was stopped was still waiting, long after its last answer was due
 ``machine``          the machine raised, changed state illegally, or numbered a question twice
 ``user object``      an object of the user's broke its candidate: a hook that raises, say
@@ -33,12 +35,26 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tenure._election.effects import Acquire, Answered, Effect, Emit, Input, Release, Renew, Stop, Tick, WorkEnded
+from tenure._election.effects import (
+    Acquire,
+    Answered,
+    Effect,
+    Emit,
+    Input,
+    Release,
+    Renew,
+    Stop,
+    Tick,
+    Withdraw,
+    Withdrawn,
+    WorkEnded,
+)
 from tenure._election.machine import TRANSITIONS, State
 from tenure._lease import Grant, Granted, Lost, Released
 from tenure.events import Reason, TermEnded
 from tenure.testing._sim.elections.node import Node, Work
 from tenure.testing._sim.elections.plan import Plan
+from tenure.testing._sim.elections.queued_store import QueuedStore
 from tenure.testing._sim.elections.stores import Question
 from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR, World
@@ -85,7 +101,9 @@ class Checkers(Findings):
             case Release(_, asked), Released():
                 self._still_newest(asked, "took back")
                 self._newest_ended = True
-                self._released(node, asked)
+                self._released(node, asked.holder)
+            case Withdraw(_, holder), Withdrawn():
+                self._released(node, holder)
 
     def counted(self, question: Question, answer: Any, longer: float) -> None:
         """The store has answered, and the lease ends so much later than it did before."""
@@ -107,9 +125,15 @@ class Checkers(Findings):
         elif self._newest_ended:
             self.violated("stale claim", f"the store {verb} {grant}, which was released")
 
-    def _released(self, node: Node, grant: Grant) -> None:
-        if node.alive and node.work is not None and node.work.grant == grant:
-            self.violated("late release", f"{grant} was taken back while its work ran")
+    def _released(self, node: Node, holder: str) -> None:
+        if node.alive and node.work is not None and node.work.grant.holder == holder:
+            self.violated("late release", f"the lease of {holder} was taken back while its work ran")
+
+    def place_ended(self, nodes: Sequence[Node], holder: str) -> None:
+        """The time of a place in the queue is over, long after the faults."""
+        for node in nodes:
+            if node.alive and node.machine.place == holder:
+                self.violated("lost place", f"{holder} waits, and its place in the queue has ended")
 
     # --- belief ---
 
@@ -181,7 +205,7 @@ class Checkers(Findings):
             self.violated("machine", f"{node.name} went from {was.value} to {machine.state.value} on {event}")
         if effects:  # most ticks have none
             for effect in effects:
-                if isinstance(effect, (Acquire, Renew, Release)):
+                if isinstance(effect, (Acquire, Renew, Release, Withdraw)):
                     self._asked(node, effect)
             self._gave_way(node, effects)
         match event:
@@ -191,11 +215,21 @@ class Checkers(Findings):
                 self._ticked(node)
             case Stop() | WorkEnded(again=False):
                 node.told_to_stop = True
+                if node.run.closing and was in (State.STANDBY, State.CAMPAIGNING):
+                    node.must_leave_queue = True
+        if node.must_leave_queue and machine.is_finished:
+            self._must_have_left_queue(node)
         work, now = node.work, node.now()
         if work is not None and not work.is_cancelled and now > work.until - self.timing.grace + BLUR:
             self.violated("grace", f"{node.name} has not cancelled its work, {work.until - now:.3f} s before the end")
         if node.work is None and machine.state is not State.STOPPED and machine.wake_at == math.inf:
             self.violated("asleep", f"{node.name} is {machine.state.value} and will never wake")
+
+    def _must_have_left_queue(self, node: Node) -> None:
+        # An old request that was repeated by the network may have taken a place under an old name; that ends by itself.
+        store, holder = node.run.store, node.last_holder
+        if isinstance(store, QueuedStore) and holder is not None and store.place_of(holder) is not None:
+            self.violated("left place", f"{node.name} has stopped, and the place of {holder} is in the queue")
 
     def broken(self, node: Node, error: BaseException) -> None:
         """An object of the user's has raised *error*, and it was not caught."""

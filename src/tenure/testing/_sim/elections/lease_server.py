@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tenure._election.effects import Hint
+from tenure._election.effects import Hint, Withdrawn
 from tenure._lease import Grant, NoAnswer, Released
 from tenure.testing._sim.elections.protocols import LeaseServerRun
 from tenure.testing._sim.elections.stores import NO_HOLDER, Attempt, Question
@@ -32,7 +32,7 @@ class LeaseServer(Server):
             self._checkers.counted(question, answer, self._store.expires - before)
         if self._world.traced:
             self._world.log("store", f"{process.name}: {question} → {answer}")
-        if isinstance(answer, Released):
+        if isinstance(answer, (Released, Withdrawn)):
             self._hint()
         elif self._run.plan.hints_expiry and not self._expiry_watched:
             self._watch_expiry()
@@ -62,9 +62,10 @@ class LeaseServer(Server):
 
     def _expired(self) -> None:
         self._expiry_watched = False
-        if self._store.held():
+        is_held = self._store.held()
+        if is_held:
             self._watch_expiry()
-        else:
+        if not is_held or self._run.plan.queued:  # the next one in the queue may have it
             self._hint()
 
 

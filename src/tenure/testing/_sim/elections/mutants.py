@@ -19,6 +19,7 @@ from tenure.events import Reason
 from tenure.testing._sim.client import Client
 from tenure.testing._sim.elections.node import Node, Work
 from tenure.testing._sim.elections.parts import Parts
+from tenure.testing._sim.elections.queued_store import Place, QueuedStore
 from tenure.testing._sim.elections.stores import Attempt, ClockStore, Question, Seen, WatchedStore, Watcher
 from tenure.testing._sim.planted import Mutant
 
@@ -143,6 +144,26 @@ class _SilentOverrun(Machine):
             self._term.stop_by = NEVER
 
 
+# --- in the machine: a queue ---------------------------------------------------------------------------------------
+
+
+class _NeverWithdraws(Machine):
+    def _withdraw(self, place: str, now: float, effects: list[Effect]) -> None:
+        self._place = None
+
+
+class _KeepsNoPlace(Machine):
+    def _wait_while_held(self, remaining: float | None) -> float:
+        return 1.1 * self.timing.ttl if self._queued else super()._wait_while_held(remaining)
+
+
+class _WithdrawsAnyLateRefusal(Machine):
+    def _on_late_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+        super()._on_late_answer(request, answer, now, effects)
+        if self._queued and isinstance(answer, HeldBy) and self._term is not None:
+            self._withdraw(request.holder, now, effects)
+
+
 # --- in the driver and in the setting --------------------------------------------------------------------------------
 
 
@@ -189,6 +210,13 @@ class _EventHookExceptionsOnly(Node):
 
     def _reports_event_hook(self, error: BaseException) -> bool:
         return isinstance(error, Exception)
+
+
+class _WithdrawsTooEarly(Node):
+    """Doesn't wait for a request of the same holder that is under way."""
+
+    def _asks_as(self, holder: str) -> bool:
+        return False
 
 
 class _WorkNotTold(Node):
@@ -317,6 +345,19 @@ class _CountsFromSending(ClockStore):
         return answer
 
 
+class _PlacesStay(QueuedStore):
+    """Ends a lease in time, and no place of a candidate that waits."""
+
+    def is_over(self, place: Place) -> bool:
+        return super().is_over(place) and (place.holder, place.token) == (self.holder, self.token)
+
+    def acquire(self, holder: str) -> Granted | HeldBy:
+        answer = super().acquire(holder)
+        for place in self.places[1:]:
+            place.expires = math.inf
+        return answer
+
+
 def _store(store: type[ClockStore]) -> Parts:
     """Put the verbs of *store* into both kinds of store, with the watched one's own way of judging expiry."""
     return Parts(clock_store=store, watched_store=type(f"{store.__name__}Watched", (store, WatchedStore), {}))
@@ -394,6 +435,23 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         ),
         "event-hook-exceptions-only": Mutant(
             "an event hook may raise no BaseException", Parts(node=_EventHookExceptionsOnly), "user object"
+        ),
+        "never-withdraws": Mutant(
+            "a stopped candidate leaves its place in the queue", Parts(machine=_NeverWithdraws), "left place"
+        ),
+        "withdraws-too-early": Mutant(
+            "a withdrawal overtakes the request that takes the place", Parts(node=_WithdrawsTooEarly), "left place"
+        ),
+        "keeps-no-place": Mutant(
+            "a waiting candidate asks too seldom to keep its place", Parts(machine=_KeepsNoPlace), "lost place"
+        ),
+        "withdraws-any-late-refusal": Mutant(
+            "a late refusal withdraws what was granted after it",
+            Parts(machine=_WithdrawsAnyLateRefusal),
+            "late release",
+        ),
+        "places-stay": Mutant(
+            "the place of a dead candidate stays in the queue", Parts(queued_store=_PlacesStay), "no leader"
         ),
         "compares-wall-clocks": Mutant(
             "expiry is judged by comparing two machines' clocks",

@@ -19,6 +19,7 @@ from tenure._election.effects import (
     StartWork,
     Tick,
     Trust,
+    Withdraw,
     WorkEnded,
     WorkOverran,
 )
@@ -64,6 +65,7 @@ class Node(Process):
         self.client = run.parts.client(self, run.server, self.plan.patience, self._on_answer)
         # What the checkers remember of this process.
         self.told_to_stop = False
+        self.must_leave_queue = False
         self.last_ask = 0
         self.last_holder: str | None = None
         self.last_grant: Grant | None = None
@@ -85,6 +87,7 @@ class Node(Process):
             self.plan.timing,
             self.world.rng,
             hints=self.plan.hints,
+            queued=self.plan.queued,
             now=self.now(),
         )
 
@@ -141,6 +144,8 @@ class Node(Process):
         match effect:
             case Acquire() | Renew() | Release():
                 self._ask(effect)
+            case Withdraw():
+                self._withdraw(effect)
             case StartWork(grant, until):
                 self._start(grant, until, event)
             case Trust(token, until) if self.work is not None and self.work.grant.token == token:
@@ -187,6 +192,17 @@ class Node(Process):
 
     def _send(self, question: Question) -> None:
         self.client.ask(question.request_id, question, self.run.store.message(self, question, self.now()))
+
+    def _withdraw(self, question: Withdraw) -> None:
+        """Withdraw when no request of the holder is under way: carried out later, that would leave a place behind."""
+        if self._asks_as(question.holder):
+            self.after(self.plan.timing.retry_every / 10, self._withdraw, question)
+        else:
+            self._send(question)
+
+    def _asks_as(self, holder: str) -> bool:
+        pending = (each.question for each in self.client.pending.values())
+        return any(isinstance(question, Acquire) and question.holder == holder for question in pending)
 
     def _withhold(self, question: Question, why: str) -> None:
         self.client.withhold(question.request_id, question, RenewalWithheld(why))

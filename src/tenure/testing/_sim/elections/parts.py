@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tenure._election.machine import Machine
 from tenure.testing._sim.client import Client
 from tenure.testing._sim.elections.node import Node
+from tenure.testing._sim.elections.queued_store import QueuedStore
 from tenure.testing._sim.elections.stores import ClockStore, WatchedStore
 
 
@@ -19,4 +20,5 @@ class Parts:
     client: type[Client[Node]] = Client
     clock_store: type[ClockStore] = ClockStore
     watched_store: type[WatchedStore] = WatchedStore
+    queued_store: type[QueuedStore] = QueuedStore
     shares_identity: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenure._timing import Timing
 from tenure.testing._sim.network import Conditions, draw_conditions
@@ -62,6 +62,7 @@ class Plan:
     hints: bool
     hints_expiry: bool
     watched: bool
+    queued: bool
     shows_remaining: bool
     store_rate: float
     rates: tuple[float, ...]
@@ -76,13 +77,13 @@ class Plan:
     seconds: float
 
     def __str__(self) -> str:
-        store = "watched" if self.watched else "clock"
+        store = "watched" if self.watched else "queued" if self.queued else "clock"
         hints = "hints" if self.hints else "no hints"
         return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}"
 
 
-def draw(rng: random.Random, users: random.Random) -> Plan:
-    """Draw the setting of a run, and with *users* the misbehaviour of user code."""
+def draw(rng: random.Random, users: random.Random, queues: random.Random) -> Plan:
+    """Draw the setting of a run; with *users* how user code misbehaves, with *queues* whether the store has one."""
     timing = rng.choice(TIMINGS)
     ttl = timing.ttl
     nodes = rng.randint(2, 7)
@@ -90,12 +91,13 @@ def draw(rng: random.Random, users: random.Random) -> Plan:
     slowest = rng.uniform(0.9, 1.0)
     fastest = slowest / (1.0 - timing.drift)
     faulty = rng.random() < 0.9
-    return Plan(
+    plan = Plan(
         nodes=nodes,
         timing=timing,
         hints=rng.random() < 0.5,
         hints_expiry=rng.random() < 0.5,
         watched=rng.random() < 0.25,
+        queued=False,
         shows_remaining=rng.random() < 0.7,
         store_rate=rate(rng, fastest, slowest),
         rates=tuple(rate(rng, slowest, fastest) for _ in range(nodes)),
@@ -109,6 +111,7 @@ def draw(rng: random.Random, users: random.Random) -> Plan:
         fault_every=ttl * rng.choice((0.15, 0.3, 0.8)),
         seconds=16.0 * ttl,
     )
+    return replace(plan, queued=queues.random() < 0.25 and not plan.watched)
 
 
 def _user_faults(rng: random.Random) -> tuple[str, ...]:

@@ -86,6 +86,11 @@ class NodeRun(Protocol):
         ...
 
     @property
+    def closing(self) -> bool:
+        """Whether all candidates are being stopped."""
+        ...
+
+    @property
     def ignores_max(self) -> float:
         """For how many seconds work may ignore its cancellation."""
         ...

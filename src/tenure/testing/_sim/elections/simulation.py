@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from tenure._election.effects import Resign, Stop
@@ -13,6 +14,8 @@ from tenure.testing._sim.elections.lease_server import LeaseServer, Resource
 from tenure.testing._sim.elections.node import Node
 from tenure.testing._sim.elections.parts import Parts
 from tenure.testing._sim.elections.plan import Plan, draw
+from tenure.testing._sim.elections.queued_store import QueuedStore
+from tenure.testing._sim.elections.stores import ClockStore
 from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
 from tenure.testing._sim.report import Report, outcome_of
 from tenure.testing._sim.world import SkewedClock, World
@@ -26,8 +29,11 @@ WATCHED_TO_END = 0.25
 USER_SEEDS = 711_251_000
 """Added to a seed, it seeds the misbehaviour of user code: the kept seeds draw none, and stay the runs they were."""
 
+QUEUE_SEEDS = 65_001
+"""Added to a seed, it seeds whether the store has a queue: none of the kept seeds has one."""
 
-def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool) -> float:
+
+def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool, queued: bool = False) -> float:
     """Return the number of seconds after the last fault within which a candidate leads, and goes on leading.
 
     The sum of what may have to happen one after the other, each at its worst:
@@ -38,7 +44,8 @@ def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bo
        two: a watcher may see the last change only when it looks, and has to watch a whole ``ttl`` from there.
     3. *ignores*: the only candidate that is left may be busy with work that does not stop.
     4. two ``retry_every`` of handing back, and 2.4 of standing back for others afterwards.
-    5. 1.2 ``retry_every`` until the next look, and one more if two looks met and one of them lost.
+    5. 1.2 ``retry_every`` until the next look, and one more if two looks met and one of them lost. In a queue,
+       candidates look every ``renew_every``.
 
     Candidates count on clocks that may be slower than the store's by ``drift``, so all of it may take longer by that.
     Every step may wait for two messages of *latency* seconds.
@@ -47,11 +54,12 @@ def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bo
         latency: The longest that a message takes once the faults are over.
         ignores: The longest that work ignores its cancellation.
         watched: Whether expiry is judged by watching the record.
+        queued: Whether candidates stand in a queue.
     """
     asks_again = timing.renew_every + 2.0 * timing.retry_every
     runs_out = timing.ttl * (2.0 if watched else 1.0)
     hands_back = (2.0 + 2.4) * timing.retry_every
-    looks = 2.0 * 1.2 * timing.retry_every
+    looks = 2.0 * 1.2 * timing.retry_every + (timing.renew_every if queued else 0.0)
     return (asks_again + runs_out + ignores + hands_back + looks) / (1.0 - timing.drift) / 0.9 + 10.0 * latency
 
 
@@ -74,22 +82,34 @@ class Simulation:
         self.parts = parts or Parts()
         self.machine_type = self.parts.machine
         self.world = World(seed, trace=trace)
-        self.plan: Plan = draw(self.world.rng, random.Random(USER_SEEDS + seed))
+        users, queues = random.Random(USER_SEEDS + seed), random.Random(QUEUE_SEEDS + seed)
+        self.plan: Plan = draw(self.world.rng, users, queues)
         self.checkers = Checkers(self.world, self.plan)
         self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
-        store_type = self.parts.watched_store if self.plan.watched else self.parts.clock_store
         clock = SkewedClock(self.plan.store_rate, self.world.rng.uniform(0.0, 1000.0))
-        self.store = store_type(self.world, self.plan, clock, self.name)
+        self.store = self._store_type()(self.world, self.plan, clock, self.name)
+        if isinstance(self.store, QueuedStore):
+            self.store.on_end = self._place_ended
         self.resource = Resource(self)
         self.server = LeaseServer(self)
         self.nemesis = ElectionNemesis(self)
         self.healed = False
         self.closing = False
+        self._undisturbed_from = math.inf  # a ttl after the last fault
         self.ignores_max = IGNORES_MAX * self.plan.timing.ttl
         self._starts = 0
         pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
         self._clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
         self.nodes: list[Node] = [self._start(number) for number in range(self.plan.nodes)]
+
+    def _store_type(self) -> type[ClockStore]:
+        if self.plan.watched:
+            return self.parts.watched_store
+        return self.parts.queued_store if self.plan.queued else self.parts.clock_store
+
+    def _place_ended(self, holder: str) -> None:
+        if self.world.now > self._undisturbed_from:
+            self.checkers.place_ended(self.nodes, holder)
 
     # --- starts ---
 
@@ -131,6 +151,7 @@ class Simulation:
             latency=SPREAD_MAX * self.network.usual,
             ignores=self.ignores_max,
             watched=self.plan.watched,
+            queued=self.plan.queued,
         )
         recovery = self._recover(bound)
         if self.world.rng.random() < WATCHED_TO_END:
@@ -166,6 +187,7 @@ class Simulation:
             self.nodes[0].die("gone")
             self.restart(0)
         self.world.run(max(self.world.now, self.network.latest))
+        self._undisturbed_from = self.world.now + 1.2 * self.plan.timing.ttl
         if self.world.traced:
             self.world.log("fault", "no more")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tenure._election.effects import Acquire, Release, Renew
+from tenure._election.effects import Acquire, Release, Renew, Withdraw
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.testing._sim.elections.plan import Plan
 from tenure.testing._sim.world import SkewedClock, World
 
-Question = Acquire | Renew | Release
+Question = Acquire | Renew | Release | Withdraw
 NO_HOLDER = ""
 
 
