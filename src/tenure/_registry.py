@@ -23,6 +23,7 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "rediss+sentinel": ("tenure._backends.redis", "redis"),
         "sqlite": ("tenure._backends.sqlite", None),
         "peers": ("tenure._backends.peers", None),
+        "zookeeper": ("tenure._backends.zookeeper", "zookeeper"),
     }
 )
 

@@ -1,0 +1,43 @@
+"""Elections in ZooKeeper 3.5 and later, in the queues of Apache Curator or of kazoo.
+
+``zookeeper://host:2181[,host…]/path?dialect=latch``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.zookeeper.address import Options, address_of
+from tenure._backends.zookeeper.client import Client
+from tenure._backends.zookeeper.diagnosis import diagnose
+from tenure._backends.zookeeper.leases import TRAITS, ZooKeeperLeases
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock, SystemClock
+from tenure._url import Url
+
+__all__ = ["TRAITS", "Options", "ZooKeeperBackend", "ZooKeeperLeases", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> ZooKeeperBackend:
+    """Open the ensemble that *url* names; the first request connects.
+
+    Raises:
+        ConfigError: The URL names no server, or an option is unknown or doesn't fit.
+    """
+    return ZooKeeperBackend(Client(address_of(url), url.options(Options), clock or SystemClock()))
+
+
+class ZooKeeperBackend:
+    """An ensemble in use."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.leases: ZooKeeperLeases = ZooKeeperLeases(client)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Return facts about the servers and the sessions that they give."""
+        return await diagnose(self.client)
+
+    async def close(self) -> None:
+        """Close every connection, and end every thread."""
+        await self.leases.close()

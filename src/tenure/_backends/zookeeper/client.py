@@ -1,0 +1,142 @@
+"""The client of an ensemble: a session for each length of lease, and one for reading.
+
+House rules:
+
+- Each request has a time limit, and nothing is retried here: the caller decides whether to repeat a request.
+- Sessions belong to the loop on which the first request is made, which is the renewal loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
+
+from tenure._backends.zookeeper.address import Address, Options, require_files
+from tenure._backends.zookeeper.driver import Driver
+from tenure._backends.zookeeper.session import Session
+from tenure._backends.zookeeper.touches import MARGIN
+from tenure._runtime.clock import Clock
+from tenure._runtime.notifier import Notifier
+from tenure._runtime.tasks import Tasks
+from tenure.errors import ConfigError, Unavailable
+
+READING = 0.0
+"""In place of the length of a lease: a session that carries no places."""
+READING_LASTS = 10.0
+"""The time-out of a session that carries no places, in seconds."""
+
+ACLS = {"open": OPEN_ACL_UNSAFE, "creator": CREATOR_ALL_ACL, "read": CREATOR_ALL_ACL + READ_ACL_UNSAFE}
+
+
+def patience(lasts: float) -> float:
+    """Return the seconds to wait for an answer about a lease of *lasts* seconds: there must be time left to repeat."""
+    return max(1.0, lasts / 3)
+
+
+class Client:
+    """All sessions of this process with one ensemble.
+
+    Args:
+        address: The servers.
+        options: The options of the URL.
+        clock: Measures requests and places.
+    """
+
+    def __init__(self, address: Address, options: Options, clock: Clock) -> None:
+        require_files(address, options)
+        self.address = address
+        self.options = options
+        self.clock = clock
+        self.notifier: Notifier = Notifier()
+        self.acl: list[ACL] = ACLS[options.acl or ("creator" if address.user else "open")]
+        self.on_over: Callable[[Session], None] = lambda session: None
+        """Is called when a session has expired or can't be used any more."""
+        self._sessions: dict[float, Session] = {}
+        self._leaving = Tasks()
+        self._closed = False
+
+    def until(self, lease: float | None = None) -> float:
+        """Return when a request that begins now is given up; there must be time left to repeat one about a *lease*."""
+        timeout = self.options.timeout
+        return self.clock.now() + (timeout if lease is None else min(timeout, patience(lease)))
+
+    def session(self, lease: float = READING) -> Session:
+        """Return the session for leases of so many seconds, opened if there is none.
+
+        Without *lease*, it is any one that can be used.
+        """
+        if self._closed:
+            raise Unavailable("the backend was closed")
+        if lease == READING:
+            for session in self._sessions.values():
+                if session.is_connected:
+                    return session
+        found = self._sessions.get(lease)
+        if found is None or found.is_over:
+            lasts = lease + MARGIN * self.options.tick if lease else READING_LASTS
+            self._sessions[lease] = found = self.open_session(lasts)
+        return found
+
+    def open_session(self, lasts: float) -> Session:
+        """Open one more session with this time-out."""
+        return Session(
+            str(self.address),
+            lasts=lasts,
+            tick=self.options.tick,
+            clock=self.clock,
+            is_tls=self.options.tls,
+            servers=len(self.address.hosts),
+            make=partial(Driver, self.address.servers, **self._driver_options()),
+            on_watch=self.notifier.notify,
+            on_change=self._on_change,
+        )
+
+    def require_time(self, session: Session, lease: float) -> None:
+        """Refuse a *session* that the server lets last for too short.
+
+        Raises:
+            ConfigError: The message has the figures.
+        """
+        needed = lease + MARGIN * self.options.tick
+        if session.negotiated >= needed - 0.001:
+            return
+        fits = session.negotiated - MARGIN * self.options.tick
+        advice = f"use ttl={fits:g} or less, or " if fits >= 2 * self.options.tick else ""
+        raise ConfigError(
+            f"{self.address} lets a session last {session.negotiated:g} s at most, and ttl={lease:g} s needs "
+            f"{needed:g} s (ttl and {MARGIN:g} ticks of {self.options.tick:g} s); {advice}raise maxSessionTimeout on "
+            "every server"
+        )
+
+    def _driver_options(self) -> dict[str, Any]:
+        options, user, password = self.options, self.address.user, self.address.password
+        given: dict[str, Any] = {"use_ssl": options.tls}
+        if options.tls:
+            files = {"ca": options.ca, "certfile": options.cert, "keyfile": options.key}
+            given |= files | {"verify_certs": True, "check_hostname": options.check_hostname}
+        if user and options.auth == "sasl":
+            given["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": user, "password": password}
+        elif user:
+            given["auth_data"] = {("digest", f"{user}:{password}")}
+        return given
+
+    def _on_change(self, session: Session) -> None:
+        if session.is_over:
+            self.on_over(session)
+            if not self._closed:
+                self._leaving.spawn(session.close(ends_session=False))  # its thread ends by itself; sockets don't
+        # Watches are lost with each connection, so anything may have changed.
+        self.notifier.notify_all()
+
+    async def close(self, keeps: Callable[[Session], bool]) -> None:
+        """End every session, except those that *keeps* says must run out by themselves, and their threads."""
+        self._closed = True
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        await asyncio.gather(*(one.close(ends_session=not keeps(one)) for one in sessions))
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        self.notifier.close()

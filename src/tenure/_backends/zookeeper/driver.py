@@ -1,0 +1,211 @@
+"""kazoo, with its results on an event loop: one thread for each session, and no code of ours or of users on it.
+
+House rules:
+
+- kazoo's own threads for callbacks are not started: the results of requests, watches and changes of the connection are
+  posted to the loop.
+- A session that has ended is not replaced by kazoo. Its nodes are gone, so this is for the caller to do.
+- No wait of the connection's thread is longer than the session's ``patience``, so that a server that doesn't respond
+  doesn't use up the time in which another one could be asked.
+
+This is the only module that uses what kazoo doesn't document; :class:`Driver` lists it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
+from kazoo.protocol.connection import _CONNECTION_DROP, ConnectionHandler
+from kazoo.protocol.serialization import Connect
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
+
+from tenure._runtime.clock import Clock
+
+OVER = frozenset({KeeperState.EXPIRED_SESSION, KeeperState.AUTH_FAILED, KeeperState.CLOSED})
+"""The states after which a session is never used again."""
+
+# In no tree of loggers: handlers of the root logger are user code, and would run on its thread.
+_SILENT = logging.Logger("kazoo")  # noqa: LOG001
+_SILENT.addHandler(logging.NullHandler())
+
+
+class StateListener(Protocol):
+    """Is told of a session's connection, on the loop."""
+
+    def __call__(self, state: str, session_id: int, negotiated: float, connecting_at: float) -> None:
+        """Note the new *state*; the rest is about the connection that was made last."""
+        ...
+
+
+class _ToLoop:
+    """Stands in for kazoo's queue of completed requests: they are called on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def put(self, call: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and everything that waited on it
+            self._loop.call_soon_threadsafe(call)
+
+
+class _Handler(SequentialThreadingHandler):
+    """kazoo's handler for threads, without its threads for callbacks.
+
+    Args:
+        loop: Gets all results.
+        clock: Says when connecting began.
+        patience: The longest wait for a server, in seconds.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, patience: float) -> None:
+        super().__init__()
+        self.completion_queue = _ToLoop(loop)
+        self.connecting_at = clock.now()
+        self.failure: Exception | None = None
+        """Why the last attempt to connect has failed; None after a success."""
+        self._clock = clock
+        self._patience = patience
+
+    @property
+    def running(self) -> bool:
+        """Always: its only queue is the loop."""
+        return True
+
+    def start(self) -> None:
+        """Start no threads."""
+
+    def stop(self) -> None:
+        """Stop nothing."""
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Post the call of a watch to the loop."""
+        self.completion_queue.put(lambda: callback.func(*callback.args))
+
+    def async_result(self) -> AsyncResult:
+        """Return what gets the answer to a request."""
+        return AsyncResult(self)
+
+    def spawn(self, func: Callable[..., object], *args: object, **kwargs: object) -> threading.Thread:
+        """Start the thread of the connection."""
+        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="tenure-zookeeper", daemon=True)
+        thread.start()
+        return thread
+
+    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        """Wait for a socket, and not for too long: kazoo would wait for most of the session's time."""
+        most = self._patience if timeout is None else min(timeout, self._patience)
+        return super().select(rlist, wlist, xlist, most)
+
+    def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Connect to a server."""
+        self.connecting_at = self._clock.now()
+        most = self._patience if timeout is None else min(timeout, self._patience)
+        try:
+            made = super().create_connection(*args, timeout=most, **kwargs)
+        except Exception as error:
+            self.failure = error
+            raise
+        self.failure = None
+        return made
+
+
+class _Connection(ConnectionHandler):
+    """kazoo's connection; it also notes how long the server lets the session last."""
+
+    negotiated: float = 0.0
+
+    def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
+        answer = super()._invoke(timeout, request, xid)
+        if isinstance(request, Connect):
+            self.negotiated = answer[0].time_out / 1_000
+        return answer
+
+
+class Driver(KazooClient):
+    """One session. The first ``start_async`` connects; after its end, it isn't used again.
+
+    Undocumented parts of kazoo that are used here: ``_session_callback`` is called, on the connection's thread, at each
+    change of state; ``_connection`` has the connection; setting ``_stopped`` keeps it from connecting again; ``_call``
+    with ``_CONNECTION_DROP``, as kazoo's own test harness does it, breaks the connection.
+
+    Args:
+        servers: Where to connect, as ``host:port,host:port``.
+        lasts: The time-out of the session to ask for, in seconds.
+        patience: The longest wait for one server, in seconds.
+        loop: Gets all results.
+        clock: Says when connecting began.
+        on_state: Is told of the connection, on the loop.
+        options: More arguments of ``KazooClient``.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        lasts: float,
+        patience: float,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        on_state: StateListener,
+        **options: Any,
+    ) -> None:
+        self._loop = loop
+        self._on_state = on_state
+        handler = _Handler(loop, clock, patience)
+        retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_jitter=0.5, max_delay=0.5)
+        super().__init__(servers, timeout=lasts, handler=handler, connection_retry=retry, logger=_SILENT, **options)
+        sasl = options.get("sasl_options")
+        self._connection = _Connection(self, self._conn_retry.copy(), logger=_SILENT, sasl_options=sasl)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the last attempt to connect has failed; None after a success."""
+        failure: Exception | None = self.handler.failure
+        return failure
+
+    def drop(self) -> None:
+        """Break the connection, and connect to a server again."""
+        self._call(_CONNECTION_DROP, self.handler.async_result())
+
+    def leave(self, *, ends_session: bool, within: float) -> None:
+        """End the connection and its thread; call it in another thread than the loop's.
+
+        Args:
+            ends_session: Whether to end the session, with all its nodes; otherwise it runs out by itself.
+            within: The longest time to wait for the server, in seconds.
+        """
+        thread = self._connection._connection_routine
+        if thread is not None:
+            if ends_session and self.connected:
+                ended = threading.Thread(target=self._stop, name="tenure-zookeeper-end", daemon=True)
+                ended.start()
+                ended.join(within)
+            self._stopped.set()
+            while thread.is_alive():
+                with suppress(Exception):
+                    self.drop()
+                thread.join(0.2)
+        with suppress(Exception):
+            self.close()
+
+    def _stop(self) -> None:
+        with suppress(Exception):
+            self.stop()
+
+    def _session_callback(self, state: str) -> None:
+        if state == self._state:
+            return
+        if state in OVER:
+            self._stopped.set()
+        super()._session_callback(state)
+        made = self._connection.negotiated, self.handler.connecting_at
+        self.handler.completion_queue.put(partial(self._on_state, state, self._session_id or 0, *made))

@@ -1,0 +1,233 @@
+"""The nodes of elections: read, made and watched; nothing here is about our own places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from tenure._backends.zookeeper.client import Client
+from tenure._backends.zookeeper.names import Dialect, Queue, dialect_of, escaped, queue_of, unescaped
+from tenure._backends.zookeeper.records import NO_RECORD, Record, read_record
+from tenure._backends.zookeeper.requests import children, create, exists, get, set_data
+from tenure._backends.zookeeper.session import Session
+from tenure._lease import NO_METADATA, HeldBy, Vacant
+from tenure.errors import ConfigError, Unavailable
+
+ATTEMPTS = 10
+"""How often a queue that changes meanwhile is read anew, in one verb."""
+READ_AT_ONCE = 200
+"""How many nodes are read at once."""
+GUID = 32
+"""The characters of the shortest id in the name of a node; without one, a later node may have the same name."""
+SURE_AFTER = 2
+"""How often a holder without a record is read, until it is surely none of ours: ours writes its record soon."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The holder of a name as it was read last, and how often."""
+
+    node: str
+    held: HeldBy
+    is_known: bool
+    times: int = 1
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it need not be read again: its node can't be another one of that name, and neither its record."""
+        return len(self.node) > GUID and (self.is_known or self.times >= SURE_AFTER)
+
+
+class Elections:
+    """All elections under the path of the URL."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._root = client.address.root
+        self._dialect: Dialect = client.options.dialect
+        self._seen: dict[str, _Seen] = {}
+
+    def path(self, name: str) -> str:
+        """Return the path of the node of an election."""
+        return f"{self._root}/{escaped(name)}"
+
+    # --- the queue ---
+
+    async def queue(self, session: Session, path: str, until: float) -> Queue:
+        """Return the candidates in the queue of the election at *path*, in order."""
+        try:
+            nodes = await session.ask(children(path), until)
+        except NoNodeError:
+            nodes = []
+        return queue_of(nodes, self._dialect)
+
+    def require_one_dialect(self, queue: Queue, path: str) -> None:
+        """Refuse to stand beside candidates of another dialect: each of the two would take itself for the first.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        if queue.strangers:
+            stranger = queue.strangers[0]
+            raise ConfigError(
+                f"{path} has the candidate {stranger!r}, which is of {dialect_of(stranger)}, and this one is of the "
+                f"dialect {self._dialect}; they do not see each other, so both would lead; use one dialect for all, or "
+                "another name or path"
+            )
+
+    async def make(self, session: Session, path: str, until: float) -> None:
+        """Create the node of an election and those above it. They stay, as they hold the newest token."""
+        missing = [path]
+        while missing:
+            try:
+                await session.ask(create(missing[-1], self._client.acl), until, writes=True)
+            except NodeExistsError:
+                pass
+            except NoNodeError:
+                missing.append(missing[-1].rpartition("/")[0])
+                continue
+            missing.pop()
+
+    async def watch(self, session: Session, path: str, name: str, until: float) -> bool:
+        """Set a watch on the node at *path*, if there is none; return whether the node exists.
+
+        The request reads the node, because a watch on a node that doesn't exist would stay for ever.
+        """
+        watched = ("node", path)
+        watcher = session.watcher(watched, name)
+        if watcher is None:
+            return True
+        try:
+            await session.ask(get(path, watcher), until, arms=watched)
+        except NoNodeError:
+            return False
+        return True
+
+    # --- the holder ---
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Return the holder of *name*."""
+        session, path, until = self._client.session(), self.path(name), self._client.until()
+        for _ in range(ATTEMPTS):
+            queue = await self.queue(session, path, until)
+            if queue.first is None:
+                record, _ = await self.record(session, path, until)
+                return Vacant(name, record.token if record else 0)
+            if held := await self.held_by(session, name, queue.first, until):
+                return held
+        raise _unsteady(path)
+
+    async def held_by(self, session: Session, name: str, first: str, until: float) -> HeldBy | None:
+        """Return the holder of *name* by its node, which is the *first* one; None if it is gone."""
+        seen = self._seen.get(name)
+        if seen is not None and seen.node == first and seen.is_sure:
+            return seen.held
+        path = self.path(name)
+        node = f"{path}/{first}"
+        await session.connected(until)
+        reading = session.send(get(node))
+        record_reading = session.send(get(path))
+        try:
+            data, stat = await session.answer(reading, until)
+            record = read_record((await session.answer(record_reading, until))[0], path) or NO_RECORD
+        except NoNodeError:
+            self._seen.pop(name, None)
+            return None
+        is_known = record.token == stat.czxid
+        holder = record.holder if is_known else data.decode(errors="replace") or first
+        held = HeldBy(name, holder, stat.czxid, None, record.metadata if is_known else NO_METADATA)
+        times = seen.times + 1 if seen is not None and seen.node == first else 1
+        self._seen[name] = _Seen(first, held, is_known, times)
+        return held
+
+    # --- the record ---
+
+    async def record(self, session: Session, path: str, until: float) -> tuple[Record | None, int]:
+        """Return the record at *path* and its version; no record if somebody else's data is there."""
+        try:
+            data, stat = await session.ask(get(path), until)
+        except NoNodeError:
+            return NO_RECORD, -1
+        return read_record(data, path), stat.version
+
+    async def names(self) -> Sequence[str]:
+        """List the elections in which a candidate of tenure has led, sorted."""
+        session, until = self._client.session(), self._client.until()
+        root = self._root or "/"
+        try:
+            nodes: list[str] = await session.ask(children(root), until)
+        except NoNodeError:
+            return []
+        found = []
+        for start in range(0, len(nodes), READ_AT_ONCE):
+            some = nodes[start : start + READ_AT_ONCE]
+            await session.connected(until)
+            readings = [session.send(get(f"{self._root}/{node}")) for node in some]
+            for node, reading in zip(some, readings, strict=True):
+                try:
+                    data, _ = await session.answer(reading, until)
+                except NoNodeError:
+                    continue
+                if data and read_record(data, f"{self._root}/{node}"):
+                    found.append(unescaped(node))
+        return sorted(found)
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none, or it is no candidate of tenure."""
+        session, path, until = self._client.session(), self.path(name), self._client.until()
+        for _ in range(ATTEMPTS):
+            queue = await self.queue(session, path, until)
+            if queue.first is None:
+                return False
+            node = f"{path}/{queue.first}"
+            stat: Any = await session.ask(exists(node), until)
+            record, version = await self.record(session, path, until)
+            if stat is None:
+                continue
+            if record is None or record.token != stat.czxid:
+                return False
+            if record.resign == record.token:
+                return True
+            asked = replace(record, resign=record.token).written()
+            try:
+                await session.ask(set_data(path, asked, version), until, writes=True)
+            except (BadVersionError, NoNodeError):
+                continue
+            return True
+        raise _unsteady(path)
+
+    # --- changes ---
+
+    async def follow(self, name: str) -> bool:
+        """Set watches that report changes of the leader of *name*; return whether one was missing."""
+        session, path, until = self._client.session(), self.path(name), self._client.until()
+        await session.connected(until)
+        try:
+            is_new = await self._arm(session, "followed", path, name, until)
+        except NoNodeError:  # there is no such election yet: its creation is reported
+            return await self._arm(session, "made", path, name, until)
+        queue = await self.queue(session, path, until)
+        if queue.first is None:
+            return await self._arm(session, "children", path, name, until) or is_new
+        if session.is_armed(("node", f"{path}/{queue.first}")):
+            return is_new
+        await self.watch(session, f"{path}/{queue.first}", name, until)  # if it is gone, that is a change, too
+        return True
+
+    async def _arm(self, session: Session, kind: str, path: str, name: str, until: float) -> bool:
+        """Set one watch, if it isn't set; return whether it was not."""
+        watched = (kind, path)
+        watcher = session.watcher(watched, name)
+        if watcher is None:
+            return False
+
+        ask = {"followed": get, "made": exists, "children": children}[kind]
+        await session.ask(ask(path, watcher), until, arms=watched)
+        return True
+
+
+def _unsteady(path: str) -> Unavailable:
+    return Unavailable(f"the queue at {path} changes too often to be read; ask again")

@@ -1,0 +1,88 @@
+"""Errors of kazoo, translated in one function."""
+
+from __future__ import annotations
+
+import ssl
+
+from kazoo import exceptions
+from kazoo.handlers.threading import KazooTimeoutError
+
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+Expected = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVersionError, exceptions.NotEmptyError)
+"""Answers that the verbs expect; they are not translated."""
+
+NO_ANSWER = (
+    exceptions.ConnectionLoss,  # also the class of ConnectionClosedError's causes
+    exceptions.SessionExpiredError,  # also of ConnectionClosedError
+    exceptions.AuthFailedError,
+    exceptions.OperationTimeoutError,
+)
+"""Errors that kazoo makes itself; every other one is an answer of the server."""
+
+
+def translate(error: Exception, place: str, *, worked: bool = False) -> TenureError:
+    """Turn an error of kazoo about the ensemble at *place* into one of ours.
+
+    A permanent error is a ``ConfigError``, unless the client *worked* before: then the ensemble is being changed, and
+    may work again.
+    """
+    match error:
+        case exceptions.NoAuthError():
+            forbidden = (
+                f"{place} does not permit this client an operation that tenure needs; grant it the rights that "
+                "docs/zookeeper.md lists on the path of the URL and the nodes below it, or give the user in the URL"
+            )
+            return Unavailable(f"{forbidden} (it was permitted before)") if worked else ConfigError(forbidden)
+        case exceptions.AuthFailedError() | exceptions.SASLException():
+            refused = f"{place} refused the user or the password; check both, and the option auth, in the URL"
+            return Unavailable(refused) if worked else ConfigError(refused)
+        case exceptions.SessionClosedRequireSaslError():
+            required = f"{place} requires a login; write zookeeper://USER:PASSWORD@… with the option auth=sasl"
+            return Unavailable(required) if worked else ConfigError(required)
+        case exceptions.InvalidACLError():
+            return ConfigError(
+                f"{place} does not know who this client is, so no rights can be given to it; with acl=creator or "
+                "acl=read, write the user and the password into the URL"
+            )
+        case exceptions.UnimplementedError() | exceptions.EphemeralOnLocalSessionError():
+            return ConfigError(
+                f"{place} lacks an operation that tenure needs: {text_of(error)}; it needs ZooKeeper 3.5"
+            )
+        case exceptions.SessionExpiredError():
+            return Unavailable(f"{place} has ended the session of this client; tenure opens a new one")
+        case exceptions.ConnectionLoss():
+            return Unavailable(f"{place} broke the connection; the request may have been executed")
+        case exceptions.QuotaExceededError():
+            return Unavailable(f"{place} refused the request: a quota is used up; raise it, or remove nodes")
+        case exceptions.ZookeeperError():
+            return Unavailable(f"{place} refused the request for now: {text_of(error)}")
+        case exceptions.KazooException() | KazooTimeoutError():
+            return Unavailable(f"the request to {place} failed: {text_of(error)}")
+    raise AssertionError("translate() got an error that is not the driver's") from error
+
+
+def not_connected(failure: Exception | None, place: str, within: float, *, worked: bool, is_tls: bool) -> TenureError:
+    """Return the error for a session that could not be connected *within* so many seconds; *failure* says why."""
+    match failure:
+        case ssl.SSLCertVerificationError():
+            untrusted = f"{place} has a certificate that is not trusted: {failure.verify_message}; check the option ca"
+            return Unavailable(untrusted) if worked else ConfigError(untrusted)
+        case ssl.SSLError():
+            hint = "check that its port is the one for TLS, and the options cert and key"
+            return Unavailable(f"{place} refused to connect by TLS: {failure.reason or failure}; {hint}")
+        case None:
+            other = "remove tls=true if it doesn't use TLS" if is_tls else "add tls=true if it requires TLS"
+            hint = "" if worked else f"; {other}"
+            return Unavailable(f"{place} accepted connections and opened no session within {within:.3g} s{hint}")
+        case OSError():
+            return Unavailable(
+                f"{place} can't be reached: {failure.strerror or failure}; check hosts and ports, and whether a "
+                "majority of the servers runs"
+            )
+    return Unavailable(f"{place} can't be reached: {text_of(failure)}")
+
+
+def text_of(error: Exception) -> str:
+    """Return the text of an error, or its class if it has none."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,441 @@
+"""Leases in ZooKeeper: a queue of candidates, in the form of Curator or kazoo, so that both stand in one queue.
+
+House rules:
+
+- The node with the lowest sequence number has the name. Our nodes are ephemeral, so that they end with our session; and
+  each has a deadline of its own, see ``places``.
+- ``Granted`` is answered after a write that names our node went through the leader of the ensemble, within the verb, on
+  the session that owns the node; and if the leader will let that session last for the whole lease, see ``touches``.
+- What foreign clients have no place for (the newest token, metadata, a request to resign) is in the data of the
+  election's node, which they don't read.
+- A candidate watches the one before it; the leader watches its own node, and the election's for a request to resign.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NoNodeError
+
+from tenure._backends.zookeeper.client import Client
+from tenure._backends.zookeeper.elections import ATTEMPTS, Elections
+from tenure._backends.zookeeper.names import node_prefix
+from tenure._backends.zookeeper.places import Place, Places, nodes_of
+from tenure._backends.zookeeper.records import Record, read_record, require_metadata
+from tenure._backends.zookeeper.requests import check, create_candidate, delete, exists, failure_of, get
+from tenure._backends.zookeeper.session import Session
+from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._frozen import FrozenDict
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.errors import ConfigError, Unavailable
+
+TRAITS = LeaseTraits(
+    ttl_min=4.0,
+    ttl_max=86_400.0,
+    fencing="native",
+    expiry="store clock",
+    hints=True,
+    survives_restart=True,
+    queued=True,
+)
+"""With the default tick of 2 s: a lease lasts two ticks at least. The most is up to the server's settings."""
+
+REVOKED = b"__REVOKE__"
+"""The data by which Curator asks the holder of an ``InterProcessMutex`` to give it up."""
+CHECKED_MAX = 200_000
+"""The characters of paths in one request; one of a million bytes breaks the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A claim that is asked for, and the times of the request."""
+
+    asked_at: float
+    ttl: float
+    until: float
+    metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
+
+    @property
+    def ends_at(self) -> float:
+        """When the claim ends that it asks for."""
+        return self.asked_at + self.ttl
+
+
+class ZooKeeperLeases:
+    """A ``QueuedLeaseStore`` in ZooKeeper."""
+
+    def __init__(self, client: Client) -> None:
+        self.traits: LeaseTraits = replace(TRAITS, ttl_min=2 * client.options.tick)
+        self._client = client
+        self._clock = client.clock
+        self._elections = Elections(client)
+        self._places = Places(client.clock, client.until, client.notifier.notify)
+        client.on_over = self._places.session_is_over
+
+    async def close(self) -> None:
+        """End the places of those that wait, and every session without a claim; a claim runs out by itself."""
+        await self._places.close()
+        await self._client.close(self._places.grants_of)
+
+    # --- acquire ---
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Stand in the queue for *name*, or keep the place there; the first one has the name."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, self.traits)
+        require_metadata(metadata)
+        request = self._request(ttl, FrozenDict(metadata))
+        while True:
+            place = self._places.find(name, holder)
+            if place is None:
+                place = Place(name, holder, self._elections.path(name), self._client.session(ttl))
+                self._places.add(place)
+                self._places.keep(place, request.ends_at)
+            async with place.turn:
+                if place.ending is not None:
+                    await self._places.ended(place, request.until)
+                if place.is_gone:
+                    continue
+                try:
+                    return await self._acquire(place, request)
+                finally:
+                    if place.node is None and (place.creating is None or place.session.is_over):
+                        self._places.drop(place)
+
+    def _request(self, ttl: float, metadata: Metadata = NO_METADATA) -> _Request:
+        return _Request(self._clock.now(), ttl, self._client.until(ttl), metadata)
+
+    async def _acquire(self, place: Place, request: _Request) -> Granted | HeldBy:
+        session, elections, until = place.session, self._elections, request.until
+        await session.connected(until)
+        self._client.require_time(session, request.ttl)
+        for _ in range(ATTEMPTS):
+            if place.node is None and not await self._enter(place, until):
+                continue
+            queue = await elections.queue(session, place.path, until)
+            elections.require_one_dialect(queue, place.path)
+            if place.node is None or place.node not in queue.nodes:
+                place.forget_node()
+                continue
+            before = queue.before(place.node)
+            if before is None:
+                answer: Granted | HeldBy | None = await self._take(place, request)
+            elif await elections.watch(session, f"{place.path}/{before}", place.name, until):
+                answer = await elections.held_by(session, place.name, queue.nodes[0], until)
+            else:
+                continue
+            if answer is not None:
+                return self._kept(place, request, answer)
+        raise Unavailable(f"the queue at {place.path} changes too often to be read; ask again")
+
+    def _kept(self, place: Place, request: _Request, answer: Granted | HeldBy) -> Granted | HeldBy:
+        """Let the place last for the time asked for, unless it has ended meanwhile; return *answer*."""
+        if place.ending is not None or place.is_gone:
+            raise Unavailable(f"the place of {place.holder!r} at {place.path} has ended meanwhile; ask again")
+        place.is_granted = isinstance(answer, Granted)
+        self._places.keep(place, request.ends_at)
+        return answer
+
+    async def _enter(self, place: Place, until: float) -> bool:
+        """Create the node of a place, unless an earlier request has done so; return whether it has one now."""
+        session = place.session
+        if place.creating is not None and await self._adopt(place, until):
+            return True
+        prefix = f"{place.path}/{node_prefix(self._client.options.dialect, place.guid)}"
+        await session.connected(until)
+        entering = create_candidate(prefix, place.holder.encode(), self._client.acl)
+        place.creating = session.send(entering, writes=True)
+        try:
+            created, stat = await session.answer(place.creating, until)
+        except NoNodeError:
+            place.creating = None
+            await self._elections.make(session, place.path, until)
+            return False
+        except ConfigError:  # it was not created
+            place.creating = None
+            raise
+        return _note_node(place, created, stat)
+
+    async def _adopt(self, place: Place, until: float) -> bool:
+        """Find the node that an earlier request has created, after its answer was lost."""
+        for node in await nodes_of(place, until):
+            path = f"{place.path}/{node}"
+            stat = await place.session.ask(exists(path), until)
+            if stat is not None and _note_node(place, path, stat):
+                return True
+        return False
+
+    async def _take(self, place: Place, request: _Request) -> Granted | None:
+        """Claim the name for the first place in the queue; None if that place, or the record, has changed meanwhile."""
+        session, path, own = place.session, place.path, place.node_path
+        await self._read_flags(place, request.until)
+        assert place.record is not None
+        record, version = place.record
+        is_new = record.token != place.token
+        written = Record(place.token, place.holder, request.metadata).written()
+
+        claiming = check([own], (path, written, version) if is_new else None)
+        failure = failure_of(await session.ask(claiming, request.until, writes=True))
+        if isinstance(failure, BadVersionError):
+            place.record = None
+            return None
+        if isinstance(failure, NoNodeError):
+            place.forget_node()
+            return None
+        if failure is not None:
+            raise session.translated(failure) from failure
+        if not await self._proven([place], request, is_checked=True):
+            place.forget_node()
+            return None
+        if is_new:
+            place.record = Record(place.token, place.holder, request.metadata), version + 1
+            self._client.notifier.notify(place.name)
+        await self._read_flags(place, request.until)
+        return Granted(Grant(place.name, place.holder, place.token), _resign_asked(place))
+
+    # --- renew ---
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds, with one write for each session, or for as many as one request holds."""
+        require_ttl(ttl, self.traits)
+        request = self._request(ttl)
+        places = {place: None for grant in grants if (place := self._claimed(grant)) is not None}
+        answers: dict[Place, bool | NoAnswer] = {}
+        for some in await asyncio.gather(*(self._renew(chunk, request) for chunk in _chunks(places))):
+            answers |= some
+        found = [_renewed(grant, self._claimed(grant), answers) for grant in grants]
+        if found and all(isinstance(one, NoAnswer) for one in found):
+            raise Unavailable(next(one.why for one in found if isinstance(one, NoAnswer)))
+        return found
+
+    def _claimed(self, grant: Grant) -> Place | None:
+        """Return the place of a claim; None if it is over."""
+        place = self._places.find(grant.name, grant.holder)
+        if place is None or place.token != grant.token or not (place.is_granted or place.ending):
+            return None
+        return place
+
+    async def _renew(self, places: Sequence[Place], request: _Request) -> dict[Place, bool | NoAnswer]:
+        """Return of each of these claims, which are in one session, whether it stands."""
+        lasting = list(places)
+        try:
+            while lasting and not await self._proven(lasting, request):
+                gone = await self._gone_of(lasting, request.until)
+                lasting = [place for place in lasting if place not in gone]
+            await asyncio.gather(*(self._read_flags(place, request.until) for place in lasting))
+        except Unavailable as error:
+            return {place: False if place.is_gone else NoAnswer(str(error)) for place in places}
+        for place in lasting:
+            if place.ending is None:
+                self._places.keep(place, request.ends_at)
+        return {place: await self._stands(place, request.until) for place in places}
+
+    async def _stands(self, place: Place, until: float) -> bool | NoAnswer:
+        if place.ending is None:
+            return not place.is_gone
+        try:
+            await self._places.ended(place, until)
+        except Unavailable as error:
+            return NoAnswer(str(error))
+        return False
+
+    async def _gone_of(self, places: Sequence[Place], until: float) -> set[Place]:
+        """Return which of these places have lost their nodes, and forget those."""
+        session = places[0].session
+        await session.connected(until)
+        asked = [(place, session.send(exists(place.node_path))) for place in places]
+        gone = set()
+        for place, reply in asked:
+            stat = await session.answer(reply, until)
+            if stat is None or stat.czxid != place.token:
+                self._places.note_gone(place)
+                gone.add(place)
+        return gone
+
+    # --- proof ---
+
+    async def _proven(self, places: Sequence[Place], request: _Request, *, is_checked: bool = False) -> bool:
+        """Prove that these places, of one session, stand, and that the leader of the ensemble lets them last.
+
+        Args:
+            places: The places.
+            request: How long they are to last, from when.
+            is_checked: Whether a write within this request has found them.
+
+        Returns:
+            False if one of their nodes is gone.
+
+        Raises:
+            Unavailable: It could not be proven in time.
+            ConfigError: The session is too short for such a lease.
+        """
+        session = places[0].session
+        paths = [place.node_path for place in places]
+
+        while True:
+            if not is_checked:
+                failure = failure_of(await session.ask(check(paths), request.until, writes=True))
+                if isinstance(failure, NoNodeError):
+                    return False
+                if failure is not None:
+                    raise session.translated(failure) from failure
+            self._client.require_time(session, request.ttl)
+            needed = request.ends_at - session.negotiated
+            if session.touches.heard_at >= needed:
+                return True
+            await self._until_heard(session, needed, request.until)
+            is_checked = False
+
+    async def _until_heard(self, session: Session, needed: float, until: float) -> None:
+        """Wait until a write can prove that the leader has heard of a request that was sent after *needed*."""
+        now, tick = self._clock.now(), self._client.options.tick
+        wait = min(session.touches.write_at(needed) - now, tick)
+        if now + wait > until:
+            raise Unavailable(
+                f"{self._client.address} answers, but its leader may not have heard of this session for too long; that "
+                f"is known a tick ({tick:g} s) after the next request"
+            )
+        await asyncio.sleep(max(wait, tick / 100))
+
+    async def _read_flags(self, place: Place, until: float) -> None:
+        """Read what a watch has reported as changed: the record of the election, and the data of our own node."""
+        session = place.session
+        record, own = ("record", place.path), ("own", place.node_path)
+        if not session.is_armed(own):
+            watch = session.watcher(own, place.name)
+            with suppress(NoNodeError):
+                data, _ = await session.ask(get(own[1], watch), until, arms=own)
+                place.is_revoked = data == REVOKED
+        if place.record is None or not session.is_armed(record):
+            watch = session.watcher(record, place.name)
+            data, stat = await session.ask(get(place.path, watch), until, arms=record)
+            found = read_record(data, place.path)
+            if found is None:
+                raise ConfigError(
+                    f"{place.path} holds data that is not tenure's ({data[:40]!r}); tenure keeps its record there, and "
+                    "overwrites nothing else: use another name, or another path in the URL"
+                )
+            place.record = found, stat.version
+
+    # --- release ---
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Delete the node of a claim, so that the next one in the queue has the name."""
+        until = self._client.until()
+        place = self._claimed(grant)
+        if place is None:
+            return await self._release_unknown(grant, until)
+        async with place.turn:
+            had_ended = place.ending is not None or place.is_gone
+            await self._places.ended(place, until)
+            return Released(grant) if place.was_there and not had_ended else Lost(grant)
+
+    async def _release_unknown(self, grant: Grant, until: float) -> Released | Lost:
+        """Release a claim whose place isn't ours, or not any more: it has the name, or is over."""
+        session, path = self._client.session(), self._elections.path(grant.name)
+        queue = await self._elections.queue(session, path, until)
+        if queue.first is None:
+            return Lost(grant)
+        node = f"{path}/{queue.first}"
+        try:
+            data, stat = await session.ask(get(node), until)
+            if stat.czxid != grant.token or data != grant.holder.encode():
+                return Lost(grant)
+            await session.ask(delete(node), until, writes=True)
+        except NoNodeError:
+            return Lost(grant)
+        return Released(grant)
+
+    async def withdraw(self, name: str, holder: str) -> None:
+        """Delete the node of a place, also if it has come to the front meanwhile."""
+        place = self._places.find(name, holder)
+        if place is None:
+            return
+        async with place.turn:  # after an acquire that is under way
+            await self._places.ended(place, self._client.until())
+
+    # --- others' leases ---
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Return the holder of *name*."""
+        require_name(name)
+        return await self._elections.inspect(name)
+
+    async def names(self) -> Sequence[str]:
+        """List every name in which a candidate of tenure has led, sorted."""
+        return await self._elections.names()
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none, or it is no candidate of tenure."""
+        require_name(name)
+        return await self._elections.ask_to_resign(name)
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something may have changed for *name*."""
+        require_name(name)
+        return _Hints(self._client.notifier.listen(name), self._follow, name)
+
+    async def _follow(self, name: str) -> bool:
+        """Watch the leader of *name*, unless a candidate of this process does: it watches the one before it."""
+        await asyncio.sleep(0)  # a candidate that begins now has its place in the next step of the loop
+        if self._places.of(name):
+            return False
+        return await self._elections.follow(name)
+
+
+class _Hints(AsyncIterator[None]):
+    """Yields when something may have changed for a name; after a cancelled wait, the next one goes on."""
+
+    def __init__(self, listener: AsyncIterator[None], follow: Callable[[str], Awaitable[bool]], name: str) -> None:
+        self._listener = listener
+        self._follow = follow
+        self._name = name
+
+    async def __anext__(self) -> None:
+        # Between the last hint and a new watch, something may have changed that nobody reports.
+        with suppress(Unavailable):  # a new connection gives a hint
+            if await self._follow(self._name):
+                return
+        await anext(self._listener)
+
+
+def _note_node(place: Place, path: str, stat: Any) -> bool:
+    """Note the node at *path* as that of *place*, if it is of its session; return whether it is."""
+    if stat.ephemeralOwner != place.session.id:
+        return False
+    place.node, place.token = path.rpartition("/")[2], stat.czxid
+    return True
+
+
+def _chunks(places: Iterable[Place]) -> Iterator[list[Place]]:
+    """Yield these places by their session, as many at once as fit into one request."""
+    groups: dict[Session, list[Place]] = {}
+    for place in places:
+        groups.setdefault(place.session, []).append(place)
+    for group in groups.values():
+        chunk: list[Place] = []
+        size = 0
+        for place in group:
+            size += len(place.path) + 64
+            if chunk and size > CHECKED_MAX:
+                yield chunk
+                chunk, size = [], len(place.path) + 64
+            chunk.append(place)
+        yield chunk
+
+
+def _renewed(grant: Grant, place: Place | None, answers: dict[Place, bool | NoAnswer]) -> Granted | Lost | NoAnswer:
+    answer = answers.get(place, False) if place is not None else False
+    if isinstance(answer, NoAnswer):
+        return answer
+    return Granted(grant, _resign_asked(place)) if place is not None and answer else Lost(grant)
+
+
+def _resign_asked(place: Place) -> bool:
+    """Return whether the holder was asked to step down, by us or by a client of Curator."""
+    return place.is_revoked or (place.record is not None and place.record[0].resign == place.token)

@@ -1,0 +1,82 @@
+"""What an election's node holds, beside its candidates: the newest token, its holder's metadata, a request to resign.
+
+Clients in other languages never look at the data of that node. If it isn't ours, it is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from tenure._frozen import FrozenDict
+from tenure._lease import NO_METADATA, Metadata
+from tenure.errors import ConfigError
+
+METADATA_MAX = 65_536
+"""Bytes that metadata may take as JSON. A request that is too large for ZooKeeper breaks the connection."""
+
+_MARK = "tenure"
+_LAYOUT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The newest claim on a name by a candidate of tenure.
+
+    Args:
+        token: Its token.
+        holder: Its holder.
+        metadata: Its holder's metadata.
+        resign: The token of the claim whose holder was asked to resign; 0 for none.
+    """
+
+    token: int = 0
+    holder: str = ""
+    metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
+    resign: int = 0
+
+    def written(self) -> bytes:
+        """Return it as the data of a node."""
+        fields = {_MARK: _LAYOUT, "token": self.token, "holder": self.holder}
+        if self.metadata:
+            fields["metadata"] = dict(self.metadata)
+        if self.resign:
+            fields["resign"] = self.resign
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+NO_RECORD = Record()
+
+
+def read_record(data: bytes, path: str) -> Record | None:
+    """Return the record in *data*, an empty one for no data; None if somebody else's data is there.
+
+    Raises:
+        ConfigError: A newer tenure has written it.
+    """
+    if not data:
+        return NO_RECORD
+    try:
+        found = json.loads(data)
+        if not isinstance(found, dict) or _MARK not in found:
+            return None
+        if found[_MARK] != _LAYOUT:
+            raise ConfigError(
+                f"{path} was written in layout {found[_MARK]!r}, and this tenure knows layout {_LAYOUT} only; update "
+                "tenure in every process that uses it"
+            )
+        metadata = FrozenDict({str(key): str(value) for key, value in found.get("metadata", {}).items()})
+        return Record(int(found["token"]), str(found["holder"]), metadata or NO_METADATA, int(found.get("resign", 0)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def require_metadata(metadata: Metadata) -> None:
+    """Refuse metadata that is too large for a node.
+
+    Raises:
+        ConfigError: It takes more bytes than a node may have.
+    """
+    size = len(json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass"))
+    if size > METADATA_MAX:
+        raise ConfigError(f"metadata must take at most {METADATA_MAX} bytes as JSON, and takes {size}")

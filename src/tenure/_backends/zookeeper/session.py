@@ -1,0 +1,293 @@
+"""One session: its requests, each with a time limit; its watches; and for how long it certainly lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kazoo.exceptions import AuthFailedError, KazooException, SessionExpiredError
+from kazoo.protocol.states import KeeperState, WatchedEvent
+
+from tenure._backends.zookeeper.driver import OVER, Driver
+from tenure._backends.zookeeper.errors import NO_ANSWER, Expected, not_connected, translate
+from tenure._backends.zookeeper.requests import Send, exists
+from tenure._backends.zookeeper.touches import EVERY, Touches
+from tenure._runtime.clock import Clock
+from tenure._runtime.threads import in_thread
+from tenure.errors import TenureError, Unavailable
+
+SILENCE_SHARE = 1 / 6
+"""The share of a session's time after which a server that answers nothing is left for another one."""
+SILENCE_MIN = 0.2
+"""The least seconds for that: a busy server is not left at once."""
+
+Watched = tuple[str, str]
+"""What a watch is set on: the kind of request that has set it, and the path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The outcome of a request: its answer, or an error of the driver."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+class Session:
+    """A session, from its first request until it has expired or is closed.
+
+    Args:
+        place: The ensemble, for messages.
+        lasts: The time-out to ask for, in seconds.
+        tick: The tick of the ensemble.
+        clock: Measures requests.
+        is_tls: Whether it uses TLS.
+        make: Makes the driver, from the arguments that are added here.
+        on_watch: Is called with the topic of a watch that has fired.
+        on_change: Is called when the session is connected, again or for the first time, and when it is over.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        lasts: float,
+        tick: float,
+        clock: Clock,
+        is_tls: bool,
+        servers: int,
+        make: Callable[..., Driver],
+        on_watch: Callable[[str], None],
+        on_change: Callable[[Session], None],
+    ) -> None:
+        self.lasts = lasts
+        self.id = 0
+        self.negotiated: float = 0.0
+        """The time-out that the server gave it, in seconds."""
+        self.is_expired = False
+        """Whether it has certainly ended, with all its nodes."""
+        self.touches: Touches = Touches(tick)
+        self.connections: int = 0
+        """The number of connections made so far."""
+        self._place = place
+        self._every = EVERY * tick
+        self._clock = clock
+        self._is_tls = is_tls
+        self._on_watch = on_watch
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._silence = max(SILENCE_MIN, lasts * SILENCE_SHARE)
+        patience = max(SILENCE_MIN, lasts * SILENCE_SHARE * 2 / max(2, servers))
+        self._driver = make(lasts=lasts, patience=patience, loop=self._loop, clock=clock, on_state=self._on_state)
+        self._is_connected = asyncio.Event()  # or over
+        self._over: str | None = None
+        self._worked = False
+        self._armed: set[Watched] = set()
+        self._unanswered: deque[tuple[float, asyncio.Future[Reply]]] = deque()
+        self._heard_at = clock.now()  # when the newest answer came, to any request
+        self._sent_at = clock.now()
+        self._used_until = 0.0
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._toucher: asyncio.TimerHandle | None = None
+        self._driver.start_async()
+
+    # --- the connection ---
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is never used again; see ``is_expired``."""
+        return self._over is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._is_connected.is_set() and self._over is None
+
+    async def connected(self, until: float) -> None:
+        """Wait for a connection.
+
+        Raises:
+            Unavailable: There is none at *until*, or the session has expired.
+            ConfigError: The login is wrong, or the certificate of the server.
+        """
+        began = self._clock.now()
+        try:
+            async with asyncio.timeout(max(0.0, until - began)):
+                await self._is_connected.wait()
+        except TimeoutError:
+            if not self._is_connected.is_set():
+                raise not_connected(
+                    self._driver.failure, self._place, until - began, worked=self._worked, is_tls=self._is_tls
+                ) from self._driver.failure
+        if self._over is not None:
+            error = AuthFailedError() if self._over == KeeperState.AUTH_FAILED else SessionExpiredError()
+            raise self.translated(error) from error
+
+    def drop(self) -> None:
+        """Break the connection; the driver connects again, to any server."""
+        self._driver.drop()
+
+    def _on_state(self, state: str, session_id: int, negotiated: float, connecting_at: float) -> None:
+        if self._over is not None:
+            return
+        self._armed.clear()  # the driver forgets its watches with each connection
+        if state == KeeperState.CONNECTED:
+            self.id, self.negotiated = session_id, negotiated
+            self.connections += 1
+            self.touches.connected(connecting_at)
+            self._heard_at = self._clock.now()
+            self._is_connected.set()
+            self._on_change(self)
+        elif state in OVER:
+            self._over = state
+            self.is_expired = state == KeeperState.EXPIRED_SESSION
+            self._stop_timers()
+            self._is_connected.set()
+            self._on_change(self)
+        else:
+            self._is_connected.clear()
+
+    async def close(self, *, ends_session: bool) -> None:
+        """End the connection and its thread; the session with its nodes too, unless it is to run out by itself."""
+        self._over = self._over or KeeperState.CLOSED
+        self._stop_timers()
+        self._is_connected.set()
+        leave = partial(self._driver.leave, ends_session=ends_session, within=self._silence)
+        await in_thread("tenure-zookeeper-closing", leave)
+
+    # --- requests ---
+
+    def translated(self, error: Exception) -> TenureError:
+        """Return an error of the driver as one of ours."""
+        return translate(error, self._place, worked=self._worked)
+
+    async def ask(self, send: Send, until: float, *, writes: bool = False, arms: Watched | None = None) -> Any:
+        """Send a request when there is a connection, and return its answer.
+
+        Args:
+            send: Hands the request to the driver.
+            until: When to give up.
+            writes: Whether the request goes through the leader, and a majority of the servers.
+            arms: The watch that it sets, if it succeeds.
+
+        Raises:
+            NoNodeError, NodeExistsError, BadVersionError, NotEmptyError: As the server has answered.
+            Unavailable: There was no answer.
+            ConfigError: The server will never do it.
+        """
+        await self.connected(until)
+        return await self.answer(self.send(send, writes=writes, arms=arms), until)
+
+    def send(self, send: Send, *, writes: bool = False, arms: Watched | None = None) -> asyncio.Future[Reply]:
+        """Send a request now; several of them are carried out in this order. There must be a connection."""
+        reply: asyncio.Future[Reply] = self._loop.create_future()
+        self._sent_at = sent_at = self._clock.now()
+        note = partial(self._note, reply, sent_at, self.connections, writes, arms)
+        self._unanswered.append((sent_at, reply))
+        send(self._driver).rawlink(note)
+        if self._watchdog is None:
+            self._watchdog = self._loop.call_later(self._silence, self._watch_silence)
+        return reply
+
+    async def answer(self, reply: asyncio.Future[Reply], until: float) -> Any:
+        """Wait for the answer to a request that was sent; the request is not called off if this is cancelled."""
+        asked_at = self._clock.now()
+        await asyncio.wait({reply}, timeout=max(0.0, until - asked_at))
+        if not reply.done():
+            raise Unavailable(
+                f"{self._place} gave no answer within {until - asked_at:.3g} s; the request may have been executed"
+            )
+        return self.value(reply.result())
+
+    def value(self, reply: Reply) -> Any:
+        """Return the answer in *reply*, or raise its error."""
+        if reply.error is None:
+            return reply.value
+        if isinstance(reply.error, Expected):
+            raise reply.error
+        if not isinstance(reply.error, KazooException):
+            raise reply.error  # a bug, in tenure or in the driver
+        raise self.translated(reply.error) from reply.error
+
+    def _note(
+        self,
+        reply: asyncio.Future[Reply],
+        sent_at: float,
+        connection: int,
+        writes: bool,
+        arms: Watched | None,
+        result: Any,
+    ) -> None:
+        """Note the outcome of a request; called on the loop."""
+        error, now = result.exception, self._clock.now()
+        self._unanswered = deque(each for each in self._unanswered if each[1] is not reply)
+        if not isinstance(error, NO_ANSWER) and connection == self.connections and self.is_connected:
+            self._heard_at = now
+            self.touches.answered(sent_at, now)
+            if error is None:
+                self._worked = True
+                if writes:
+                    self.touches.written(sent_at)
+                if arms is not None:
+                    self._armed.add(arms)
+        if not reply.done():
+            reply.set_result(Reply(result.value, error))
+
+    def _watch_silence(self) -> None:
+        """Leave a server that answers nothing: it may be cut off, and another one may answer in time."""
+        self._watchdog = None
+        if not self._unanswered or self._over is not None:
+            return
+        now = self._clock.now()
+        silent_since = max(self._unanswered[0][0], self._heard_at)
+        if self.is_connected and now - silent_since >= self._silence:
+            self.drop()
+            silent_since = now
+        wait = max(self._silence / 10, silent_since + self._silence - now)
+        self._watchdog = self._loop.call_later(wait, self._watch_silence)
+
+    # --- watches ---
+
+    def is_armed(self, watched: Watched) -> bool:
+        """Return whether the watch on *watched* is set, and has not fired: then nothing has changed there."""
+        return watched in self._armed
+
+    def watcher(self, watched: Watched, topic: str) -> Callable[[WatchedEvent], None] | None:
+        """Return what to set as the watch on *watched*; None if it is set already."""
+        if watched in self._armed:
+            return None
+        return partial(self._fired, watched, topic)
+
+    def _fired(self, watched: Watched, topic: str, event: WatchedEvent) -> None:
+        self._armed.discard(watched)
+        self._on_watch(topic)
+
+    # --- in use ---
+
+    def use(self, until: float) -> None:
+        """Keep the leader of the ensemble informed about this session, up to the time *until*; see ``touches``."""
+        self._used_until = max(self._used_until, until)
+        if self._toucher is None and self._over is None:
+            self._toucher = self._loop.call_later(self._every, self._touch)
+
+    def _touch(self) -> None:
+        self._toucher = None
+        now = self._clock.now()
+        if now >= self._used_until or self._over is not None:
+            return
+        due = self._sent_at + self._every
+        if now >= due:
+            if self.is_connected:
+                self.send(exists("/"))
+            due = now + self._every
+        self._toucher = self._loop.call_later(max(0.001, due - now), self._touch)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._watchdog, self._toucher):
+            if timer is not None:
+                timer.cancel()
+        self._watchdog = self._toucher = None

@@ -1,0 +1,69 @@
+"""How long a session certainly lasts: which of our requests the *leader* of the ensemble has heard of.
+
+The leader ends a session if it has not heard of it for the session's time-out. It hears of a session through the server
+to which the client is connected, and not at once:
+
+- A follower notes which sessions were heard of ("touched"). It tells the leader with its answer to the leader's next
+  ping, and the leader pings every half tick. No other request carries touches: a write that goes through the leader
+  proves that the session is alive there, and does not extend it.
+- If the follower is cut off right after it answered us, the leader never hears of that.
+- Connecting, for the first time or again, goes through the leader, and extends the session at once.
+
+So an answer proves nothing about its own request. But a follower sends its touches and our later requests to the leader
+in order. If it answered us a tick ago, it has answered a ping since; and if a write of ours has gone through the leader
+*after* that, then it was still connected to this leader, which so has heard of the earlier answer.
+
+Therefore the session certainly lasts until its time-out after the newest request that was answered at least a tick
+before a later write was sent. Sessions are made longer than the leases by :data:`MARGIN` ticks, and while a session
+carries places, a request goes out every :data:`EVERY` ticks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+EVERY = 1.25
+"""Ticks between the requests of a session that is in use."""
+HEARD_AFTER = 1.0
+"""Ticks after which the leader has heard of an answered request: half a tick to the next ping, and as much to spare."""
+MARGIN = 2.5
+"""Ticks by which a session lasts longer than its leases: ``EVERY`` and ``HEARD_AFTER``, and a quarter to spare."""
+
+
+class Touches:
+    """The requests of one session that were answered, and the newest that the leader has heard of.
+
+    Args:
+        tick: The ensemble's tick in seconds.
+    """
+
+    def __init__(self, tick: float) -> None:
+        self._heard_after = HEARD_AFTER * tick
+        self._answered: deque[tuple[float, float]] = deque(maxlen=4_096)  # sent at, answered at; the oldest first
+        self.heard_at: float = -math.inf
+        """When the newest request was sent that the leader has certainly heard of."""
+
+    def connected(self, sent_at: float) -> None:
+        """Note a connection that was asked for at *sent_at*. The server before it may never have told the leader."""
+        self._answered.clear()
+        self.heard_at = max(self.heard_at, sent_at)
+
+    def answered(self, sent_at: float, answered_at: float) -> None:
+        """Note the answer to a request."""
+        self._answered.append((sent_at, answered_at))
+
+    def written(self, sent_at: float) -> None:
+        """Note the answer to a write that was sent at *sent_at*, on this connection."""
+        while self._answered and self._answered[0][1] + self._heard_after <= sent_at:
+            self.heard_at = max(self.heard_at, self._answered.popleft()[0])
+
+    def write_at(self, heard_at: float) -> float:
+        """Return when to send a write that proves that the leader has heard of a request sent after *heard_at*.
+
+        Infinity if no such request was answered.
+        """
+        for sent_at, answered_at in self._answered:
+            if sent_at >= heard_at:
+                return answered_at + self._heard_after
+        return math.inf
