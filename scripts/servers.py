@@ -1,6 +1,6 @@
 """
 Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, etcd, ZooKeeper, libfaketime and Azurite
-as real servers; spin for models; ip and nft for networks that can be cut.
+as real servers; Curator as a client; spin for models; ip and nft for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
 .servers/ of this project. It prints what it installs, and what it can't install, with the reason and the tests that
@@ -79,6 +79,7 @@ def installed_by_apt(names: list[str]) -> str:
 def looked_for() -> list[tuple[str, bool, str]]:
     """Return each package, whether what it brings is there, and the tests that need it."""
     initdb = shutil.which("initdb") or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    curator = Path("/usr/share/java/curator-recipes.jar")
     return [
         ("redis-server", bool(shutil.which("redis-server")), "Redis, its Sentinel and Cluster"),
         ("postgresql", bool(initdb), "PostgreSQL"),
@@ -89,6 +90,8 @@ def looked_for() -> list[tuple[str, bool, str]]:
         ("openssl", bool(shutil.which("openssl")), "TLS"),
         ("zookeeper", Path("/usr/share/java/zookeeper.jar").is_file(), "ZooKeeper"),
         ("default-jre-headless", bool(shutil.which("java")), "the same as zookeeper"),
+        ("libcurator-recipes-java", curator.is_file(), "ZooKeeper with Curator beside tenure"),
+        ("default-jdk-headless", bool(shutil.which("javac")), "the same as libcurator-recipes-java"),
         ("spin", bool(shutil.which("spin")), "the models of votes between peers"),
         ("gcc", bool(shutil.which("gcc")), "the models of votes between peers, and a wall clock that is stepped"),
         ("libc6-dev", Path("/usr/include/stdio.h").is_file(), "the same as gcc"),

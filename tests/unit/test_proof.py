@@ -37,7 +37,25 @@ def test_a_failure_is_shown_with_the_line_that_replays_it(tmp_path: Path, capsys
     state = State(tmp_path)
     state.part("queues", "messages").failed("seed 7: lost", "tenure sim --queues --seed 7")
     state.save()
-    assert main(["--elections", "0", "--queues", "0", "--kills", "0", "--soak", "0", "--state", str(tmp_path)]) == 1
+    assert (
+        main(
+            [
+                "--elections",
+                "0",
+                "--queues",
+                "0",
+                "--kills",
+                "0",
+                "--interop",
+                "0",
+                "--soak",
+                "0",
+                "--state",
+                str(tmp_path),
+            ]
+        )
+        == 1
+    )
     assert "queues: seed 7: lost\n  replay: tenure sim --queues --seed 7" in capsys.readouterr().out
 
 
