@@ -15,6 +15,7 @@ from tenure.testing._conformance.queues.steps import QueueSuite
 from tests.conformance import (
     test_azure,
     test_cost,
+    test_kubernetes,
     test_memory,
     test_peers,
     test_postgres,
@@ -32,9 +33,10 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Postgres": (test_postgres, test_cost, test_strain),
     "Redis": (test_redis, test_redis_cluster, test_cost, test_strain),
     "Azure": (test_azure, test_cost, test_strain),
+    "Kubernetes": (test_kubernetes,),
     "Queued": (test_queued,),
 }
-LEASES_ONLY = frozenset({"Queued"})
+LEASES_ONLY = frozenset({"Kubernetes", "Queued"})
 """Stores without queues of messages."""
 CALLED = {"Redis": ("Redis", "Cluster")}
 
@@ -59,6 +61,9 @@ NOT_ON = {
         "restart": "it ends with the process",
         "full": "its limit is the process's memory",
     },
+    "Kubernetes": {
+        "full": "a full etcd refuses every write of its API server, renewals too: tests/backends has that",
+    },
     "Azure": {
         "restart": "a client can't restart the service; a killed Azurite is tried in tests/process",
         "full": "a client can't fill it",
@@ -69,6 +74,7 @@ SUITES = frozenset(name for name in conformance.__all__ if name.endswith("Suite"
 NO_SUITE = {
     "Memory": {"LeaseCapacitySuite": "neither full nor slow", "BrokerCapacitySuite": "neither full nor slow"},
     "Azure": {"LeaseCapacitySuite": "never full"},
+    "Kubernetes": {"LeaseCapacitySuite": "when it is full, it refuses renewals, too"},
     "Queued": {"LeaseCapacitySuite": "never full", "LeaseCostSuite": "its cost is of no interest: only tests use it"},
 }
 

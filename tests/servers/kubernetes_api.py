@@ -471,11 +471,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
+    _is_reset = False
 
     def log_message(self, *arguments: Any) -> None:
         """Print nothing."""
 
     def _answer(self, code: int, body: Json | str | list[Any] | None, headers: Json | None = None) -> None:
+        if self._is_reset:
+            return
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(code)
         kind = "text/plain" if isinstance(body, str) else "application/json"
@@ -577,7 +580,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(code, answer)
 
     def _reset(self) -> None:
-        self.close_connection = True
+        self.close_connection = self._is_reset = True
         with suppress(OSError):
             self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.wfile.close()

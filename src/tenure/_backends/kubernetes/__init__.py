@@ -1,0 +1,46 @@
+"""Leases of Kubernetes, as client-go's leader election uses them: ``kubernetes://NAMESPACE``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.kubernetes.address import Options, address_of
+from tenure._backends.kubernetes.client import Client
+from tenure._backends.kubernetes.diagnosis import diagnose
+from tenure._backends.kubernetes.leases import TRAITS, KubernetesLeases
+from tenure._backends.kubernetes.observations import Observations
+from tenure._backends.kubernetes.watch import Watches
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock, SystemClock
+from tenure._url import Url
+
+__all__ = ["TRAITS", "KubernetesBackend", "KubernetesLeases", "Options", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> KubernetesBackend:
+    """Open the namespace that *url* names; the first request connects. *clock* judges expiry.
+
+    Raises:
+        ConfigError: No cluster is found, its kubeconfig can't be used, or an option is unknown or doesn't fit.
+    """
+    options = url.options(Options)
+    return KubernetesBackend(Client(url, address_of(url, options), options), clock or SystemClock())
+
+
+class KubernetesBackend:
+    """A namespace in use."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        observations = Observations(clock)
+        self._watches = Watches(client, observations)
+        self.leases: KubernetesLeases = KubernetesLeases(client, observations, self._watches)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Return facts about the API server, this user's rights, and the namespace."""
+        return await diagnose(self._client)
+
+    async def close(self) -> None:
+        """End all watches, and close every connection."""
+        await self._watches.close()
+        await self._client.close()

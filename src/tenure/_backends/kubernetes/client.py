@@ -1,0 +1,376 @@
+"""The client of an API server: its errors translated, a session for each loop, each request bounded in time.
+
+It is small on purpose: five verbs on JSON objects, so that a Lease keeps every field that a newer API has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from tenure._backends.kubernetes.address import Address, Options
+from tenure._backends.kubernetes.credentials import Access, Login, context_of
+from tenure._backends.kubernetes.records import Json
+from tenure._runtime.tasks import Tasks
+from tenure._runtime.threads import in_thread
+from tenure._url import Url
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+AGENT = "tenure"
+ANSWER_MAX = 64 * 2**20
+"""The most bytes of one line of a watch."""
+PAUSE_MIN = 0.1
+"""Seconds to wait at least after the server has asked for a pause."""
+
+_NOT_CARRIED_OUT = 429
+"""The status of a request that the server's flow control has refused before it was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, in words for a message: which right it needs, and for which Lease."""
+
+    verb: str
+    """The verb of RBAC."""
+    name: str = ""
+    resource: str = "leases"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request: its status, and the object or ``Status`` in it."""
+
+    status: int
+    body: Json
+    pause: float = 0.0
+    """The seconds after which the server wants to be asked again."""
+    priority: str = ""
+    """The id of the priority level that the server's flow control has given the request."""
+
+    @property
+    def reason(self) -> str:
+        """The reason of a refusal, such as ``AlreadyExists``."""
+        return str(self.body.get("reason") or "")
+
+    @property
+    def message(self) -> str:
+        """The server's own words about a refusal, in one line."""
+        return " ".join(str(self.body.get("message") or "no message").split())[:500]
+
+
+def translate(problem: Answer | Exception, request: Request, where: Where) -> TenureError:
+    """Turn a refusal of the server, or an error of the client, into an error of tenure.
+
+    What can never work is a ``ConfigError``, unless it worked before: then rights or tokens are being changed.
+    """
+    lasting: type[TenureError] = Unavailable if where.worked else ConfigError
+    before = " (it worked before, so tenure tries again)" if where.worked else ""
+    match problem:
+        case Answer(status=401):
+            return lasting(f"{where} refuses the login of {where.origin}; renew its token or certificate{before}")
+        case Answer(status=403) if "being terminated" in problem.message:
+            return Unavailable(f"the namespace {where.namespace} on {where} is being deleted: {problem.message}")
+        case Answer(status=403):
+            return lasting(
+                f"{where} does not allow {where.origin} to {request.verb} {request.resource} in the namespace "
+                f"{where.namespace}: grant the verb {request.verb!r} on {request.resource} of coordination.k8s.io in a "
+                f"Role ({problem.message}){before}"
+            )
+        case Answer(status=404) if "namespaces" in problem.message:
+            return lasting(f"{where} has no namespace {where.namespace!r}; create it, or correct the URL{before}")
+        case Answer(status=404):
+            return lasting(
+                f"{where} has no Leases (coordination.k8s.io/v1, in Kubernetes since 1.14): is it an API server? "
+                f"({problem.message}){before}"
+            )
+        case Answer(status=400 | 413 | 415 | 422):
+            return ConfigError(f"{where} refuses to {request.verb} the Lease {request.name!r}: {problem.message}")
+        case Answer(status=429):
+            return Unavailable(
+                f"{where} is overloaded, and asks to wait {problem.pause:g} s (429); if that lasts, give these "
+                "requests a FlowSchema of their own (API Priority and Fairness)"
+            )
+        case Answer():
+            return Unavailable(f"{where} failed with status {problem.status}: {problem.message}")
+        case TimeoutError():
+            return Unavailable(f"{where} gave no answer within {where.within:g} s (option timeout)")
+        case aiohttp.ClientConnectorCertificateError():
+            return lasting(
+                f"the certificate of {where} is not trusted: {problem.certificate_error}; name its authority in the "
+                f"kubeconfig, or as ?ca=FILE{before}"
+            )
+        case aiohttp.ClientConnectorError():
+            why = problem.os_error.strerror or type(problem.os_error).__name__
+            return Unavailable(f"{where} can't be reached: {why}; check the address, and the network")
+        case aiohttp.ClientError() | OSError() | ValueError():
+            return Unavailable(f"the request to {where} failed: {type(problem).__name__}: {problem}"[:500])
+    raise AssertionError("translate() got an error that is not the client's") from problem  # a TypeError is a bug
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The circumstances of a request, for messages; as text, the server."""
+
+    server: str
+    origin: str
+    namespace: str
+    within: float
+    worked: bool
+
+    def __str__(self) -> str:
+        return f"the API server {self.server}"
+
+
+class Session:
+    """The connections of one loop."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._http: aiohttp.ClientSession | None = None
+        self._login = Login()
+        self._shown: tuple[str | None, str | None] | None = None  # the certificate of the connections
+        self._making = asyncio.Lock()
+        self._retired: set[aiohttp.ClientSession] = set()
+        self._closing = Tasks()
+
+    async def send(self, method: str, path: str, query: Mapping[str, str], body: Json | None) -> Answer:
+        """Send a request, and return its answer; after a refused login, once more with a new one."""
+        refused: Login | None = None
+        while True:
+            async with self.open(method, path, query, body, refused=refused) as (response, login):
+                content = await response.read()
+                if response.status != 401 or refused is not None or self._access.credential is None:
+                    return _answer_of(response, content)
+                refused = login
+
+    @asynccontextmanager
+    async def open(
+        self, method: str, path: str, query: Mapping[str, str], body: Json | None, *, refused: Login | None = None
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, Login]]:
+        """Send a request, and yield its response, and the login with which it was sent."""
+        http, login = await self._ready(refused)
+        headers = {"Accept": "application/json", "User-Agent": AGENT}
+        if login.token:
+            headers["Authorization"] = f"Bearer {login.token}"
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
+        async with http.request(
+            method,
+            self._access.server + path,
+            params=query,
+            data=data,
+            headers=headers,
+            allow_redirects=False,
+            server_hostname=self._access.server_name,
+        ) as response:
+            yield response, login
+
+    def retire(self) -> None:
+        """Send no new request over the present connections: one is silent, and the others may be, too."""
+        if self._http is not None:
+            http, self._http = self._http, None
+            self._retired.add(http)
+            asyncio.get_running_loop().call_later(60.0, self._close_retired, http)
+
+    def _close_retired(self, http: aiohttp.ClientSession) -> None:
+        if http in self._retired:
+            self._retired.discard(http)
+            self._closing.spawn(http.close())
+
+    async def close(self) -> None:
+        """Close every connection."""
+        sessions = [*self._retired, *([self._http] if self._http is not None else [])]
+        self._retired.clear()
+        self._http = None
+        for http in sessions:
+            await http.close()
+        await asyncio.gather(*self._closing)
+
+    async def _ready(self, refused: Login | None) -> tuple[aiohttp.ClientSession, Login]:
+        credential = self._access.credential
+        login = await credential.login(refused=refused) if credential is not None else Login()
+        shown = (login.certificate, login.key)
+        async with self._making:
+            if self._http is not None and self._shown != shown:
+                self.retire()
+            if self._http is None:
+                context = await in_thread("tenure-tls", context_of, self._access, login)
+                connector = aiohttp.TCPConnector(limit=0, ssl=context if context is not None else True)
+                self._http = aiohttp.ClientSession(
+                    connector=connector,
+                    timeout=aiohttp.ClientTimeout(total=None),
+                    read_bufsize=2**16,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                )
+                self._shown = shown
+            return self._http, login
+
+
+def _answer_of(response: aiohttp.ClientResponse, content: bytes) -> Answer:
+    try:
+        body = json.loads(content)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        if response.status < 400:
+            raise ValueError(f"the answer is no JSON object: {content[:80]!r}")
+        body = {"message": content[:200].decode(errors="replace")}
+    written = response.headers.get("Retry-After", "")
+    priority = response.headers.get("X-Kubernetes-PF-PriorityLevel-UID", "")
+    return Answer(response.status, body, float(written) if written.isdecimal() else 0.0, priority)
+
+
+class Client:
+    """An API server in use: a session for each loop."""
+
+    def __init__(self, url: Url, address: Address, options: Options) -> None:
+        self.url: Url = url
+        self.address: Address = address
+        self.options: Options = options
+        self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
+        self._worked = False
+        self._closed = False
+
+    @property
+    def leases_path(self) -> str:
+        """The path of all Leases of the namespace."""
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.address.namespace}/leases"
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a Lease."""
+        return f"{self.leases_path}/{name}"
+
+    async def send(
+        self,
+        request: Request,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        expected: tuple[int, ...] = (),
+        within: float | None = None,
+    ) -> Answer:
+        """Send a request; return its answer if it succeeded, or has one of the *expected* statuses.
+
+        A request that the server's flow control refuses is repeated after the pause that it asks for, if there is time.
+
+        Raises:
+            Unavailable: There was no answer: the request may have been carried out, or not.
+            ConfigError: The server can't be used as it is.
+        """
+        within = min(self.options.timeout, within or self.options.timeout)
+        session = self._session_here()
+        limit = asyncio.timeout(within)
+        try:
+            async with limit:
+                while True:
+                    answer = await session.send(method, path, query or {}, body)
+                    if answer.status != _NOT_CARRIED_OUT:
+                        break
+                    await self._pause(answer, request, limit, within)
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
+            if limit.expired():
+                session.retire()
+            raise translate(error, request, self._where(within)) from error
+        if answer.status >= 300 and answer.status not in expected:
+            raise self.refusal(answer, request)
+        self._worked = True
+        return answer
+
+    async def _pause(self, answer: Answer, request: Request, limit: asyncio.Timeout, within: float) -> None:
+        pause, ends_at = max(PAUSE_MIN, answer.pause), limit.when()
+        if ends_at is not None and asyncio.get_running_loop().time() + pause >= ends_at:
+            raise translate(answer, request, self._where(within))
+        await asyncio.sleep(pause)
+
+    @asynccontextmanager
+    async def stream(
+        self, request: Request, path: str, query: Mapping[str, str], *, lasts: float
+    ) -> AsyncIterator[AsyncIterator[Json]]:
+        """Open a watch that *lasts* so many seconds, and yield an iterator over its events.
+
+        Raises:
+            Unavailable: There was no answer, or the connection was lost.
+            ConfigError: The server refuses it.
+        """
+        session, refused = self._session_here(), None
+        try:
+            while True:
+                async with (
+                    asyncio.timeout(self.options.timeout) as limit,
+                    session.open("GET", path, query, None, refused=refused) as (response, login),
+                ):
+                    if response.status == 200:
+                        limit.reschedule(asyncio.get_running_loop().time() + lasts + self.options.timeout)
+                        yield _lines_of(response)
+                        return
+                    answer = _answer_of(response, await response.read())
+                    if answer.status == 403:  # even if other verbs work
+                        raise ConfigError(str(self.refusal(answer, request)))
+                    if answer.status != 401 or refused is not None or self.address.access.credential is None:
+                        raise self.refusal(answer, request)
+                    refused = login
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise translate(error, request, self._where()) from error
+
+    def refusal(self, answer: Answer, request: Request) -> TenureError:
+        """Return the error for an answer that refuses *request*."""
+        return translate(answer, request, self._where())
+
+    async def close(self) -> None:
+        """Close the sessions of every loop."""
+        self._closed = True
+        sessions, self._sessions = self._sessions, {}
+        for loop, session in sessions.items():
+            await on_loop(loop, session.close)
+
+    def _session_here(self) -> Session:
+        if self._closed:
+            raise Unavailable(f"{self.url} is closed; connect again")
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None:
+            for old in [one for one in self._sessions if one.is_closed()]:
+                del self._sessions[old]
+            session = self._sessions[loop] = Session(self.address.access)
+        return session
+
+    def _where(self, within: float | None = None) -> Where:
+        access, within = self.address.access, within or self.options.timeout
+        return Where(access.server, access.origin, self.address.namespace, within, self._worked)
+
+
+async def _lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
+    """Yield the lines of a response, each a JSON object, however long they are."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            event: Any = json.loads(line)
+            if not isinstance(event, dict):
+                raise ValueError(f"a watch has a line that is no JSON object: {line[:80]!r}")
+            yield event
+        if len(rest) > ANSWER_MAX:
+            raise ValueError("a watch has a line without an end")
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[None]]) -> None:
+    """Run *act* on *loop*. If the loop doesn't run any more, its tasks have ended."""
+
+    async def run() -> None:
+        await act()
+
+    if loop is asyncio.get_running_loop():
+        await run()
+    elif loop.is_running():
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop)), 5.0)

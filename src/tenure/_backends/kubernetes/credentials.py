@@ -1,0 +1,269 @@
+"""The credentials of a client: a bearer token, from a text, from a file that rotates, or from a command; certificates.
+
+A secret is never shown: no ``repr`` has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from tenure._runtime.threads import in_thread
+from tenure.errors import ConfigError, Unavailable
+
+TOKEN_AGE_MAX = 60.0
+"""Seconds after which a token file is read again: a kubelet replaces it well before the old token expires."""
+COMMAND_MAX = 60.0
+"""Seconds that a credential command may take."""
+EXPIRES_EARLY = 10.0
+"""Seconds before its end at which a credential of a command is replaced."""
+
+_EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What a request is sent with: a bearer token, and a client certificate with its key, both as PEM."""
+
+    token: str | None = field(default=None, repr=False)
+    certificate: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)
+
+
+class Credential(Protocol):
+    """A source of logins."""
+
+    async def login(self, *, refused: Login | None) -> Login:
+        """Return the login to use; not *refused*, which the server did not accept, if there can be another one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach an API server, and as whom. *origin* names its source, for messages."""
+
+    origin: str
+    server: str
+    ca: str | None = field(default=None, repr=False)
+    """The certificates to trust, as PEM; None: those of the system."""
+    credential: Credential | None = None
+    certificate: Login | None = field(default=None, repr=False)
+    """A client certificate."""
+    namespace: str = ""
+    is_insecure: bool = False
+    """Whether the server's certificate is not checked."""
+    server_name: str | None = None
+    """The name that the server's certificate must have, if not that of its address."""
+
+
+def require_server(server: str, origin: str) -> None:
+    """Refuse the address of a server that isn't one.
+
+    Raises:
+        ConfigError: It isn't, or has a login in it.
+    """
+    try:
+        parts = urlsplit(server)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        parts, is_good = None, False
+    if not is_good or parts is None or parts.username or parts.query or parts.fragment:
+        raise ConfigError(f"{origin} must be an address such as https://10.0.0.1:6443, without a login or a query")
+
+
+def read_file(path: Path, origin: str) -> str:
+    """Return a file as text.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"{origin} names {path}, which can't be read: {why}") from error
+
+
+def context_of(access: Access, login: Login) -> ssl.SSLContext | None:
+    """Return the TLS settings for *access*; None for a server without TLS. It reads files, so call it in a thread.
+
+    Raises:
+        ConfigError: A certificate or key can't be used.
+    """
+    if not access.server.startswith("https:"):
+        return None
+    try:
+        context = ssl.create_default_context(cadata=access.ca)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"the certificate authority of {access.origin} is no PEM certificate: {error}") from error
+    if access.is_insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif hasattr(ssl, "VERIFY_X509_STRICT"):
+        # Python 3.13 sets it, and would refuse the authorities of many clusters, which lack a key identifier.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    shown = next((one for one in (login, access.certificate) if one and one.certificate), None)
+    if shown is not None:
+        _load_certificate(context, shown, access.origin)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, login: Login, origin: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="tenure-") as folder:  # readable for this user only
+        certificate, key = Path(folder, "client.pem"), Path(folder, "client.key")
+        certificate.write_text(login.certificate or "")
+        key.write_text(login.key or "")
+        try:
+            context.load_cert_chain(certificate, key)
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(f"the client certificate of {origin} and its key can't be used: {error}") from error
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token that stays the same."""
+
+    token: str = field(repr=False)
+
+    async def login(self, *, refused: Login | None) -> Login:
+        """Return the token."""
+        return Login(self.token)
+
+
+class TokenFile:
+    """A token in a file, which is replaced from time to time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._login: Login | None = None
+        self._read_at = 0.0
+
+    async def login(self, *, refused: Login | None) -> Login:
+        """Return the token in the file, read at most ``TOKEN_AGE_MAX`` seconds ago."""
+        is_fresh = time.monotonic() - self._read_at < TOKEN_AGE_MAX
+        if self._login is None or not is_fresh or self._login is refused:
+            try:
+                token = (await in_thread("tenure-token", self._path.read_text)).strip()
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is no text"
+                if self._login is not None and refused is None:
+                    return self._login  # being replaced just now
+                raise Unavailable(f"the token file {self._path} can't be read: {why}") from error
+            if not token:
+                raise Unavailable(f"the token file {self._path} is empty")
+            self._login, self._read_at = Login(token), time.monotonic()
+        return self._login
+
+
+# --- a command, as kubectl calls it ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A credential command of a kubeconfig."""
+
+    version: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    hint: str = ""
+    """How to install it."""
+    cluster: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The cluster, if the command is to be told."""
+
+
+class CommandLogin:
+    """A credential from a command, kept until it expires. The command runs beside the loop, once for all requests."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._login: Login | None = None
+        self._expires_at: float | None = None
+        self._running: asyncio.Task[Login] | None = None
+
+    async def login(self, *, refused: Login | None) -> Login:
+        """Return the newest credential, or wait for a new one."""
+        is_over = self._expires_at is not None and time.time() > self._expires_at - EXPIRES_EARLY
+        if self._login is not None and not is_over and self._login is not refused:
+            return self._login
+        if self._running is None or self._running.done() or self._running.get_loop() is not asyncio.get_running_loop():
+            self._running = asyncio.get_running_loop().create_task(self._run())
+        # A request that is given up doesn't end the command: the next one waits for it.
+        return await asyncio.shield(self._running)
+
+    async def _run(self) -> Login:
+        command = self._command
+        spec: dict[str, Any] = {"interactive": False}
+        if command.cluster is not None:
+            spec["cluster"] = command.cluster
+        info = json.dumps({"apiVersion": command.version, "kind": "ExecCredential", "spec": spec})
+        env = {**os.environ, **command.env, "KUBERNETES_EXEC_INFO": info}
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the kubeconfig's credential command {command.argv[0]!r} can't be run: {error.strerror}"
+                f"{'; ' + command.hint if command.hint else ''}"
+            ) from error
+        try:
+            async with asyncio.timeout(COMMAND_MAX):
+                written, errors = await process.communicate()
+        except TimeoutError:
+            raise Unavailable(f"the credential command {command.argv[0]!r} took over {COMMAND_MAX:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+        if process.returncode:
+            said = errors.decode(errors="replace").strip().splitlines()[-1:]
+            raise Unavailable(
+                f"the credential command {command.argv[0]!r} ended with status {process.returncode}"
+                f"{': ' + said[0][:300] if said else ''}; log in with it, then tenure tries again"
+            )
+        self._login, self._expires_at = _credential_in(written, command)
+        return self._login
+
+
+def _credential_in(written: bytes, command: Command) -> tuple[Login, float | None]:
+    """Return the credential that a command has written, and when it expires, in Unix seconds."""
+    refused = f"the credential command {command.argv[0]!r} wrote no ExecCredential of {command.version}"
+    try:
+        found = json.loads(written)
+        status = found["status"]
+        login = Login(status.get("token"), status.get("clientCertificateData"), status.get("clientKeyData"))
+        expires = status.get("expirationTimestamp")
+        expires_at = datetime.fromisoformat(expires).timestamp() if expires else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{refused}; its output is not shown, as it may hold a secret") from None
+    if found.get("apiVersion") not in _EXEC_VERSIONS or not (login.token or login.certificate):
+        raise ConfigError(f"{refused} with a token or a certificate")
+    return login, expires_at
+
+
+def require_version(version: object) -> str:
+    """Refuse a version of the interface of credential commands that tenure doesn't know.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if version not in _EXEC_VERSIONS:
+        raise ConfigError(
+            f"the kubeconfig's credential command has apiVersion {version!r}; tenure knows "
+            f"{' and '.join(_EXEC_VERSIONS)}"
+        )
+    return str(version)

@@ -1,0 +1,107 @@
+"""The facts that ``describe()`` and ``tenure doctor`` show of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.kubernetes.client import Client, Request
+from tenure._backends.kubernetes.credentials import CommandLogin, TokenFile, TokenText
+from tenure._opened import Fact
+from tenure.errors import TenureError
+
+VERBS = ("get", "create", "update", "list", "watch")
+"""The rights that tenure uses."""
+_WITHOUT = {
+    "get": "no election works without it",
+    "create": "an election whose Lease doesn't exist yet fails without it",
+    "update": "no election works without it",
+    "list": "names(), and tenure status without a name, fail without it",
+    "watch": "candidates poll without it, and hear late of a vacancy",
+}
+
+
+async def diagnose(client: Client) -> Sequence[Fact]:
+    """Return facts about the server, this user's rights, and the namespace."""
+    access, namespace = client.address.access, client.address.namespace
+    return [
+        Fact("server", f"{access.server}, from {access.origin}", _tls_advice(client)),
+        Fact("version", await _version(client)),
+        Fact("login", _login(client)),
+        await _namespace(client, namespace),
+        await _rights(client, namespace),
+        await _flow(client),
+        Fact(
+            "expiry", "observed", "a process that has just started waits a whole lease, even if the leader is long dead"
+        ),
+    ]
+
+
+def _tls_advice(client: Client) -> str:
+    access = client.address.access
+    if access.is_insecure:
+        return "its certificate is not checked (insecure-skip-tls-verify): anybody on the way can read the token"
+    if access.server.startswith("http:") and access.credential is not None:
+        return "the token is sent without TLS"
+    return ""
+
+
+def _login(client: Client) -> str:
+    access = client.address.access
+    match access.credential:
+        case TokenFile():
+            return "a token file, read again at least once a minute"
+        case TokenText():
+            return "a token that stays the same"
+        case CommandLogin():
+            return "a credential command"
+    return "a client certificate" if access.certificate is not None else "none"
+
+
+async def _version(client: Client) -> str:
+    answer = await client.send(Request("get", resource="the version"), "GET", "/version")
+    return str(answer.body.get("gitVersion") or "unknown")
+
+
+async def _namespace(client: Client, namespace: str) -> Fact:
+    request = Request("get", resource="namespaces")
+    answer = await client.send(request, "GET", f"/api/v1/namespaces/{namespace}", expected=(403, 404))
+    match answer.status:
+        case 404:
+            return Fact("namespace", namespace, "it doesn't exist: create it, or correct the URL")
+        case 403:
+            return Fact("namespace", f"{namespace} (this user may not look whether it exists)")
+    return Fact("namespace", namespace)
+
+
+async def _rights(client: Client, namespace: str) -> Fact:
+    """Ask for each right; name those that are missing."""
+    missing = []
+    for verb in VERBS:
+        about = {"namespace": namespace, "verb": verb, "group": "coordination.k8s.io", "resource": "leases"}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": about},
+        }
+        request = Request("create", resource="selfsubjectaccessreviews")
+        try:
+            answer = await client.send(
+                request, "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review
+            )
+        except TenureError as error:
+            return Fact("rights", "unknown", str(error))
+        if not (answer.body.get("status") or {}).get("allowed"):
+            missing.append(verb)
+    if not missing:
+        return Fact("rights", f"{', '.join(VERBS)} on leases")
+    advice = "; ".join(f"{verb}: {_WITHOUT[verb]}" for verb in missing)
+    only_some = "; a Role with resourceNames counts as missing here" if "list" in missing else ""
+    return Fact("rights", f"without {', '.join(missing)} on leases", f"add to a Role: {advice}{only_some}")
+
+
+async def _flow(client: Client) -> Fact:
+    """Return which priority the server's flow control gives these requests."""
+    answer = await client.send(Request("get", "tenure-doctor"), "GET", client.path_of("tenure-doctor"), expected=(404,))
+    if answer.priority:
+        return Fact("priority", f"level {answer.priority} of API Priority and Fairness")
+    return Fact("priority", "the server has no API Priority and Fairness")

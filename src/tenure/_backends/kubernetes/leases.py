@@ -1,0 +1,277 @@
+"""Leases of ``coordination.k8s.io/v1``, by the rules of client-go's ``LeaseLock``: both stand in the same election.
+
+House rules:
+
+- A write carries the ``resourceVersion`` that was read: the server refuses it if anything has changed since. So every
+  verb is decided by one write, and a late request changes nothing.
+- "Changed meanwhile" is no loss. The Lease is read again and compared: perhaps the change was our own write, whose
+  answer was lost.
+- A lease has expired when the record has not changed for its own duration, on our monotonic clock, counted from when
+  this process first saw it. The times in the record are never compared with a clock.
+- If the record has a strategy, the API server chooses the holder (coordinated leader election), and we don't acquire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from tenure._backends.kubernetes.client import Answer, Client, Request
+from tenure._backends.kubernetes.names import require_lease_name
+from tenure._backends.kubernetes.observations import Observation, Observations
+from tenure._backends.kubernetes.records import (
+    LABEL,
+    Json,
+    acquired,
+    asked_to_resign,
+    grant_of,
+    holder_of,
+    is_asked_to_resign,
+    is_ours,
+    metadata_of,
+    new_lease,
+    record_of,
+    released,
+    renewed,
+    strategy_of,
+    token_of,
+)
+from tenure._backends.kubernetes.watch import Watches
+from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.errors import ConfigError, Unavailable
+
+TRAITS = LeaseTraits(
+    ttl_min=1.0,
+    ttl_max=86_400.0,
+    fencing="emulated",
+    expiry="observed",
+    hints=True,
+    survives_restart=True,
+    names="dns",
+)
+
+TRIES = 20
+"""How often a verb begins anew after a concurrent change."""
+CONCURRENCY = 32
+"""Renewals of one call that are sent at the same time."""
+PAGE = 500
+"""Leases in one page of a list."""
+
+
+class KubernetesLeases:
+    """A ``LeaseStore`` on the Leases of a namespace."""
+
+    def __init__(self, client: Client, observations: Observations, watches: Watches) -> None:
+        self._client = client
+        self._observed = observations
+        self._watches = watches
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What the store can do: without hints, if this user may not watch."""
+        return replace(TRAITS, hints=False) if self._watches.is_refused else TRAITS
+
+    # --- a new term ---
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended.
+
+        Raises:
+            ConfigError: No Lease can have this name, or the API server chooses its holder.
+        """
+        require_lease_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, TRAITS)
+        within = patience(ttl)
+        for _ in range(TRIES):
+            seen = await self._read(name, within)
+            now = self._observed.now
+            if seen is None:
+                fresh = new_lease(name, self._client.address.namespace)
+                written = await self._create(self._acquired(fresh, name, holder, ttl, metadata), within)
+            elif holder_of(seen.lease) == holder and not seen.has_expired(now):
+                again = renewed(seen.lease, ttl, left=seen.left(now), now=_wall_clock())
+                written = await self._replace(again, within)
+            elif strategy_of(seen.lease):
+                raise ConfigError(_coordinated(name, strategy_of(seen.lease)))
+            elif seen.has_expired(now):
+                written = await self._replace(self._acquired(seen.lease, name, holder, ttl, metadata), within)
+            else:
+                return self._held_by(name, seen, remaining=seen.left(now))
+            if written is not None:
+                return Granted(grant_of(name, written), is_asked_to_resign(written))
+        raise Unavailable(f"the Lease {name!r} was changed {TRIES} times while it was read; tenure tries again")
+
+    def _acquired(self, lease: Json, name: str, holder: str, ttl: float, metadata: Metadata) -> Json:
+        newest = self._observed.newest_token(name)
+        return acquired(lease, holder, ttl, metadata, after=newest, now=_wall_clock())
+
+    # --- an existing term ---
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims to *ttl* seconds from now, concurrently; one without an answer gets ``NoAnswer``.
+
+        A claim that has expired is renewed, too, if nobody has taken the name since: the write would fail otherwise.
+        """
+        require_ttl(ttl, TRAITS)
+        free = asyncio.Semaphore(CONCURRENCY)
+
+        async def renew(grant: Grant) -> Granted | Lost | Unavailable:
+            async with free:
+                try:
+                    return await self._renew(grant, ttl)
+                except Unavailable as error:
+                    return error
+
+        answers = await asyncio.gather(*map(renew, grants))
+        unanswered = [answer for answer in answers if isinstance(answer, Unavailable)]
+        if unanswered and len(unanswered) == len(answers):
+            raise unanswered[0]
+        return [NoAnswer(str(answer)) if isinstance(answer, Unavailable) else answer for answer in answers]
+
+    async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost:
+        within = patience(ttl)
+        seen = self._observed.find(grant.name)
+        if seen is None or grant_of(grant.name, seen.lease) != grant:
+            seen = await self._read(grant.name, within)  # perhaps it was noted before our own write
+        for _ in range(TRIES):
+            if seen is None or grant_of(grant.name, seen.lease) != grant:
+                return Lost(grant)
+            left = seen.left(self._observed.now)
+            written = await self._replace(renewed(seen.lease, ttl, left=left, now=_wall_clock()), within)
+            if written is not None:
+                return Granted(grant, is_asked_to_resign(written))
+            seen = await self._read(grant.name, within)
+        raise Unavailable(
+            f"the Lease {grant.name!r} was changed {TRIES} times while it was renewed; tenure tries again"
+        )
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Release a claim, as client-go does; its token is kept. One that has expired, and nobody took, is released."""
+        sent: Json | None = None
+        for _ in range(TRIES):
+            seen = await self._read(grant.name)
+            if sent is not None and seen is not None and record_of(seen.lease) == record_of(sent):
+                return Released(grant)  # the connection broke, the request was sent again, and the first one arrived
+            if seen is None or grant_of(grant.name, seen.lease) != grant:
+                return Lost(grant)
+            sent = released(seen.lease, now=_wall_clock())
+            if await self._replace(sent) is not None:
+                return Released(grant)
+        raise Unavailable(
+            f"the Lease {grant.name!r} was changed {TRIES} times while it was released; tenure tries again"
+        )
+
+    # --- questions ---
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Return the holder of *name*, without changing anything. A process that asks for the first time can't know
+        whether the holder is still alive, so ``remaining`` is None then."""
+        require_lease_name(name)
+        seen = await self._read(name)
+        if seen is None:
+            return Vacant(name, self._observed.newest_token(name))
+        now = self._observed.now
+        if seen.has_expired(now):
+            return Vacant(name, token_of(seen.lease), seen.vacant_for(now))
+        return self._held_by(name, seen, remaining=None if seen.is_first else seen.left(now))
+
+    async def names(self) -> Sequence[str]:
+        """List every name that a candidate of tenure ever claimed, sorted; not those of other programs only."""
+        for _ in range(TRIES):
+            if (names := await self._listed()) is not None:
+                return sorted(names)
+        raise Unavailable(f"the list of Leases became too old {TRIES} times while it was read; try again")
+
+    async def _listed(self) -> set[str] | None:
+        """Read the list in pages; None if it took so long that the server has forgotten where it was."""
+        names: set[str] = set()
+        following = ""
+        while True:
+            query = {"labelSelector": LABEL, "limit": str(PAGE)} | ({"continue": following} if following else {})
+            answer = await self._client.send(
+                Request("list"), "GET", self._client.leases_path, query=query, expected=(410,)
+            )
+            if answer.status == 410:
+                return None
+            names |= {str(lease["metadata"]["name"]) for lease in answer.body.get("items") or []}
+            following = str((answer.body.get("metadata") or {}).get("continue") or "")
+            if not following:
+                return names
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Request that the present holder resigns; False if there is none, or it is another program, which can't."""
+        require_lease_name(name)
+        for _ in range(TRIES):
+            seen = await self._read(name)
+            if seen is None or seen.has_expired(self._observed.now) or not is_ours(seen.lease):
+                return False
+            if await self._replace(asked_to_resign(seen.lease)) is not None:
+                return True
+        raise Unavailable(f"the Lease {name!r} was changed {TRIES} times during the request to resign; try again")
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something changed for *name*; a mere renewal gives no hint."""
+        require_lease_name(name)
+        return self._watches.listen(name)
+
+    # --- requests ---
+
+    async def _read(self, name: str, within: float | None = None) -> Observation | None:
+        """Read a Lease; None if there is none."""
+        answer = await self._client.send(
+            Request("get", name), "GET", self._client.path_of(name), expected=(404,), within=within
+        )
+        if answer.status == 404:
+            if answer.reason != "NotFound" or name not in answer.message:  # not even the API is there
+                raise self._client.refusal(answer, Request("get", name))
+            self._observed.note_missing(name)
+            return None
+        return self._observed.note(name, answer.body)
+
+    async def _create(self, lease: Json, within: float | None = None) -> Json | None:
+        """Create a Lease, and return it; None if it exists already."""
+        name = str(lease["metadata"]["name"])
+        request = Request("create", name)
+        answer = await self._client.send(
+            request, "POST", self._client.leases_path, body=lease, expected=(409,), within=within
+        )
+        return self._written(name, answer)
+
+    async def _replace(self, lease: Json, within: float | None = None) -> Json | None:
+        """Replace a Lease, and return it; None if it has changed, or was deleted, since it was read."""
+        name = str(lease["metadata"]["name"])
+        request = Request("update", name)
+        answer = await self._client.send(
+            request, "PUT", self._client.path_of(name), body=lease, expected=(404, 409), within=within
+        )
+        return self._written(name, answer)
+
+    def _written(self, name: str, answer: Answer) -> Json | None:
+        if answer.status in (404, 409):
+            return None
+        self._observed.note(name, answer.body)
+        return answer.body
+
+    @staticmethod
+    def _held_by(name: str, seen: Observation, *, remaining: float | None) -> HeldBy:
+        return HeldBy(name, holder_of(seen.lease), token_of(seen.lease), remaining, metadata_of(seen.lease))
+
+
+def patience(ttl: float) -> float:
+    """Return the seconds to wait for an answer about a lease of *ttl* seconds: there must be time left to repeat."""
+    return max(1.0, ttl / 3)
+
+
+def _coordinated(name: str, strategy: str) -> str:
+    return (
+        f"the Lease {name!r} has spec.strategy {strategy}: the API server chooses its holder among LeaseCandidates "
+        "(coordinated leader election), and tenure is none; campaign under another name, or remove spec.strategy"
+    )
+
+
+def _wall_clock() -> datetime:
+    return datetime.now(UTC)
