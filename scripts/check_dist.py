@@ -33,6 +33,7 @@ IMPORTED = {
     "": "tenure, tenure.sync, tenure.ports, tenure.testing, tenure.backends.sqlite",
     "cli": "tenure.cli",
     "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
+    "etcd": "aiohttp, tenure._backends.etcd",
     "postgres": "tenure.backends.postgres, asyncpg",
     "redis": "redis, hiredis",
     "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",

@@ -15,6 +15,8 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "azure": ("tenure._backends.azure_storage", "azure"),
         "azurite": ("tenure._backends.azure_storage", "azure"),
         "kubernetes": ("tenure._backends.kubernetes", "kubernetes"),
+        "etcd": ("tenure._backends.etcd", "etcd"),
+        "etcds": ("tenure._backends.etcd", "etcd"),
         "memory": ("tenure._backends.memory", None),
         "postgres": ("tenure._backends.postgres", "postgres"),
         "postgresql": ("tenure._backends.postgres", "postgres"),

@@ -15,6 +15,7 @@ from tenure.testing._conformance.queues.steps import QueueSuite
 from tests.conformance import (
     test_azure,
     test_cost,
+    test_etcd,
     test_kubernetes,
     test_memory,
     test_peers,
@@ -35,8 +36,9 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Azure": (test_azure, test_cost, test_strain),
     "Kubernetes": (test_kubernetes,),
     "Queued": (test_queued,),
+    "Etcd": (test_etcd,),
 }
-LEASES_ONLY = frozenset({"Kubernetes", "Queued"})
+LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued"})
 """Stores without queues of messages."""
 CALLED = {"Redis": ("Redis", "Cluster")}
 
@@ -55,6 +57,10 @@ NOT_ON = {
     "Sqlite": {
         "cut_one": "one file holds all leases",
         "slow": "there is no link",
+    },
+    "Etcd": {
+        "cut_one": "each member has all leases",
+        "full": "it accepts no new leader then, whatever the name: tried in tests/backends",
     },
     "Queued": {
         "away": "it is inside the process",
@@ -75,6 +81,7 @@ NO_SUITE = {
     "Memory": {"LeaseCapacitySuite": "neither full nor slow", "BrokerCapacitySuite": "neither full nor slow"},
     "Azure": {"LeaseCapacitySuite": "never full"},
     "Kubernetes": {"LeaseCapacitySuite": "when it is full, it refuses renewals, too"},
+    "Etcd": {"LeaseCapacitySuite": "it accepts no new leader when it is full"},
     "Queued": {"LeaseCapacitySuite": "never full", "LeaseCostSuite": "its cost is of no interest: only tests use it"},
 }
 

@@ -1,0 +1,51 @@
+"""Leases in etcd 3.4 and later: ``etcd://host:2379,host:2379/?prefix=tenure/``, and ``etcds://`` for TLS.
+
+They are in the dialect of etcd's own package ``concurrency``, so programs in Go and ``etcdctl`` stand in the same
+elections. It has no queues of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.etcd.address import Options, address_of
+from tenure._backends.etcd.client import Client
+from tenure._backends.etcd.diagnosis import diagnose
+from tenure._backends.etcd.leases import TRAITS, EtcdLeases
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock, SystemClock
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+__all__ = ["TRAITS", "EtcdBackend", "EtcdLeases", "Options", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> EtcdBackend:
+    """Open the etcd that *url* names; the first request connects.
+
+    Raises:
+        ConfigError: The URL names no server, or an option is unknown or doesn't fit.
+    """
+    address, options = address_of(url), url.options(Options)
+    if not address.is_tls and (options.ca or options.cert or options.key):
+        raise ConfigError(f"{str(url)!r} has options for TLS, but doesn't use TLS; write etcds://")
+    return EtcdBackend(Client(address, options), clock or SystemClock())
+
+
+class EtcdBackend:
+    """An etcd in use."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self.leases: EtcdLeases = EtcdLeases(client, clock)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Return facts about the members of the cluster."""
+        return await diagnose(self._client)
+
+    async def close(self) -> None:
+        """End the places of candidates that wait, and close every connection."""
+        try:
+            await self.leases.close()
+        finally:
+            await self._client.close()

@@ -1,0 +1,108 @@
+"""The address of an etcd: its members, the login, and the options of the URL."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+PORT = 2_379
+_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of an ``etcd:`` or ``etcds:`` URL.
+
+    Args:
+        timeout: Seconds that a request may take, on all members together, connecting included.
+        prefix: The beginning of every key, as written: the key of a candidate is PREFIXNAME/LEASE.
+        kind: Which foreign clients stand in the same elections: ``election`` for etcd's ``Election`` and
+            ``etcdctl elect``, whose keys have the candidate as their value; ``lock`` for its ``Mutex`` and ``etcdctl
+            lock``, whose keys have an empty value.
+        ca: A file with the certificates to trust, instead of the system's (with ``etcds:`` only).
+        cert: A file with the client's certificate, if the servers require one.
+        key: A file with its key.
+        check_hostname: Whether a server's certificate must be for its host in the URL.
+    """
+
+    timeout: float = 5.0
+    prefix: str = "tenure/"
+    kind: Literal["election", "lock"] = "election"
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    check_hostname: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.timeout <= 60.0:
+            raise ConfigError(f"timeout must be from 0.01 to 60 seconds, not {self.timeout:g}; try timeout=5")
+        if "\0" in self.prefix:
+            raise ConfigError("prefix must have no NUL; write for example prefix=tenure/")
+        if self.key and not self.cert:
+            raise ConfigError("key= names the key of a client's certificate, and cert= is missing; name both files")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The members of an etcd, as URLs of HTTP, and the login."""
+
+    members: tuple[str, ...]
+    username: str | None
+    password: str | None = field(repr=False)
+    is_tls: bool
+
+    def __str__(self) -> str:
+        hosts = ",".join(member.partition("://")[2] for member in self.members)
+        return f"{'etcds' if self.is_tls else 'etcd'}://{hosts}"
+
+
+def address_of(url: Url) -> Address:
+    """Return the address that *url* names.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    form = f"write {url.scheme}://[user:password@]host[:port][,host[:port]…]/?prefix=tenure/"
+    parts = urlsplit(url.written)
+    login, at, hosts = parts.netloc.rpartition("@")
+    is_tls = url.scheme == "etcds"
+    members = tuple(dict.fromkeys(_member(written, url, form, is_tls=is_tls) for written in hosts.split(",")))
+    if parts.path.strip("/"):
+        raise ConfigError(f"{str(url)!r} has a path, and etcd has none; {form}, with the beginning of the keys there")
+    user, _, password = (unquote(part) for part in login.partition(":"))
+    if at and not (user and password):
+        raise ConfigError(f"{str(url)!r} has an @, but not both a user and a password before it; {form}")
+    return Address(members, user or None, password or None, is_tls)
+
+
+def _member(written: str, url: Url, form: str, *, is_tls: bool) -> str:
+    if not written:
+        raise ConfigError(f"{str(url)!r} names no host, or an empty one; {form}")
+    found = _PLACE.fullmatch(written)
+    if not found or int(found["port"] or PORT) not in range(1, 65_536):
+        # Without the text: it may be part of a password that is not percent-encoded.
+        raise ConfigError(
+            f"{str(url)!r} has a member that is no host:port; {form}, and percent-encode the special characters of the "
+            "password"
+        )
+    return f"{'https' if is_tls else 'http'}://{found['host']}:{found['port'] or PORT}"
+
+
+def require_files(address: Address, options: Options) -> None:
+    """Refuse an option that names a file that can't be read."""
+    for name in ("ca", "cert", "key"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"{name}={path} of {address} can't be read: {error.strerror}; name the file as this process finds it"
+            ) from error

@@ -1,0 +1,352 @@
+"""The client of an etcd: its JSON gateway over HTTP, each request on one member after another until one answers.
+
+House rules:
+
+- Each request has a time limit for everything: all members, the connections and the login included.
+- A request that got no answer may be executed later, all the same. So every request can be repeated, and
+  ``Reply.is_only`` says whether an attempt of it may still be under way.
+- All members' answers are worth the same: etcd passes writes on to its leader. A member that failed is asked last.
+- It is used on one event loop, the renewal loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+import aiohttp
+
+from tenure._backends.etcd.address import Address, Options, require_files
+from tenure._backends.etcd.errors import NoAnswerInTime, Refused, translate
+from tenure._backends.etcd.requests import Json
+from tenure._runtime.tasks import Tasks
+from tenure.errors import ConfigError, TenureError
+
+CONNECTIONS_MAX = 32
+"""Connections to one member, besides those of watches; more requests than that wait for each other."""
+
+
+def patience(lasts: float) -> float:
+    """Return the seconds to wait for an answer about a lease of *lasts* seconds: there must be time left to repeat."""
+    return max(1.0, lasts / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, and whether no other attempt of the same request may still be executed."""
+
+    body: Json
+    is_only: bool
+
+
+class Member:
+    """The connections to one member: replaced when one of them fails, as the others may be broken, too."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
+        self.url = url
+        self._tls = tls
+        self._requests: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+        self._closing = Tasks()
+        self._retired: set[aiohttp.ClientSession] = set()
+
+    async def post(self, path: str, body: Mapping[str, object], token: str) -> Json:
+        """Return the answer to one request.
+
+        Raises:
+            Refused: etcd, or another server, refused it.
+            aiohttp.ClientError, OSError: There was no answer.
+        """
+        if self._requests is None:
+            self._requests = self._new_session(CONNECTIONS_MAX)
+        async with self._requests.post(
+            f"{self.url}/v3/{path}", data=json.dumps(body), headers=_headers(token)
+        ) as reply:
+            return _read(reply.status, await reply.read())
+
+    async def stream(self, path: str, body: Mapping[str, object], token: str) -> AsyncGenerator[Json, None]:
+        """Yield the messages of an answer that goes on; raises as :meth:`post` does."""
+        if self._streams is None:
+            self._streams = self._new_session(0)
+        # Without a leader, a member would keep a watch open in which nothing happens.
+        headers = _headers(token) | {"Grpc-Metadata-hasleader": "true"}
+        async with self._streams.post(f"{self.url}/v3/{path}", data=json.dumps(body), headers=headers) as reply:
+            if reply.status != 200:
+                _read(reply.status, await reply.read())
+            rest = b""
+            async for data in reply.content.iter_any():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    yield _read(reply.status, line)
+
+    async def metrics(self) -> str:
+        """Return its metrics as text; raises as :meth:`post` does."""
+        if self._requests is None:
+            self._requests = self._new_session(CONNECTIONS_MAX)
+        async with self._requests.get(f"{self.url}/metrics") as reply:
+            if reply.status != 200:
+                raise Refused(reply.status, await reply.text(), is_of_etcd=False)
+            return await reply.text()
+
+    def retire(self) -> None:
+        """Send nothing more over the connections made so far; end the streams, and let the requests end."""
+        requests, streams = self._requests, self._streams
+        self._requests = self._streams = None
+        if streams is not None:
+            self._closing.spawn(streams.close())
+        if requests is not None:
+            self._retired.add(requests)
+            # Requests that are under way on other connections may still be answered; by then they have ended.
+            asyncio.get_running_loop().call_later(60.0, self._close_retired, requests)
+
+    def _close_retired(self, session: aiohttp.ClientSession) -> None:
+        if session in self._retired:
+            self._retired.discard(session)
+            self._closing.spawn(session.close())
+
+    async def close(self) -> None:
+        """Close every connection."""
+        sessions = [one for one in (self._requests, self._streams) if one is not None]
+        retired, self._retired = self._retired, set()
+        self._requests = self._streams = None
+        await asyncio.gather(*(one.close() for one in (*sessions, *retired)), *self._closing)
+
+    def _new_session(self, limit: int) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=limit, ssl=self._tls if self._tls is not None else True)
+        # The time limits are ours: this one would be a second one.
+        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=None))
+
+
+class Client:
+    """All members of one etcd.
+
+    Args:
+        address: Where they are, and the login.
+        options: The time limit, and the files for TLS.
+
+    Raises:
+        ConfigError: A file can't be read, or is no certificate.
+    """
+
+    def __init__(self, address: Address, options: Options) -> None:
+        require_files(address, options)
+        self.address: Address = address
+        self.options: Options = options
+        tls = _context(address, options) if address.is_tls else None
+        self.members: tuple[Member, ...] = tuple(Member(url, tls) for url in address.members)
+        self._current = 0
+        self._token: str | None = None
+        """Of the present login; empty if the servers have no users, None if the login is still to be made."""
+        self._login_turn = asyncio.Lock()
+        self._worked = False
+        self._permitted = False
+        self._closed = False
+
+    def until(self, within: float | None = None) -> float:
+        """Return the time of the loop at which a request ends that begins now: after *within* seconds at most."""
+        timeout = self.options.timeout
+        return asyncio.get_running_loop().time() + (timeout if within is None else min(within, timeout))
+
+    async def call(
+        self,
+        path: str,
+        body: Mapping[str, object],
+        *,
+        until: float | None = None,
+        handles: str | None = None,
+        member: Member | None = None,
+    ) -> Reply:
+        """Return the answer to a request before the loop's time *until*, from any member, or from *member* only.
+
+        Raises:
+            Refused: etcd refused it with the text *handles*, which the caller handles.
+            Unavailable: No member answered in time; the request may have been executed, or be executed later.
+            ConfigError: It can't work as it is, or the client was closed.
+        """
+        self.require_open()
+        end = self.until() if until is None else until
+        loop = asyncio.get_running_loop()
+        last: Exception = NoAnswerInTime("before it was sent")
+        # At least two, as a connection that was kept may be broken: then the same member is asked over another one.
+        count = 1 if member else max(2, len(self.members))
+        in_doubt = False
+        for left in range(count, 0, -1):
+            asked = member or self.members[self._current]
+            share = (end - loop.time()) / left
+            if share <= 0:
+                break
+            try:
+                async with asyncio.timeout(share):
+                    answer = await self._logged_in(asked, path, body)
+            except Refused as error:
+                self._worked = self._worked or error.is_of_etcd
+                if handles is not None and error.means(handles):
+                    raise
+                if not error.is_of_member:
+                    raise self.translated(error) from error
+                last, in_doubt = error, True
+            except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+                last = NoAnswerInTime(f"within {share:.2g} s") if isinstance(error, TimeoutError) else error
+                in_doubt = in_doubt or not isinstance(error, aiohttp.ClientConnectorError)  # then it was never sent
+                asked.retire()
+            else:
+                self._worked = True
+                return Reply(answer, not in_doubt)
+            if member is None and asked is self.members[self._current]:
+                self._current = (self._current + 1) % len(self.members)
+        raise self.translated(last) from last
+
+    async def _logged_in(self, member: Member, path: str, body: Mapping[str, object]) -> Json:
+        """Return the answer of *member*; log in before, and again if the login has ended."""
+        token = await self._login(member)
+        try:
+            return await member.post(path, body, token)
+        except Refused as error:
+            if not error.needs_login or self.address.username is None:
+                raise
+            self.forget_login(token)
+        return await member.post(path, body, await self._login(member))
+
+    async def _login(self, member: Member) -> str:
+        """Return the token of the present login; empty without a user."""
+        if self.address.username is None:
+            return ""
+        if self._token is not None:
+            return self._token
+        async with self._login_turn:
+            if self._token is None:
+                login = {"name": self.address.username, "password": self.address.password}
+                try:
+                    self._token = str((await member.post("auth/authenticate", login, ""))["token"])
+                except Refused as error:
+                    if not error.is_without_users:
+                        raise
+                    self._token = ""
+            return self._token
+
+    def forget_login(self, token: str) -> None:
+        """Log in again before the next request, unless that was done since *token* was given."""
+        if self._token == token:
+            self._token = None
+
+    async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[Json, None]:
+        """Yield the messages of an answer that goes on, from the member that answers at present.
+
+        It ends with an error when that member fails here or in another request.
+
+        Raises:
+            Unavailable: It can't be reached any more.
+            ConfigError: It refuses this for good.
+        """
+        self.require_open()
+        member, token = self.members[self._current], ""
+        try:
+            async with asyncio.timeout(self.options.timeout) as limit:
+                token = await self._login(member)
+                async with aclosing(member.stream(path, body, token)) as messages:
+                    async for message in messages:
+                        limit.reschedule(None)  # the first answer must come in time, the others whenever they come
+                        if (reason := message.get("cancel_reason")) and "compact_revision" not in message:
+                            raise Refused(200, str(reason))
+                        yield message
+        except Refused as error:
+            if error.needs_login:
+                self.forget_login(token)
+            raise self.translated(error) from error
+        except (aiohttp.ClientError, OSError) as error:
+            if member is self.members[self._current]:
+                self._current = (self._current + 1) % len(self.members)
+            raise self.translated(error) from error
+
+    async def metric(self, member: Member, name: str) -> float:
+        """Return the value of a metric of *member*; 0 if it has none of this *name*.
+
+        Raises:
+            Unavailable: Its metrics can't be read.
+        """
+        try:
+            async with asyncio.timeout(self.options.timeout):
+                text = await member.metrics()
+        except (Refused, aiohttp.ClientError, OSError) as error:
+            raise self.translated(error) from error
+        found = (line.partition(" ") for line in text.splitlines())
+        return next((float(value) for known, _, value in found if known == name), 0.0)
+
+    @property
+    def has_login(self) -> bool:
+        """Whether it has logged in as a user."""
+        return bool(self._token)
+
+    def translated(self, error: Exception) -> TenureError:
+        """Turn an error of a member into one of ours."""
+        return translate(
+            error,
+            self.address,
+            has_certificate=self.options.cert is not None,
+            prefix=self.options.prefix,
+            worked=self._worked,
+            permitted=self._permitted,
+        )
+
+    def note_permitted(self) -> None:
+        """Note that a write was permitted: if one is refused later, rights are being changed."""
+        self._permitted = True
+
+    def require_open(self) -> None:
+        """Raise ``ConfigError`` after :meth:`close`."""
+        if self._closed:
+            raise ConfigError("this backend was closed; connect again")
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        with suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(self.options.timeout):
+                await asyncio.gather(*(member.close() for member in self.members))
+
+
+def _context(address: Address, options: Options) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.ca)
+        context.check_hostname = options.check_hostname
+        if options.cert:
+            context.load_cert_chain(options.cert, options.key)
+    except (ssl.SSLError, ValueError) as error:
+        named = ", ".join(
+            f"{name}={getattr(options, name)}" for name in ("ca", "cert", "key") if getattr(options, name)
+        )
+        raise ConfigError(
+            f"the certificates for {address} can't be used ({named}): {error}; check the files"
+        ) from error
+    return context
+
+
+def _headers(token: str) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"}
+    return headers | {"Authorization": token} if token else headers
+
+
+def _read(status: int, raw: bytes) -> Json:
+    """Return the answer, without the envelope in which the gateway puts streamed ones.
+
+    Raises:
+        Refused: It is an error, or not from etcd.
+    """
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        raise Refused(status, raw[:200].decode(errors="replace").strip(), is_of_etcd=False) from None
+    if not isinstance(found, dict):
+        raise Refused(status, str(found)[:200], is_of_etcd=False)
+    wrapped = found.get("error")
+    if isinstance(wrapped, dict):  # in a stream
+        found = wrapped
+    if status != 200 or wrapped is not None:
+        code = found.get("code", found.get("grpc_code"))
+        raise Refused(status, str(found.get("message") or found.get("error") or found), code)
+    result = found.get("result", found)
+    return result if isinstance(result, dict) else {}

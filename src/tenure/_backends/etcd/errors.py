@@ -1,0 +1,151 @@
+"""The errors of etcd's gateway and of the connections to it, translated in one function."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from tenure._backends.etcd.address import Address
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+# Codes of gRPC
+INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 5, 7, 8, 9
+UNIMPLEMENTED, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED = 12, 14, 15, 16
+
+NO_LEASE = "requested lease not found"
+LEASE_EXISTS = "lease already exists"
+NO_SPACE = "database space exceeded"
+_BAD_TOKENS = (
+    "invalid auth token",
+    "user name is empty",
+    "revision of auth store is old",
+    "auth token is not provided",
+)
+
+
+class Refused(Exception):
+    """A request was refused: by etcd with a code of gRPC, or by a server that is no etcd.
+
+    Args:
+        status: The status of HTTP.
+        text: The reason, as written by the server.
+        code: The code of gRPC; None if the server gave none.
+        is_of_etcd: Whether the answer has the form of etcd's.
+    """
+
+    def __init__(self, status: int, text: str, code: int | None = None, *, is_of_etcd: bool = True) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text.removeprefix("etcdserver: ")
+        self.code = code
+        self.is_of_etcd = is_of_etcd
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether the request may work after a new login; it was not executed."""
+        return self.code == UNAUTHENTICATED or any(part in self.text for part in _BAD_TOKENS)
+
+    @property
+    def is_without_users(self) -> bool:
+        """Whether there is no login, because the servers have no users."""
+        return "authentication is not enabled" in self.text
+
+    @property
+    def is_of_member(self) -> bool:
+        """Whether another member may answer instead."""
+        return self.code == UNAVAILABLE or (self.code == RESOURCE_EXHAUSTED and "too many requests" in self.text)
+
+    def means(self, text: str) -> bool:
+        """Return whether this is the refusal with *text*."""
+        return text in self.text
+
+
+class NoAnswerInTime(Exception):
+    """No answer came in time; *args* says how long that was."""
+
+
+def translate(
+    error: Exception, address: Address, *, prefix: str, has_certificate: bool, worked: bool, permitted: bool
+) -> TenureError:
+    """Turn a refusal of etcd at *address*, or a failure of the connection, into one of our errors.
+
+    A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
+    servers are being changed, and may work again.
+    """
+    text = str(error).rstrip(".")
+    match error:
+        case Refused():
+            return _refusal(error, address, prefix, worked=worked, permitted=permitted)
+        case NoAnswerInTime() | TimeoutError():
+            return Unavailable(f"{address} gave no answer ({text or 'in time'}); the request may have been executed")
+        case aiohttp.ClientConnectorCertificateError():
+            untrusted = (
+                f"{address} has a certificate that is not trusted: {error.certificate_error}; check the option ca"
+            )
+            return Unavailable(untrusted) if worked else ConfigError(untrusted)
+        case aiohttp.ClientConnectorError():
+            cause = getattr(error.os_error, "strerror", None) or text
+            hint = (
+                "; if these servers don't use TLS, write etcd://" if isinstance(error, aiohttp.ClientSSLError) else ""
+            )
+            return Unavailable(
+                f"{address} can't be reached: {cause}; check hosts and ports, and whether etcd runs{hint}"
+            )
+        case aiohttp.ClientError() | OSError() if address.is_tls and "alert" in text.lower():
+            check = "check cert and key" if has_certificate else "name a client's certificate with cert and key"
+            refused = f"{address} refused the connection by TLS: {text}; {check}"
+            return Unavailable(refused) if worked else ConfigError(refused)
+        case aiohttp.ClientError() | OSError():
+            hint = "" if worked or address.is_tls else "; if these servers require TLS, write etcds://"
+            return Unavailable(f"{address} closed the connection: {text}; the request may have been executed{hint}")
+    raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
+
+
+def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, permitted: bool) -> TenureError:
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    text = error.text
+    if not error.is_of_etcd:
+        return lasting(_foreign(error, address))
+    if error.code == PERMISSION_DENIED or "permission denied" in text:
+        forbidden = (
+            f"{address} does not permit this user the keys that begin with {prefix!r}; grant its role read and write "
+            "for them, or name another prefix, see docs/etcd.md"
+        )
+        return Unavailable(f"{forbidden} (they were permitted before)") if permitted else ConfigError(forbidden)
+    if "invalid user ID or password" in text:
+        return lasting(f"{address} refused the user or the password; check both in the URL")
+    if error.needs_login:
+        if address.username is None:
+            return lasting(f"{address} requires a login, and got none; write it into the URL: etcd://USER:PASSWORD@…")
+        return Unavailable(f"{address} ended the login: {text}; tenure logs in again")
+    if NO_SPACE in text:
+        return Unavailable(
+            f"{address} is full, and changed nothing: {text}; compact it, defragment its members, then run etcdctl "
+            "alarm disarm, or raise --quota-backend-bytes"
+        )
+    if error.code == DATA_LOSS or "corrupt" in text:
+        return Unavailable(f"{address} has an alarm, as its members' data differ: {text}; replace the corrupt member")
+    if "too many operations" in text:
+        return lasting(
+            f"{address} permits fewer than 128 operations in a transaction: {text}; set --max-txn-ops to 128"
+        )
+    if error.code == UNIMPLEMENTED:
+        return lasting(f"{address} has no such request: {text}; tenure needs etcd 3.4 or newer")
+    if error.code == UNAVAILABLE:
+        return Unavailable(f"{address} can't answer at present: {text}; the request may have been executed")
+    return Unavailable(f"{address} refused the request: {text}")
+
+
+def _foreign(error: Refused, address: Address) -> str:
+    """Return the reason for an answer that etcd's gateway did not give."""
+    if "HTTP request to an HTTPS server" in error.text:
+        return f"{address} requires TLS; write etcds://"
+    if "CommonName of client" in error.text:
+        return (
+            f"{address} takes a client's certificate with a common name for a user, which its JSON gateway can't do; "
+            "use a certificate without a common name, and a user and a password"
+        )
+    if error.status == 404:
+        return (
+            f"{address} has no JSON gateway under /v3: {error.text!r}; tenure needs etcd 3.4 or newer, with its gateway"
+        )
+    return f"{address} does not answer as etcd (status {error.status}): {error.text!r}; check hosts and ports"

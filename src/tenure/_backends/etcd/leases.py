@@ -1,0 +1,304 @@
+"""Leases in etcd, in the dialect of its own package ``concurrency``: they share elections and locks with its clients.
+
+House rules:
+
+- The holder of a name is the candidate whose key was created first; the token is that key's create revision.
+- ``Granted`` needs two things: a keep-alive of the etcd lease that was sent after the verb was called, and after its
+  answer a transaction in which the key exists. Both answers have the same raft term. Otherwise a member that
+  doesn't know yet that it leads no more may have answered the keep-alive, and the new leader counts the lease from an
+  earlier time. A leader that is elected after the transaction was ordered extends all leases.
+- ``Lost`` needs such a transaction, too: a keep-alive that finds no lease is not enough.
+- A name's candidates stand in a queue. One that waits is notified when the key before its own is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from tenure._backends.etcd import requests
+from tenure._backends.etcd.client import Client, patience
+from tenure._backends.etcd.errors import NO_LEASE, Refused
+from tenure._backends.etcd.hints import Hints
+from tenure._backends.etcd.requests import Change, Holder, Keys, KeyValue, Record, TxnAnswer
+from tenure._backends.etcd.sessions import Extension, Place, Session, SessionGone, Sessions
+from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._frozen import FrozenDict
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._runtime.clock import Clock
+from tenure.errors import Unavailable
+
+TRAITS = LeaseTraits(
+    ttl_min=1.0,
+    ttl_max=86_400.0,
+    fencing="native",
+    expiry="store clock",
+    hints=True,
+    survives_restart=True,
+    queued=True,
+)
+"""With etcd's default timers, the shortest lease is 2 s; a shorter one is refused when it is first asked for."""
+
+ROUNDS = 4
+"""How often a verb begins again within its time, when a session has ended or etcd's leader has changed meanwhile."""
+
+
+class EtcdLeases:
+    """A ``QueuedLeaseStore`` in etcd."""
+
+    traits: LeaseTraits = TRAITS
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._keys = Keys(client.options.prefix)
+        self._has_values = client.options.kind == "election"
+        self._sessions = Sessions(client, self._keys, clock)
+        self._hints = Hints(client, self._keys, self._concerns_others)
+
+    # --- acquire --------------------------------------------------------------------------------------
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Take a place in the queue for *name*, or keep it; the first one has the name."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, TRAITS)
+        asked_at, until = self._clock.now(), self._client.until(patience(ttl))
+        place = self._sessions.find(name, holder) or self._sessions.add(name, holder, ttl)
+        place.prolong(asked_at + ttl)
+        async with place.turn:
+            for _ in range(ROUNDS):
+                try:
+                    answer = await self._ask(place, FrozenDict(metadata) if metadata else NO_METADATA, until)
+                except SessionGone:
+                    self._require_waiting(place)
+                    self._sessions.move(place)
+                    continue
+                self._require_waiting(place)
+                if answer is not None:
+                    return answer
+        raise Unavailable(f"{self._client.address} changed while {holder!r} asked for {name!r}; tenure asks again")
+
+    async def _ask(self, place: Place, metadata: Metadata, until: float) -> Granted | HeldBy | None:
+        """Return the answer of etcd; None if it can't be relied on, or the key is gone: then ask again."""
+        if place.revision is None:
+            await self._enter(place, until)
+        extension = await place.session.extend(until)
+        revision, lease = place.revision, place.session.lease
+        if revision is None:
+            return None
+        body = requests.decide(self._keys, place.name, lease, Record(revision, place.holder, metadata))
+        answer = TxnAnswer.of((await self._client.call("kv/txn", body, until=until)).body)
+        if answer.succeeded:
+            self._client.note_permitted()
+            if not _is_judged(extension, answer):
+                return None
+            place.is_granted, place.before = True, None
+            grant = Grant(place.name, place.holder, revision)
+            return Granted(grant, requests.is_asked(answer.first(1), revision))
+        own, first = answer.first(0), answer.first(1)
+        if own is None or own.create_revision != revision or first is None:
+            place.revision, place.is_granted = None, False  # it was deleted, by an operator perhaps
+            return None
+        before = answer.first(2)
+        place.before = before.key if before else None
+        self._hints.notify_if_deleted_since(place.name, answer.revision)
+        found = Holder.of(first, Record.read(answer.first(3)))
+        return HeldBy(place.name, found.holder, found.token, None, found.metadata)
+
+    async def _enter(self, place: Place, until: float) -> None:
+        """Put the key of *place*, and learn its create revision."""
+        session = place.session
+        await session.begin(until)
+        value = place.holder.encode() if self._has_values else b""
+        while True:
+            self._require_waiting(place)
+            body = requests.enter(self._keys, place.name, session.lease, value, session.fence)
+            place.unanswered += 1
+            try:
+                reply = await self._client.call("kv/txn", body, until=until, handles=NO_LEASE)
+            except Refused:
+                place.unanswered -= 1
+                raise SessionGone from None
+            if reply.is_only:
+                place.unanswered -= 1
+            answer = TxnAnswer.of(reply.body)
+            if answer.succeeded:
+                place.revision = answer.revision
+                return
+            if (own := answer.first(0)) is not None:  # an earlier request was executed, and its answer lost
+                place.revision = own.create_revision
+                return
+            fence = answer.first(1)
+            session.fence = fence.version if fence else 0
+
+    def _require_waiting(self, place: Place) -> None:
+        if place.is_ending:
+            raise Unavailable(f"{place.holder!r} gave up its place for {place.name!r} while it asked for it")
+
+    # --- renew ----------------------------------------------------------------------------------------
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims, by a keep-alive and a transaction for each session, which has up to 127 of them."""
+        require_ttl(ttl, TRAITS)
+        asked_at, until = self._clock.now(), self._client.until(patience(ttl))
+        places = [self._place_of(grant) for grant in grants]
+        by_session: dict[Session, list[Place]] = {}
+        for place in dict.fromkeys(place for place in places if place is not None):
+            # No longer than its session lasts, if it was claimed for a shorter time than it is renewed for.
+            place.prolong(asked_at + min(ttl, place.session.ttl))
+            by_session.setdefault(place.session, []).append(place)
+        renewing = [self._renew(session, some, until) for session, some in by_session.items()]
+        answers: dict[Place, Granted | Lost | NoAnswer] = {}
+        for found in await asyncio.gather(*renewing):
+            answers |= found
+        if answers and all(isinstance(one, NoAnswer) for one in answers.values()) and None not in places:
+            raise Unavailable(next(one.why for one in answers.values() if isinstance(one, NoAnswer)))
+        return [Lost(grant) if place is None else answers[place] for grant, place in zip(grants, places, strict=True)]
+
+    def _place_of(self, grant: Grant) -> Place | None:
+        """Return the place that has *grant*; None if no place of this client has it, or it is ending."""
+        place = self._sessions.find(grant.name, grant.holder)
+        return place if place is not None and place.revision == grant.token else None
+
+    async def _renew(
+        self, session: Session, places: Sequence[Place], until: float
+    ) -> dict[Place, Granted | Lost | NoAnswer]:
+        answers: dict[Place, Granted | Lost | NoAnswer] = {}
+        left = list(places)
+        try:
+            for _ in range(ROUNDS):
+                try:
+                    extension: Extension | None = await session.extend(until)
+                except SessionGone:
+                    extension = None
+                answer, lost = await self._check(left, until)
+                for place in lost:
+                    answers[place] = Lost(_grant_of(place))
+                    self._sessions.drop(place)
+                if not lost and extension and _is_judged(extension, answer):
+                    for number, place in enumerate(left):
+                        resign = requests.is_asked(answer.first(number), place.revision or 0)
+                        answers[place] = Granted(_grant_of(place), resign)
+                    return answers
+                left = [place for place in left if place not in lost]
+                if not left:
+                    return answers
+            why = f"{self._client.address} changed its leader while leases were renewed"
+        except Unavailable as error:
+            why = str(error)
+        return answers | {place: NoAnswer(why) for place in left}
+
+    async def _check(self, places: Sequence[Place], until: float) -> tuple[TxnAnswer, list[Place]]:
+        """Return the answer about *places*, and those of them whose keys are gone."""
+        known = [(place.key(self._keys), place.revision or 0, place.name) for place in places]
+        body = requests.check(self._keys, known)
+        answer = TxnAnswer.of((await self._client.call("kv/txn", body, until=until)).body)
+        if answer.succeeded:
+            return answer, []
+        lost = []
+        for number, place in enumerate(places):
+            found = answer.first(number)
+            if found is None or found.create_revision != place.revision:
+                lost.append(place)
+        return answer, lost
+
+    # --- the other verbs ------------------------------------------------------------------------------
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Delete the key of a claim, so that the next candidate has the name at once."""
+        place = self._place_of(grant)
+        if place is None:
+            return Lost(grant)
+        done = await self._sessions.release(place, self._client.until(patience(place.session.ttl)))
+        return Released(grant) if done else Lost(grant)
+
+    async def withdraw(self, name: str, holder: str) -> None:
+        """Delete the key of *holder*; if etcd can't be reached, that is repeated in the background, too."""
+        require_name(name)
+        require_name(holder, of="holder")
+        await self._sessions.end(name, holder, self._client.until())
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Return the holder of *name*; a foreign one by the value of its key, or by its etcd lease."""
+        require_name(name)
+        first, record = await self._look(name)
+        if first is None:
+            return Vacant(name, record.token)
+        found = Holder.of(first, record)
+        return HeldBy(name, found.holder, found.token, await self._remaining(found.lease), found.metadata)
+
+    async def _look(self, name: str) -> tuple[KeyValue | None, Record]:
+        reply = await self._client.call("kv/txn", requests.look(self._keys, name))
+        answer = TxnAnswer.of(reply.body)
+        return answer.first(0), Record.read(answer.first(1))
+
+    async def _remaining(self, lease: int) -> float | None:
+        """Return the seconds that an etcd lease has left; etcd tells whole ones, rounded down: this rounds up."""
+        if not lease:
+            return None  # a key without a lease never ends
+        found = (await self._client.call("lease/timetolive", {"ID": str(lease)})).body
+        left, granted = int(found.get("TTL", 0)), int(found.get("grantedTTL", 0))
+        return float(min(left + 1, granted)) if left >= 0 else 0.0
+
+    async def names(self) -> Sequence[str]:
+        """List every name that tenure has ever led under this prefix, sorted."""
+        beginning = self._keys.records
+        bounds = {"key": requests.encoded(beginning), "range_end": requests.encoded(requests.end_of(beginning))}
+        found = (await self._client.call("kv/range", {**bounds, "keys_only": True})).body.get("kvs", ())
+        keys = (requests.decoded(one["key"]).removeprefix(beginning) for one in found)
+        return sorted(requests.unescaped(key.decode(errors="replace")) for key in keys)
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none, or a foreign one, which doesn't listen."""
+        require_name(name)
+        first, record = await self._look(name)
+        if first is None or not (found := Holder.of(first, record)).is_ours:
+            return False
+        body = requests.ask_to_resign(self._keys, name, found, first.key)
+        try:
+            reply = await self._client.call("kv/txn", body, handles=NO_LEASE)
+        except Refused:  # its session has ended
+            return False
+        return TxnAnswer.of(reply.body).succeeded
+
+    # --- hints ----------------------------------------------------------------------------------------
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something changed for *name*."""
+        require_name(name)
+        return self._hints.listen(name)
+
+    def _concerns_others(self, change: Change, listeners: int) -> bool:
+        """Return whether *change* concerns one of so many *listeners* for its name.
+
+        As long as these are candidates only, those that wait need to know the end of the key before their own, and the
+        leader needs to know the end of its own key, and a request to resign. Otherwise all of a thousand candidates
+        would ask at each change.
+        """
+        places = list(self._sessions.of_name(change.name))
+        if listeners > len(places):
+            return True
+        if change.kind == "resign":
+            return not change.is_delete and any(place.is_granted for place in places)
+        return change.is_delete and change.key in set(self._awaited(places))
+
+    def _awaited(self, places: Sequence[Place]) -> Iterator[bytes]:
+        for place in places:
+            yield place.key(self._keys)
+            if place.before is not None:
+                yield place.before
+
+    async def close(self) -> None:
+        """End the hints and the places of candidates that wait."""
+        await self._hints.close()
+        await self._sessions.close()
+
+
+def _grant_of(place: Place) -> Grant:
+    return Grant(place.name, place.holder, place.revision or 0)
+
+
+def _is_judged(extension: Extension, answer: TxnAnswer) -> bool:
+    """Return whether the leader that has extended the session still led when *answer* was ordered."""
+    return extension.term == answer.term

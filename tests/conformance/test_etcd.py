@@ -1,0 +1,149 @@
+"""Leases in etcd, under the suites: in real time, as a server's clock can't be moved, and with faults."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, ClassVar, TypeVar
+
+from tenure._backends import etcd
+from tenure._election.store import LeaseStore
+from tenure._url import Url
+from tenure.testing._conformance.cost import Scale
+from tenure.testing.conformance import (
+    GiveUp,
+    LeaseCostSuite,
+    LeaseFaultSuite,
+    LeaseHarness,
+    LeaseQueueSuite,
+    LeaseStoreSuite,
+)
+from tenure.testing.faultproxy import FaultProxy, late
+from tests.servers import Etcd, shared
+from tests.servers.etcd import end_of, in_base64
+
+T = TypeVar("T")
+
+PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
+USER, PASSWORD, ROOT = "app", "s3cret", "r00t"
+
+
+class EtcdHarness(LeaseHarness):
+    traits = etcd.TRAITS
+    ttl = 2.0
+    ends_within = 0.2  # the client ends a lease itself; etcd, if that can't be reached, up to 1 s later
+    has_sessions = True
+    faults = frozenset({"lose_answer", "cut", "late"})
+    server: ClassVar[dict[str, Any]] = {}
+    """The server's options; other options start another server."""
+    login: ClassVar[str] = ""
+
+    async def start(self) -> None:
+        self._server = shared(Etcd, **self.server)
+        self._proxies: dict[int, FaultProxy] = {}
+        self._backends: list[etcd.EtcdBackend] = []
+
+    async def open(self) -> LeaseStore:
+        proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
+        url = f"etcd://{self.login}{proxy.host}:{proxy.port}/?timeout={PATIENCE}"
+        backend = etcd.open(Url.parse(url))
+        self._backends.append(backend)
+        self._proxies[id(backend.leases)] = proxy
+        # With a session, so that a fault concerns the first request of the test.
+        holder = f"warm#{len(self._backends)}"
+        await backend.leases.acquire(f"warm {holder}", holder, self.ttl)
+        await backend.leases.withdraw(f"warm {holder}", holder)
+        return backend.leases
+
+    async def close(self) -> None:
+        while self._backends:
+            await self._backends.pop().close()
+        for proxy in self._proxies.values():
+            await proxy.__aexit__(None, None, None)
+        self._proxies.clear()
+
+    @asynccontextmanager
+    async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
+        proxy = self._proxies[id(store)]
+        proxy.reset()
+        proxy.refuse()
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+    @asynccontextmanager
+    async def lose_answer(self, store: LeaseStore) -> AsyncIterator[None]:
+        proxy = self._proxies[id(store)]
+        proxy.lose_answers()
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        return late(self._proxies[id(store)])
+
+
+class KilledEtcdHarness(EtcdHarness):
+    """A server with users, which no other test uses: it may be killed, and its users' rights revoked."""
+
+    faults = EtcdHarness.faults | {"away", "restart"}
+    server: ClassVar[dict[str, Any]] = {"password": ROOT}
+    login = f"{USER}:{PASSWORD}@"
+
+    async def start(self) -> None:
+        await super().start()
+        if USER not in self._ask("auth/user/list", {}).get("users", ()):
+            self._server.add_user(USER, PASSWORD, "tenure/")
+
+    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._server.call(path, body, token=self._server.login())
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Revoke the right to use the keys."""
+        keys = {"key": in_base64("tenure/"), "range_end": in_base64(end_of("tenure/"))}
+        self._ask("auth/role/revoke", {"role": USER, **keys})
+        try:
+            yield
+        finally:
+            self._ask("auth/role/grant", {"name": USER, "perm": {"permType": "READWRITE", **keys}})
+
+    async def restart(self) -> None:
+        """Kill the server, and restart it from its files; it has forgotten who is logged in."""
+        self._server.kill()
+        self._server.start()
+
+
+class CountingEtcdHarness(EtcdHarness):
+    """Counts the requests that the server gets, and the ranges that it reads for them."""
+
+    scale = Scale("requests and reads", noise=1)
+    server: ClassVar[dict[str, Any]] = {"options": ("--max-request-bytes=1572864",)}
+    """The default; but no other test uses such a server, so that its requests are those of the test."""
+
+    async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        before = self._count()
+        answer = await ask()
+        return answer, self._count() - before
+
+    def _count(self) -> int:
+        reads = self._server.metrics()["etcd_debugging_mvcc_range_total"]
+        return sum(self._server.requests().values()) + int(reads)
+
+
+class TestEtcdLeases(LeaseStoreSuite):
+    harness = EtcdHarness
+
+
+class TestEtcdLeaseFaults(LeaseFaultSuite):
+    harness = KilledEtcdHarness
+
+
+class TestEtcdWaiting(LeaseQueueSuite):
+    harness = EtcdHarness
+
+
+class TestEtcdLeaseCost(LeaseCostSuite):
+    harness = CountingEtcdHarness
