@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +18,9 @@ import pytest
 
 import tenure
 from tenure._cli.group import SOCKET_VARIABLE, group
+from tests.process.process_states import PATIENCE, until
+from tests.servers import KubeApiserver, Kubernetes, private
+from tests.servers.kubernetes import apis
 
 yaml = pytest.importorskip("yaml")
 
@@ -98,3 +109,117 @@ def test_the_rights_are_about_the_lease_alone(monkeypatch: pytest.MonkeyPatch) -
         assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
         if rule["verbs"] != ["create"]:  # that can't be limited to a name
             assert rule["resourceNames"] == [options["name"]]
+
+
+# --- on an API server, or a double of it -----------------------------------------------------------------------------
+
+API_PATHS = {
+    "ServiceAccount": "/api/v1/namespaces/default/serviceaccounts",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings",
+    "Deployment": "/apis/apps/v1/namespaces/default/deployments",
+}
+
+
+class Pod:
+    """One instance: the commands of the container, run here."""
+
+    def __init__(self, name: str, environment: dict[str, str], sockets: Path) -> None:
+        sockets.mkdir()
+        self._environment = {**os.environ, **environment, SOCKET_VARIABLE: str(sockets)}
+        options = [word.replace("$(POD_NAME)", name) for word in CONTAINER["command"]]
+        command = ["sh", "-c", "echo $TENURE_TOKEN; exec sleep 3600"]
+        self.process = self._start(*options[: options.index("--") + 1], *command)
+
+    def _start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        assert program == "tenure"
+        line = [sys.executable, "-m", "tenure.cli", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(line, env=self._environment, stdout=pipe, stderr=pipe, text=True)
+
+    def passes(self, probe: dict[str, Any]) -> bool:
+        """Run a probe of the container."""
+        process = self._start(*probe["exec"]["command"])
+        process.communicate(timeout=PATIENCE)
+        return process.returncode == 0
+
+    def token(self) -> int:
+        """Wait for the term, and return its token."""
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline() or self.errors())
+
+    def errors(self) -> str:
+        """End it, and return its messages, for a test that fails."""
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+@contextmanager
+def pods(environment: dict[str, str], count: int) -> Iterator[list[Pod]]:
+    with ExitStack() as stack:
+        place = Path(tempfile.mkdtemp(dir="/tmp", prefix="pods"))  # the path of a socket must be short
+        stack.callback(shutil.rmtree, place)
+        started = []
+        for number in range(count):
+            pod = Pod(f"pod-{number}", environment, place / f"{number}")
+            stack.callback(pod.errors)
+            until(lambda pod=pod: pod.passes(READINESS), pod.errors)  # type: ignore[misc]
+            started.append(pod)
+        yield started
+
+
+def grant_rights(server: Kubernetes | KubeApiserver) -> str:
+    """Give the rights of the manifests to one user, and no others; return its token."""
+    if isinstance(server, Kubernetes):
+        roles = [{"verbs": rule["verbs"], "names": rule.get("resourceNames", [])} for rule in RULES]
+        server.set(tokens={"token-of-the-pod": "pod"}, roles=roles)
+        return "token-of-the-pod"
+    for kind, manifest in MANIFESTS.items():
+        status, applied = server.ask("POST", API_PATHS[kind], manifest)
+        assert (status, list(dropped(manifest, applied))) == (201, [])
+    user = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "nobody"}
+    binding = {**MANIFESTS["RoleBinding"], "metadata": {"name": "for-nobody"}, "subjects": [user]}
+    assert server.ask("POST", API_PATHS["RoleBinding"], binding)[0] == 201
+    return "token-of-nobody"
+
+
+def dropped(sent: Any, applied: Any, path: str = "") -> Iterator[str]:
+    """Yield the fields of a manifest that the API server doesn't know, or has changed."""
+    if isinstance(sent, dict) and isinstance(applied, dict):
+        for name, value in sent.items():
+            yield from dropped(value, applied.get(name), f"{path}.{name}")
+    elif isinstance(sent, list) and isinstance(applied, list) and len(sent) == len(applied):
+        for number, value in enumerate(sent):
+            yield from dropped(value, applied[number], f"{path}[{number}]")
+    elif sent != applied:
+        yield path
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", apis())
+def test_instances_with_these_rights_lead_in_turn(kind: type[Kubernetes] | type[KubeApiserver]) -> None:
+    with private(kind) as server:
+        token = grant_rights(server)
+        url = f"kubernetes://default?server={server.server}&token_env=POD_TOKEN"
+        if server.authority is not None:
+            url += f"&ca={server.authority.certificate}"
+        with pods({"TENURE_URL": url, "POD_TOKEN": token}, 2) as (first, second):
+            led = first.token()
+            assert first.passes(LIVENESS)
+            assert second.passes(LIVENESS)
+            first.process.send_signal(signal.SIGTERM)
+            assert first.process.wait(PATIENCE) == 128 + signal.SIGTERM
+            assert second.token() > led
+            until(lambda: second.passes(READINESS), second.errors)
+            if isinstance(server, Kubernetes):
+                rights = {verb for rule in RULES for verb in rule["verbs"]}
+                until(lambda: verbs(server) == rights, lambda: f"the rights are {rights}, used were {verbs(server)}")
+            second.process.send_signal(signal.SIGTERM)
+            assert second.process.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+def verbs(server: Kubernetes) -> set[str]:
+    """Return the verbs of the instances' requests so far; all of them were allowed."""
+    requests = [one for one in server.requests() if one["user"] == "pod"]
+    assert [one for one in requests if one["status"] in (401, 403)] == []
+    return {one["verb"] for one in requests}
