@@ -84,6 +84,15 @@ def test_a_store_of_one_process_is_refused_by_commands_for_several(
     assert "sqlite:///work.db" in err
 
 
+def test_the_demonstration_needs_a_store_that_several_processes_share(capsys: Captured) -> None:
+    for url, why in (("memory:", "exists inside one process"), ("peers://a:1,b:1?me=a:1", "an address of its own")):
+        assert main(["demo", "--on", url]) == Exit.CONFIG
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert why in err
+        assert "try --on sqlite:///demo.db" in err
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -27,6 +27,7 @@ POISONOUS = DeadChunk(3, "max_deliveries", "TooDeep: so deep", 5)
 WELL = Summary(
     folder="/some/where",
     url="sqlite:///demo.db",
+    queue_url="sqlite:///demo.db",
     queue="demo-work",
     instances=3,
     ttl=2.0,
@@ -122,7 +123,23 @@ def shown(summary: Summary) -> str:
 def run() -> RunState:
     files = tuple(File(str(number), parsed=False) for number in range(10))
     job = Job("/some/where", tuple(Chunk(number, (file,)) for number, file in enumerate(files, 1)), 0.0)
-    return RunState(job, "sqlite:///demo.db", "demo", 2.0, progress(0))
+    return RunState(job, "sqlite:///demo.db", "sqlite:///demo.db", "demo", 2.0, progress(0))
+
+
+def test_a_second_store_for_the_messages_is_named() -> None:
+    assert "messages in sqlite" not in shown(WELL)
+    assert "leases in etcd://host, messages in sqlite:///demo.db" in " ".join(
+        shown(dataclasses.replace(WELL, url="etcd://host")).split()
+    )
+
+
+def test_a_store_that_does_not_tell_how_long_a_lease_lasts_shows_that() -> None:
+    file = io.StringIO()
+    now = run()
+    now.leader, now.lease_left = 1, None
+    with LiveDisplay(Console(file=file, width=100, force_terminal=True, color_system=None)) as picture:
+        picture.draw(now)
+    assert "time left unknown" in plain(file.getvalue())
 
 
 def progress(counted: int, dead: int = 0) -> Progress:

@@ -31,6 +31,13 @@ SECONDS_LEAST = 2.0
 """Seconds of work for each instance at least: enough to find one that handles a message, and to kill it."""
 
 
+NOT_SHARED = {
+    "memory": "memory: exists inside one process, and the instances are several processes",
+    "peers": "each process of a peers: fleet is a member with an address of its own, and the instances share one URL",
+}
+"""Stores that the instances can't share, and why."""
+
+
 @click.command("demo", cls=Command)
 @click.option(
     "--input",
@@ -67,16 +74,15 @@ def command(
     for them; the leader receives the results and writes them through a fence. A worker is killed with kill -9 while it
     handles a message: another process gets the message. The leader is killed half-way: another takes over. One message
     always fails, and becomes a dead letter. In the end, the result is compared with that of a plain run in one process.
+    If the store has leases, but no queues, the messages are in an SQLite file of the demonstration's own.
 
     Ends with 0 if all of this worked, and with 1 if not; the last lines say why. TENURE_URL is ignored.
     """
     log_to_stderr(-1)
     if ttl is not None:
         Timing(ttl)
-    if url is not None and url.startswith("memory:"):
-        raise ConfigError(
-            "memory: exists inside one process, and the instances are several processes; try sqlite:///demo.db"
-        )
+    if url is not None and url.partition(":")[0] in NOT_SHARED:
+        raise ConfigError(f"{NOT_SHARED[url.partition(':')[0]]}; try --on sqlite:///demo.db")
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
     with (

@@ -165,9 +165,9 @@ def _state(instance: InstanceState, run: RunState) -> str:
 
 
 def _bars(run: RunState, width: int) -> list[Text]:
-    progress, queue = run.progress, run.queue
+    progress, queue, left = run.progress, run.queue, run.lease_left
     bars = [
-        ("lease", run.ttl, run.lease_left, f"{run.lease_left:.1f} s left"),
+        ("lease", run.ttl, left or 0.0, "time left unknown" if left is None else f"{left:.1f} s left"),
         (
             "work",
             progress.of,

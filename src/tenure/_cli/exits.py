@@ -19,8 +19,8 @@ class Exit(IntEnum):
     DONE = 0, "done; status: there is a leader; work: ended by INT or TERM, or the queue was empty"
     BROKEN = (
         1,
-        "status --me: not live, or not ready; sim, demo: a promise was broken; doctor --strict: there are warnings; "
-        "queue delete: not empty",
+        "status --me: not live, or not ready; resign: the leader can't be asked; sim, demo: a promise was "
+        "broken; doctor --strict: there are warnings; queue delete: not empty",
     )
     USAGE = 2, "the command line is wrong"
     VACANT = (

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def command(name: str, url: str, as_json: bool, wait: float | None) -> int:
     """Ask the present leader of NAME, on any machine, to step down. Its work is stopped; other candidates go first.
 
-    Ends with 0 once the leader is asked (with --wait: once it has stepped down), with 3 if there is no leader, and with
-    75 if it has not stepped down in time.
+    Ends with 0 once the leader is asked (with --wait: once it has stepped down), with 1 if the leader is another
+    program that reads no such requests, with 3 if there is no leader, and with 75 if it has not stepped down in time.
     """
     before, after, changed = complete(_resign(name, url, wait))
     if as_json:
@@ -44,9 +44,7 @@ async def _resign(name: str, url: str, wait: float | None) -> tuple[Leader, Lead
 
     async with connect_existing(url) as backend:
         election = backend.election(name)
-        before = await election.leader()
-        if before is None or not await election.ask_to_resign():
-            raise Failure(Exit.VACANT, f"{name!r} has no leader, so there is none to ask")
+        before = await _ask(election)
         if wait is None:
             return before, before, False
         try:
@@ -58,6 +56,22 @@ async def _resign(name: str, url: str, wait: float | None) -> tuple[Leader, Lead
                 f"{before.holder} was asked to step down from {name!r}, and has not done so within {seconds(wait)}; "
                 "its work may take longer to stop. Check with: tenure status",
             ) from None
+
+
+async def _ask(election: Election) -> Leader:
+    """Ask the present leader to step down, and return it."""
+    leader = await election.leader()
+    while leader is not None and not await election.ask_to_resign():
+        before, leader = leader, await election.leader()
+        if leader == before:
+            raise Failure(
+                Exit.BROKEN,
+                f"{leader.holder} (token {leader.token}) leads {election.name!r}, and can't be asked to step down: it "
+                "is another program than tenure, and reads no such requests; stop it by its own means",
+            )
+    if leader is None:
+        raise Failure(Exit.VACANT, f"{election.name!r} has no leader, so there is none to ask")
+    return leader
 
 
 async def _successor(election: Election, before: Leader) -> Leader | None:

@@ -10,6 +10,8 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ class InstanceConfig:
 
     number: int
     url: str = field(repr=False)
+    queue_url: str = field(repr=False)  # another one, if the store of the leases has no queues
     election: str
     ttl: float
     ledger: str
@@ -67,15 +70,25 @@ async def run_instance(config: InstanceConfig) -> None:
     parent_watch.watch_parent(lambda: loop.call_soon_threadsafe(stop.set))
     ledger = Ledger(Path(config.ledger))
     queues = config.queues
-    async with tenure.connect(config.url) as backend:
+    async with tenure.connect(config.url) as backend, queue_backend(backend, config) as store:
         metadata = {"instance": str(config.number), "pid": str(os.getpid())}
         election = backend.election(config.election, ttl=config.ttl, metadata=metadata)
-        work, results = queues.work_of(backend), queues.results_of(backend)
+        work, results = queues.work_of(store), queues.results_of(store)
         leader = Leader(config.number, ledger, work, results, named=queues.named, stop=stop)
         report(Report("standing by"))
         async with asyncio.TaskGroup() as group:
             group.create_task(election.run(leader.lead, stop=stop, sigterm=False))
             group.create_task(Worker(config.number, queues.results).work(work, stop))
+
+
+@asynccontextmanager
+async def queue_backend(backend: tenure.Backend, config: InstanceConfig) -> AsyncIterator[tenure.Backend]:
+    """Provide the store of the queues: *backend*, or another one."""
+    if config.queue_url == config.url:
+        yield backend
+    else:
+        async with tenure.connect(config.queue_url) as other:
+            yield other
 
 
 if __name__ == "__main__":

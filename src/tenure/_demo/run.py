@@ -19,7 +19,7 @@ from pathlib import Path
 import tenure
 from tenure._demo.computation import Count, differences, merge
 from tenure._demo.faults import Faults
-from tenure._demo.instance import InstanceConfig
+from tenure._demo.instance import InstanceConfig, queue_backend
 from tenure._demo.job import Job, with_poison_file
 from tenure._demo.ledger import Ledger
 from tenure._demo.messages import LETTERS_MAX, MAX_DELIVERIES, DeadChunk, Queues
@@ -65,8 +65,9 @@ async def run_demo(setting: DemoSettings, display: Display) -> Summary:
         stack.callback(ledger.close)
         backend = await stack.enter_async_context(tenure.connect(url))
         config = await _config(setting, backend, url, path)
-        run = RunState(job, str(backend.url), config.election, config.ttl, ledger.progress())
-        demo = DemoRun(config, backend, ledger, run, display, poison.number)
+        queues = await stack.enter_async_context(queue_backend(backend, config))
+        run = RunState(job, str(backend.url), str(queues.url), config.election, config.ttl, ledger.progress())
+        demo = DemoRun(config, backend, queues, ledger, run, display, poison.number)
         stack.push_async_callback(demo.processes.end)
         await demo.begin(setting.instances)
         await demo.watch()
@@ -81,12 +82,17 @@ async def _config(setting: DemoSettings, backend: tenure.Backend, url: str, ledg
     # On a shared store, the names must be unique.
     name = "demo" if setting.url is None else f"demo-{secrets.token_hex(4)}"
     found = await backend.diagnose()
-    if found.queues is None:
-        raise tenure.ConfigError(f"{found.url} has elections, but no queues; name another store with --on")
     ttl = max(TTL, found.traits.ttl_min) if setting.ttl is None else setting.ttl
-    lock = max(LOCK, found.queues.lock_min)
-    queues = Queues(f"{name}-work", f"{name}-results", lock, named=found.queues.dedupe != "impossible")
-    return InstanceConfig(0, url, name, ttl, str(ledger), queues)
+    if (traits := found.queues) is not None:
+        queue_url = url
+    else:
+        queue_url = f"sqlite:///{setting.directory / 'queue.db'}"
+        async with tenure.connect(queue_url) as other:
+            traits = (await other.diagnose()).queues
+        assert traits is not None
+    lock = max(LOCK, traits.lock_min)
+    queues = Queues(f"{name}-work", f"{name}-results", lock, named=traits.dedupe != "impossible")
+    return InstanceConfig(0, url, queue_url, name, ttl, str(ledger), queues)
 
 
 class DemoRun:
@@ -96,6 +102,7 @@ class DemoRun:
         self,
         config: InstanceConfig,
         backend: tenure.Backend,
+        queues: tenure.Backend,
         ledger: Ledger,
         run: RunState,
         display: Display,
@@ -104,8 +111,8 @@ class DemoRun:
         self.processes: Processes = Processes(Path(config.ledger).parent, self._on_report)
         self._config = config
         self._election = backend.election(config.election, ttl=config.ttl)
-        self._work = config.queues.work_of(backend)
-        self._results = config.queues.results_of(backend)
+        self._work = config.queues.work_of(queues)
+        self._results = config.queues.results_of(queues)
         self._ledger = ledger
         self._state_of_run = run
         self._display = display
@@ -124,6 +131,9 @@ class DemoRun:
         self._add_event(
             f"{len(job.files):,} files in {len(job.chunks):,} chunks, in {job.folder}; one file can't be counted"
         )
+        if config.queue_url != config.url:
+            scheme = self._state_of_run.url.partition(":")[0]
+            self._add_event(f"the leases are in {scheme}, which has no queues; the messages are in an SQLite file")
         for number in range(1, instances + 1):
             self._state_of_run.instances.append(await self.processes.start(config.of(number)))
         await self.processes.start_plain(Path(config.ledger))
@@ -160,6 +170,7 @@ class DemoRun:
         return Summary(
             folder=job.folder,
             url=self._state_of_run.url,
+            queue_url=self._state_of_run.queue_url,
             queue=self._work.name,
             instances=len(self._state_of_run.instances),
             ttl=config.ttl,
@@ -207,7 +218,7 @@ class DemoRun:
         with suppress(tenure.Unavailable):
             leader, run.queue = await asyncio.gather(self._election.leader(), self._work.stats())
             run.leader = int(leader.metadata.get("instance", 0)) if leader else 0
-            run.lease_left = (leader.remaining or 0.0) if leader else 0.0
+            run.lease_left = leader.remaining if leader else 0.0
             run.token = leader.token if leader else run.token
         if run.progress.dead > before.dead:
             self._add_event(

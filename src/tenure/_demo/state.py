@@ -40,13 +40,14 @@ class RunState:
 
     job: Job
     url: str
+    queue_url: str
     election: str
     ttl: float
     progress: Progress
     queue: Stats = field(default_factory=Stats)
     leader: int = 0  # the instance's number; 0 while there is none
     token: int = 0  # the newest seen
-    lease_left: float = 0.0
+    lease_left: float | None = 0.0  # None if the store doesn't know
     plain: str = "counting"
     elapsed: float = 0.0
     instances: list[InstanceState] = field(default_factory=list)

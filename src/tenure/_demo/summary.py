@@ -64,6 +64,7 @@ class Summary:
 
     folder: str
     url: str
+    queue_url: str
     queue: str
     instances: int
     ttl: float
@@ -142,6 +143,7 @@ class Summary:
             "problems": problems,
             "folder": self.folder,
             "url": self.url,
+            "queue_url": self.queue_url,
             "queue": self.queue,
             "instances": self.instances,
             "ttl": self.ttl,
@@ -182,6 +184,8 @@ class Summary:
 
     def _rows_of_messages(self) -> Iterator[tuple[str, str]]:
         of_poison = self.redelivered.get(self.poison, 0)
+        if self.queue_url != self.url:
+            yield "stores", f"leases in {self.url}, messages in {self.queue_url}"
         yield "messages", f"{self.messages:,}, all competed for by {self.instances} instances"
         yield (
             "redeliveries",

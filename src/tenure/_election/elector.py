@@ -202,7 +202,8 @@ class Election:
     async def ask_to_resign(self) -> bool:
         """Ask the present leader, in any process, to step down; it gets the request with its next renewal or by a hint.
 
-        Returns whether there was a leader to ask.
+        Returns whether there was a leader to ask. Another program that leads under the same name, through the store's
+        own protocol, reads no such requests: False.
 
         Raises:
             Unavailable: The store could not be asked.

@@ -74,7 +74,10 @@ class LeaseStore(Protocol):
         ...
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none. It is notified by its next answer, or a hint."""
+        """Ask the present holder to step down. It is notified by its next answer, or a hint.
+
+        False if there is none, or if it is another program, which reads no such requests.
+        """
         ...
 
     def hints(self, name: str) -> AsyncIterator[None]:

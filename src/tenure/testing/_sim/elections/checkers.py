@@ -226,9 +226,11 @@ class Checkers(Findings):
             self.violated("asleep", f"{node.name} is {machine.state.value} and will never wake")
 
     def _must_have_left_queue(self, node: Node) -> None:
-        # An old request that was repeated by the network may have taken a place under an old name; that ends by itself.
+        # A request that the network repeated may have taken a place after its holder's term; that ends by itself.
         store, holder = node.run.store, node.last_holder
-        if isinstance(store, QueuedStore) and holder is not None and store.place_of(holder) is not None:
+        if holder is None or node.holders[holder] or not isinstance(store, QueuedStore):
+            return
+        if store.place_of(holder) is not None:
             self.violated("left place", f"{node.name} has stopped, and the place of {holder} is in the queue")
 
     def broken(self, node: Node, error: BaseException) -> None:
