@@ -32,7 +32,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tenure._election.effects import (
@@ -101,9 +101,9 @@ class Checkers(Findings):
             case Release(_, asked), Released():
                 self._still_newest(asked, "took back")
                 self._newest_ended = True
-                self._released(node, asked.holder)
+                self._released(node, lambda grant: grant == asked)
             case Withdraw(_, holder), Withdrawn():
-                self._released(node, holder)
+                self._released(node, lambda grant: grant.holder == holder)
 
     def counted(self, question: Question, answer: Any, longer: float) -> None:
         """The store has answered, and the lease ends so much later than it did before."""
@@ -125,9 +125,9 @@ class Checkers(Findings):
         elif self._newest_ended:
             self.violated("stale claim", f"the store {verb} {grant}, which was released")
 
-    def _released(self, node: Node, holder: str) -> None:
-        if node.alive and node.work is not None and node.work.grant.holder == holder:
-            self.violated("late release", f"the lease of {holder} was taken back while its work ran")
+    def _released(self, node: Node, was_taken: Callable[[Grant], bool]) -> None:
+        if node.alive and node.work is not None and was_taken(node.work.grant):
+            self.violated("late release", f"{node.work.grant} was taken back while its work ran")
 
     def place_ended(self, nodes: Sequence[Node], holder: str) -> None:
         """The time of a place in the queue is over, long after the faults."""
