@@ -16,7 +16,7 @@ FORMS = (
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "<time>"),
     (r"(?<=[-_])\d{10}$", "<sequence>"),
     (r'(?<="token":) ?\d+', "<token>"),
-    (r"^\d{6,}$", "<token>"),
+    (r"^\d+$", "<token>"),
     (r"\b\d{1,3}(\.\d{1,3}){3}\b", "<address>"),
 )
 
