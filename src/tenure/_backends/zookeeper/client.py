@@ -17,7 +17,7 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAF
 
 from tenure._backends.zookeeper.address import Address, Options, require_files
 from tenure._backends.zookeeper.driver import Driver
-from tenure._backends.zookeeper.session import Session
+from tenure._backends.zookeeper.session import Ensemble, Session
 from tenure._backends.zookeeper.touches import MARGIN
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
@@ -55,6 +55,7 @@ class Client:
         self.acl: list[ACL] = ACLS[options.acl or ("creator" if address.user else "open")]
         self.on_over: Callable[[Session], None] = lambda session: None
         """Is called when a session has expired or can't be used any more."""
+        self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, options.tls)
         self._sessions: dict[float, Session] = {}
         self._leaving = Tasks()
         self._closed = False
@@ -84,12 +85,9 @@ class Client:
     def open_session(self, lasts: float) -> Session:
         """Open one more session with this time-out."""
         return Session(
-            str(self.address),
+            self._ensemble,
             lasts=lasts,
-            tick=self.options.tick,
             clock=self.clock,
-            is_tls=self.options.tls,
-            servers=len(self.address.hosts),
             make=partial(Driver, self.address.servers, **self._driver_options()),
             on_watch=self.notifier.notify,
             on_change=self._on_change,

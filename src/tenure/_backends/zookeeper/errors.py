@@ -21,6 +21,10 @@ NO_ANSWER = (
 """Errors that kazoo makes itself; every other one is an answer of the server."""
 
 
+class Broken(Unavailable):
+    """The connection broke before the answer; on the next one, the request can be repeated at once."""
+
+
 def translate(error: Exception, place: str, *, worked: bool = False) -> TenureError:
     """Turn an error of kazoo about the ensemble at *place* into one of ours.
 
@@ -52,7 +56,7 @@ def translate(error: Exception, place: str, *, worked: bool = False) -> TenureEr
         case exceptions.SessionExpiredError():
             return Unavailable(f"{place} has ended the session of this client; tenure opens a new one")
         case exceptions.ConnectionLoss():
-            return Unavailable(f"{place} broke the connection; the request may have been executed")
+            return Broken(f"{place} broke the connection; the request may have been executed")
         case exceptions.QuotaExceededError():
             return Unavailable(f"{place} refused the request: a quota is used up; raise it, or remove nodes")
         case exceptions.ZookeeperError():

@@ -23,11 +23,21 @@ from kazoo.exceptions import BadVersionError, NoNodeError
 
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.elections import ATTEMPTS, Elections
-from tenure._backends.zookeeper.names import node_prefix
+from tenure._backends.zookeeper.errors import Broken
+from tenure._backends.zookeeper.names import Queue, node_prefix, queue_of
 from tenure._backends.zookeeper.places import Place, Places, nodes_of
 from tenure._backends.zookeeper.records import Record, read_record, require_metadata
-from tenure._backends.zookeeper.requests import check, create_candidate, delete, exists, failure_of, get
-from tenure._backends.zookeeper.session import Session
+from tenure._backends.zookeeper.requests import (
+    check,
+    children,
+    create,
+    create_candidate,
+    delete,
+    exists,
+    failure_of,
+    get,
+)
+from tenure._backends.zookeeper.session import Reply, Session
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -48,6 +58,11 @@ REVOKED = b"__REVOKE__"
 """The data by which Curator asks the holder of an ``InterProcessMutex`` to give it up."""
 CHECKED_MAX = 200_000
 """The characters of paths in one request; one of a million bytes breaks the connection."""
+
+
+NOBODY = Queue((), ())
+_Readings = tuple[asyncio.Future[Reply] | None, asyncio.Future[Reply] | None]
+"""The requests for the record of an election and for the data of our own node; None for what is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,8 @@ class ZooKeeperLeases:
         self._client = client
         self._clock = client.clock
         self._elections = Elections(client)
+        self._made: set[str] = set()
+        """The nodes of elections that were there; a container may be removed by the server."""
         self._places = Places(client.clock, client.until, client.notifier.notify)
         client.on_over = self._places.session_is_over
 
@@ -111,27 +128,37 @@ class ZooKeeperLeases:
         return _Request(self._clock.now(), ttl, self._client.until(ttl), metadata)
 
     async def _acquire(self, place: Place, request: _Request) -> Granted | HeldBy:
-        session, elections, until = place.session, self._elections, request.until
+        session, until = place.session, request.until
         await session.connected(until)
         self._client.require_time(session, request.ttl)
         for _ in range(ATTEMPTS):
-            if place.node is None and not await self._enter(place, until):
-                continue
-            queue = await elections.queue(session, place.path, until)
-            elections.require_one_dialect(queue, place.path)
-            if place.node is None or place.node not in queue.nodes:
-                place.forget_node()
-                continue
-            before = queue.before(place.node)
-            if before is None:
-                answer: Granted | HeldBy | None = await self._take(place, request)
-            elif await elections.watch(session, f"{place.path}/{before}", place.name, until):
-                answer = await elections.held_by(session, place.name, queue.nodes[0], until)
-            else:
+            try:
+                answer = await self._ask_once(place, request)
+            except Broken:
+                if self._clock.now() >= until:
+                    raise
                 continue
             if answer is not None:
                 return self._kept(place, request, answer)
         raise Unavailable(f"the queue at {place.path} changes too often to be read; ask again")
+
+    async def _ask_once(self, place: Place, request: _Request) -> Granted | HeldBy | None:
+        """Stand in the queue, and look who is first; None if that has changed meanwhile."""
+        session, elections, until = place.session, self._elections, request.until
+        if place.node is None:
+            queue = await self._enter(place, until)
+        else:
+            queue = await elections.queue(session, place.path, until)
+        elections.require_one_dialect(queue, place.path)
+        if place.node is None or place.node not in queue.nodes:
+            place.forget_node()
+            return None
+        before = queue.before(place.node)
+        if before is None:
+            return await self._take(place, request)
+        if await elections.watch(session, f"{place.path}/{before}", place.name, until):
+            return await elections.held_by(session, place.name, queue.nodes[0], until)
+        return None
 
     def _kept(self, place: Place, request: _Request, answer: Granted | HeldBy) -> Granted | HeldBy:
         """Let the place last for the time asked for, unless it has ended meanwhile; return *answer*."""
@@ -141,25 +168,31 @@ class ZooKeeperLeases:
         self._places.keep(place, request.ends_at)
         return answer
 
-    async def _enter(self, place: Place, until: float) -> bool:
-        """Create the node of a place, unless an earlier request has done so; return whether it has one now."""
-        session = place.session
+    async def _enter(self, place: Place, until: float) -> Queue:
+        """Create the node of a place, unless an earlier request has done so; return the queue after that."""
+        session, path, acl = place.session, place.path, self._client.acl
         if place.creating is not None and await self._adopt(place, until):
-            return True
-        prefix = f"{place.path}/{node_prefix(self._client.options.dialect, place.guid)}"
+            return await self._elections.queue(session, path, until)
         await session.connected(until)
-        entering = create_candidate(prefix, place.holder.encode(), self._client.acl)
-        place.creating = session.send(entering, writes=True)
+        prefix = f"{path}/{node_prefix(self._client.options.dialect, place.guid)}"
+        if path not in self._made:  # its answer doesn't matter: that of the next request says whether it is there
+            session.send(create(path, acl), writes=True)
+        place.creating = session.send(create_candidate(prefix, place.holder.encode(), acl), writes=True)
+        listing, readings = session.send(children(path)), self._send_readings(place)
         try:
             created, stat = await session.answer(place.creating, until)
         except NoNodeError:
             place.creating = None
-            await self._elections.make(session, place.path, until)
-            return False
+            await self._elections.make(session, path, until)
+            return NOBODY
         except ConfigError:  # it was not created
             place.creating = None
             raise
-        return _note_node(place, created, stat)
+        self._made.add(path)
+        if not _note_node(place, created, stat):
+            return NOBODY
+        await self._note_readings(place, readings, until)
+        return queue_of(await session.answer(listing, until), self._client.options.dialect)
 
     async def _adopt(self, place: Place, until: float) -> bool:
         """Find the node that an earlier request has created, after its answer was lost."""
@@ -173,14 +206,14 @@ class ZooKeeperLeases:
     async def _take(self, place: Place, request: _Request) -> Granted | None:
         """Claim the name for the first place in the queue; None if that place, or the record, has changed meanwhile."""
         session, path, own = place.session, place.path, place.node_path
-        await self._read_flags(place, request.until)
+        await self._read_flags([place], request.until)
         assert place.record is not None
         record, version = place.record
         is_new = record.token != place.token
         written = Record(place.token, place.holder, request.metadata).written()
-
-        claiming = check([own], (path, written, version) if is_new else None)
-        failure = failure_of(await session.ask(claiming, request.until, writes=True))
+        claiming = session.send(check([own], (path, written, version) if is_new else None), writes=True)
+        readings = self._send_readings(place, anew=is_new)
+        failure = failure_of(await session.answer(claiming, request.until))
         if isinstance(failure, BadVersionError):
             place.record = None
             return None
@@ -189,13 +222,12 @@ class ZooKeeperLeases:
             return None
         if failure is not None:
             raise session.translated(failure) from failure
+        await self._note_readings(place, readings, request.until)
         if not await self._proven([place], request, is_checked=True):
             place.forget_node()
             return None
         if is_new:
-            place.record = Record(place.token, place.holder, request.metadata), version + 1
             self._client.notifier.notify(place.name)
-        await self._read_flags(place, request.until)
         return Granted(Grant(place.name, place.holder, place.token), _resign_asked(place))
 
     # --- renew ---
@@ -227,7 +259,7 @@ class ZooKeeperLeases:
             while lasting and not await self._proven(lasting, request):
                 gone = await self._gone_of(lasting, request.until)
                 lasting = [place for place in lasting if place not in gone]
-            await asyncio.gather(*(self._read_flags(place, request.until) for place in lasting))
+            await self._read_flags(lasting, request.until)
         except Unavailable as error:
             return {place: False if place.is_gone else NoAnswer(str(error)) for place in places}
         for place in lasting:
@@ -302,18 +334,39 @@ class ZooKeeperLeases:
             )
         await asyncio.sleep(max(wait, tick / 100))
 
-    async def _read_flags(self, place: Place, until: float) -> None:
-        """Read what a watch has reported as changed: the record of the election, and the data of our own node."""
-        session = place.session
-        record, own = ("record", place.path), ("own", place.node_path)
-        if not session.is_armed(own):
-            watch = session.watcher(own, place.name)
-            with suppress(NoNodeError):
-                data, _ = await session.ask(get(own[1], watch), until, arms=own)
-                place.is_revoked = data == REVOKED
-        if place.record is None or not session.is_armed(record):
-            watch = session.watcher(record, place.name)
-            data, stat = await session.ask(get(place.path, watch), until, arms=record)
+    # --- requests to resign ---
+
+    async def _read_flags(self, places: Sequence[Place], until: float) -> None:
+        """Read for these places, of one session, what a watch has reported as changed."""
+        while places:
+            await places[0].session.connected(until)
+            try:
+                for place, readings in [(place, self._send_readings(place)) for place in places]:
+                    await self._note_readings(place, readings, until)
+            except Broken:
+                if self._clock.now() >= until:
+                    raise
+            else:
+                return
+
+    def _send_readings(self, place: Place, *, anew: bool = False) -> _Readings:
+        """Read what a watch has reported as changed: the record of the election, and the data of our own node.
+
+        With *anew*, read the record in any case: the request before this one changes it.
+        """
+        session, path = place.session, place.path
+        record = own = None
+        watched = "record", path
+        if anew or place.record is None or not session.is_armed(watched):
+            record = session.send(get(path, session.watcher(watched, place.name, anew=anew)), arms=watched)
+        if place.node is not None and not session.is_armed(watched := ("own", place.node_path)):
+            own = session.send(get(place.node_path, session.watcher(watched, place.name)), arms=watched)
+        return record, own
+
+    async def _note_readings(self, place: Place, readings: _Readings, until: float) -> None:
+        record, own = readings
+        if record is not None:
+            data, stat = await place.session.answer(record, until)
             found = read_record(data, place.path)
             if found is None:
                 raise ConfigError(
@@ -321,6 +374,10 @@ class ZooKeeperLeases:
                     "overwrites nothing else: use another name, or another path in the URL"
                 )
             place.record = found, stat.version
+        if own is not None:
+            with suppress(NoNodeError):  # the write beside it says so, too
+                data, _ = await place.session.answer(own, until)
+                place.is_revoked = data == REVOKED
 
     # --- release ---
 
@@ -331,9 +388,12 @@ class ZooKeeperLeases:
         if place is None:
             return await self._release_unknown(grant, until)
         async with place.turn:
-            had_ended = place.ending is not None or place.is_gone
-            await self._places.ended(place, until)
-            return Released(grant) if place.was_there and not had_ended else Lost(grant)
+            if place.ending is not None:  # its time was over
+                await self._places.ended(place, until)
+                return Lost(grant)
+            if not place.is_gone:
+                await self._places.delete(place, until)
+            return Released(grant) if place.was_there else Lost(grant)
 
     async def _release_unknown(self, grant: Grant, until: float) -> Released | Lost:
         """Release a claim whose place isn't ours, or not any more: it has the name, or is over."""
@@ -353,6 +413,8 @@ class ZooKeeperLeases:
 
     async def withdraw(self, name: str, holder: str) -> None:
         """Delete the node of a place, also if it has come to the front meanwhile."""
+        require_name(name)
+        require_name(holder, of="holder")
         place = self._places.find(name, holder)
         if place is None:
             return

@@ -153,20 +153,20 @@ class Places:
         pause, most = AGAIN
         while not place.is_gone:
             try:
-                await self._delete(place)
+                await self.delete(place, self._until())
             except TenureError:
                 if place.session.is_over:  # nothing can be deleted any more; it runs out
                     self.drop(place)
                     return
-            else:
-                self.note_gone(place)
-                return
             await asyncio.sleep(pause)
             pause = min(most, 2 * pause)
 
-    async def _delete(self, place: Place) -> None:
-        """Delete the node of a place, also if an earlier request to create it may still be carried out."""
-        until = self._until()
+    async def delete(self, place: Place, until: float) -> None:
+        """Delete the node of a place, also if an earlier request to create it may still be carried out.
+
+        Raises:
+            Unavailable: It is not known whether it is gone.
+        """
         nodes = [place.node] if place.node is not None else await nodes_of(place, until)
         for node in nodes:
             path = f"{place.path}/{node}"
@@ -178,6 +178,7 @@ class Places:
                 place.was_there = True  # perhaps
                 raise
             place.was_there = True
+        self.note_gone(place)
 
     def note_gone(self, place: Place) -> None:
         """Note that the node of a place is gone for ever."""

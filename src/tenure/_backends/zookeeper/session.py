@@ -13,7 +13,7 @@ from kazoo.exceptions import AuthFailedError, KazooException, SessionExpiredErro
 from kazoo.protocol.states import KeeperState, WatchedEvent
 
 from tenure._backends.zookeeper.driver import OVER, Driver
-from tenure._backends.zookeeper.errors import NO_ANSWER, Expected, not_connected, translate
+from tenure._backends.zookeeper.errors import NO_ANSWER, Broken, Expected, not_connected, translate
 from tenure._backends.zookeeper.requests import Send, exists
 from tenure._backends.zookeeper.touches import EVERY, Touches
 from tenure._runtime.clock import Clock
@@ -37,15 +37,32 @@ class Reply:
     error: Exception | None = None
 
 
+@dataclass(slots=True)
+class Ensemble:
+    """The servers, as all sessions of this process know them.
+
+    Args:
+        place: Their addresses, for messages.
+        servers: How many there are.
+        tick: Their tick in seconds.
+        is_tls: Whether they are asked by TLS.
+        has_worked: Whether a request was carried out before.
+    """
+
+    place: str
+    servers: int
+    tick: float
+    is_tls: bool
+    has_worked: bool = False
+
+
 class Session:
     """A session, from its first request until it has expired or is closed.
 
     Args:
-        place: The ensemble, for messages.
+        ensemble: The servers.
         lasts: The time-out to ask for, in seconds.
-        tick: The tick of the ensemble.
         clock: Measures requests.
-        is_tls: Whether it uses TLS.
         make: Makes the driver, from the arguments that are added here.
         on_watch: Is called with the topic of a watch that has fired.
         on_change: Is called when the session is connected, again or for the first time, and when it is over.
@@ -53,13 +70,10 @@ class Session:
 
     def __init__(
         self,
-        place: str,
+        ensemble: Ensemble,
         *,
         lasts: float,
-        tick: float,
         clock: Clock,
-        is_tls: bool,
-        servers: int,
         make: Callable[..., Driver],
         on_watch: Callable[[str], None],
         on_change: Callable[[Session], None],
@@ -70,22 +84,20 @@ class Session:
         """The time-out that the server gave it, in seconds."""
         self.is_expired = False
         """Whether it has certainly ended, with all its nodes."""
-        self.touches: Touches = Touches(tick)
+        self.touches: Touches = Touches(ensemble.tick)
         self.connections: int = 0
         """The number of connections made so far."""
-        self._place = place
-        self._every = EVERY * tick
+        self._ensemble = ensemble
+        self._every = EVERY * ensemble.tick
         self._clock = clock
-        self._is_tls = is_tls
         self._on_watch = on_watch
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._silence = max(SILENCE_MIN, lasts * SILENCE_SHARE)
-        patience = max(SILENCE_MIN, lasts * SILENCE_SHARE * 2 / max(2, servers))
+        patience = max(SILENCE_MIN, lasts * SILENCE_SHARE * 2 / max(2, ensemble.servers))
         self._driver = make(lasts=lasts, patience=patience, loop=self._loop, clock=clock, on_state=self._on_state)
         self._is_connected = asyncio.Event()  # or over
         self._over: str | None = None
-        self._worked = False
         self._armed: set[Watched] = set()
         self._unanswered: deque[tuple[float, asyncio.Future[Reply]]] = deque()
         self._heard_at = clock.now()  # when the newest answer came, to any request
@@ -120,9 +132,10 @@ class Session:
                 await self._is_connected.wait()
         except TimeoutError:
             if not self._is_connected.is_set():
+                failure, known = self._driver.failure, self._ensemble
                 raise not_connected(
-                    self._driver.failure, self._place, until - began, worked=self._worked, is_tls=self._is_tls
-                ) from self._driver.failure
+                    failure, known.place, until - began, worked=known.has_worked, is_tls=known.is_tls
+                ) from failure
         if self._over is not None:
             error = AuthFailedError() if self._over == KeeperState.AUTH_FAILED else SessionExpiredError()
             raise self.translated(error) from error
@@ -163,10 +176,12 @@ class Session:
 
     def translated(self, error: Exception) -> TenureError:
         """Return an error of the driver as one of ours."""
-        return translate(error, self._place, worked=self._worked)
+        return translate(error, self._ensemble.place, worked=self._ensemble.has_worked)
 
     async def ask(self, send: Send, until: float, *, writes: bool = False, arms: Watched | None = None) -> Any:
         """Send a request when there is a connection, and return its answer.
+
+        If the connection breaks, it is sent again on the next one: so it must be one that may be carried out twice.
 
         Args:
             send: Hands the request to the driver.
@@ -179,8 +194,13 @@ class Session:
             Unavailable: There was no answer.
             ConfigError: The server will never do it.
         """
-        await self.connected(until)
-        return await self.answer(self.send(send, writes=writes, arms=arms), until)
+        while True:
+            await self.connected(until)
+            try:
+                return await self.answer(self.send(send, writes=writes, arms=arms), until)
+            except Broken:
+                if self._clock.now() >= until:
+                    raise
 
     def send(self, send: Send, *, writes: bool = False, arms: Watched | None = None) -> asyncio.Future[Reply]:
         """Send a request now; several of them are carried out in this order. There must be a connection."""
@@ -199,7 +219,8 @@ class Session:
         await asyncio.wait({reply}, timeout=max(0.0, until - asked_at))
         if not reply.done():
             raise Unavailable(
-                f"{self._place} gave no answer within {until - asked_at:.3g} s; the request may have been executed"
+                f"{self._ensemble.place} gave no answer within {until - asked_at:.3g} s; the request may have been "
+                "executed"
             )
         return self.value(reply.result())
 
@@ -229,7 +250,7 @@ class Session:
             self._heard_at = now
             self.touches.answered(sent_at, now)
             if error is None:
-                self._worked = True
+                self._ensemble.has_worked = True
                 if writes:
                     self.touches.written(sent_at)
                 if arms is not None:
@@ -256,9 +277,9 @@ class Session:
         """Return whether the watch on *watched* is set, and has not fired: then nothing has changed there."""
         return watched in self._armed
 
-    def watcher(self, watched: Watched, topic: str) -> Callable[[WatchedEvent], None] | None:
-        """Return what to set as the watch on *watched*; None if it is set already."""
-        if watched in self._armed:
+    def watcher(self, watched: Watched, topic: str, *, anew: bool = False) -> Callable[[WatchedEvent], None] | None:
+        """Return what to set as the watch on *watched*; None if it is set already, unless it is to be set *anew*."""
+        if watched in self._armed and not anew:
             return None
         return partial(self._fired, watched, topic)
 

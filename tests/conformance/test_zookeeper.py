@@ -1,0 +1,162 @@
+"""Leases in ZooKeeper, under the suites: in real time with short ticks, on a server that can be restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import ClassVar
+
+from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
+
+from tenure._backends import zookeeper
+from tenure._election.store import LeaseStore
+from tenure._url import Url
+from tenure.testing.conformance import (
+    FaultyLeaseStore,
+    GiveUp,
+    LeaseFaultSuite,
+    LeaseHarness,
+    LeaseQueueSuite,
+    LeaseStoreSuite,
+)
+from tenure.testing.faultproxy import FaultProxy, late
+from tests.servers import ZooKeeper, shared
+
+TICK = 0.1
+ADMIN = "admin", "of this test"
+SYSTEM = "/zookeeper"
+
+
+class ZooKeeperHarness(LeaseHarness):
+    """A ZooKeeper for one test; each client has its own proxy, so that faults concern it alone."""
+
+    traits = replace(zookeeper.TRAITS, ttl_min=2 * TICK)
+    ttl = 2.0
+    ends_within = 0.2  # a busy machine may delay the request that deletes a node
+    has_sessions = True
+
+    patience: ClassVar[float] = 5.0
+    """Seconds for a request."""
+    options: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """The server's options; other options start another server."""
+
+    async def start(self) -> None:
+        self._server = shared(ZooKeeper, tick=TICK, options=self.options)
+        self._proxies: dict[int, FaultProxy] = {}
+        self._backends: list[zookeeper.ZooKeeperBackend] = []
+
+    async def open(self) -> LeaseStore:
+        proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
+        backend = zookeeper.open(
+            Url.parse(f"zookeeper://{proxy.host}:{proxy.port}/?tick={TICK}&timeout={self.patience}")
+        )
+        self._backends.append(backend)
+        await backend.client.session(self.ttl).connected(backend.client.until())
+        store = FaultyLeaseStore(backend.leases)
+        self._proxies[id(store)] = proxy
+        return store
+
+    async def close(self) -> None:
+        await asyncio.gather(*(backend.close() for backend in self._backends))
+        self._backends.clear()
+        for proxy in self._proxies.values():
+            await proxy.__aexit__(None, None, None)
+        self._proxies.clear()
+
+    @asynccontextmanager
+    async def lose_answer(self, store: LeaseStore) -> AsyncIterator[None]:
+        """Lose the answer of the verb; tests/backends/test_zookeeper.py loses that of each of its requests."""
+        assert isinstance(store, FaultyLeaseStore)
+        async with store.lose_answer():
+            yield
+
+    @asynccontextmanager
+    async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
+        proxy = self._proxies[id(store)]
+        proxy.reset()
+        proxy.refuse()
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        """Hold back the connection of the request; the other requests go out on a new one, which the client makes."""
+        return late(self._proxies[id(store)])
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Revoke all rights on every node."""
+        user, password = ADMIN
+        rights = [make_acl("digest", make_digest_acl_credential(user, password), all=True)]
+        with admin(self._server) as client:
+            for path in _paths(client):
+                client.set_acls(path, rights)
+            try:
+                yield
+            finally:
+                for path in _paths(client):
+                    client.set_acls(path, OPEN_ACL_UNSAFE)
+
+    async def restart(self) -> None:
+        """Kill the server, and restart it from its files; its sessions go on."""
+        self._server.kill()
+        self._server.start()
+
+
+@contextmanager
+def admin(server: ZooKeeper) -> Iterator[KazooClient]:
+    """Connect with a client that has all rights on what it has made."""
+    user, password = ADMIN
+    client = KazooClient(f"127.0.0.1:{server.port}", auth_data={("digest", f"{user}:{password}")})
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def _paths(client: KazooClient, above: str = "") -> Iterator[str]:
+    for child in client.get_children(above or "/"):
+        path = f"{above}/{child}"
+        if path != SYSTEM:
+            yield from _paths(client, path)
+            yield path
+    if not above:
+        yield "/"
+
+
+class FaultyHarness(ZooKeeperHarness):
+    """Three requests in a row are given up before a lease has ended."""
+
+    ttl = 2.5
+    patience = 0.6
+    faults = frozenset({"lose_answer", "cut", "late", "away"})
+
+
+class RestartedHarness(ZooKeeperHarness):
+    """A server that is killed; leases outlast its absence."""
+
+    options = (("globalOutstandingLimit", "1000"),)  # the default; but no other test uses such a server
+    ttl = 20.0
+    faults = frozenset({"restart"})
+
+
+class TestZooKeeperLeases(LeaseStoreSuite):
+    harness = ZooKeeperHarness
+
+
+class TestZooKeeperWaiting(LeaseQueueSuite):
+    harness = FaultyHarness
+
+
+class TestZooKeeperLeaseFaults(LeaseFaultSuite):
+    harness = FaultyHarness
+
+
+class TestRestartedZooKeeper(LeaseFaultSuite):
+    harness = RestartedHarness
