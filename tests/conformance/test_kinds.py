@@ -26,6 +26,7 @@ from tests.conformance import (
     test_sqlite,
     test_sqlite_queue,
     test_strain,
+    test_zookeeper,
 )
 
 WHERE: dict[str, tuple[ModuleType, ...]] = {
@@ -37,8 +38,9 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Kubernetes": (test_kubernetes,),
     "Queued": (test_queued,),
     "Etcd": (test_etcd,),
+    "ZooKeeper": (test_zookeeper,),
 }
-LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued"})
+LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""
 CALLED = {"Redis": ("Redis", "Cluster")}
 
@@ -70,6 +72,10 @@ NOT_ON = {
     "Kubernetes": {
         "full": "a full etcd refuses every write of its API server, renewals too: tests/backends has that",
     },
+    "ZooKeeper": {
+        "cut_one": "one connection carries all requests",
+        "full": "a client can't fill it",
+    },
     "Azure": {
         "restart": "a client can't restart the service; a killed Azurite is tried in tests/process",
         "full": "a client can't fill it",
@@ -82,6 +88,7 @@ NO_SUITE = {
     "Azure": {"LeaseCapacitySuite": "never full"},
     "Kubernetes": {"LeaseCapacitySuite": "when it is full, it refuses renewals, too"},
     "Etcd": {"LeaseCapacitySuite": "it accepts no new leader when it is full"},
+    "ZooKeeper": {"LeaseCapacitySuite": "never full"},
     "Queued": {"LeaseCapacitySuite": "never full", "LeaseCostSuite": "its cost is of no interest: only tests use it"},
 }
 

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+import pytest
 from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Exists
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
+from tenure._backends.zookeeper.driver import Driver
 from tenure._election.store import LeaseStore
 from tenure._url import Url
 from tenure.testing.conformance import (
     FaultyLeaseStore,
     GiveUp,
+    LeaseCostSuite,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseQueueSuite,
     LeaseStoreSuite,
+    Scale,
 )
 from tenure.testing.faultproxy import FaultProxy, late
 from tests.servers import ZooKeeper, shared
+
+T = TypeVar("T")
 
 TICK = 0.1
 ADMIN = "admin", "of this test"
@@ -146,6 +153,27 @@ class RestartedHarness(ZooKeeperHarness):
     faults = frozenset({"restart"})
 
 
+class CountedHarness(ZooKeeperHarness):
+    """Counts the requests of this process; those that only keep sessions up are noise."""
+
+    faults = frozenset()
+    scale = Scale("requests", few=5, several=50, noise=3, times=2)
+
+    async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        sent = 0
+        call = Driver._call
+
+        def counted(driver: Driver, request: object, result: object) -> object:
+            nonlocal sent
+            sent += not (isinstance(request, Exists) and request.path == "/")
+            return call(driver, request, result)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Driver, "_call", counted)
+            answer = await ask()
+        return answer, sent
+
+
 class TestZooKeeperLeases(LeaseStoreSuite):
     harness = ZooKeeperHarness
 
@@ -158,5 +186,9 @@ class TestZooKeeperLeaseFaults(LeaseFaultSuite):
     harness = FaultyHarness
 
 
-class TestRestartedZooKeeper(LeaseFaultSuite):
+class TestZooKeeperLeaseCost(LeaseCostSuite):
+    harness = CountedHarness
+
+
+class TestZooKeeperRestarted(LeaseFaultSuite):
     harness = RestartedHarness
