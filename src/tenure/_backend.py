@@ -17,6 +17,7 @@ from tenure._election.options import ElectionOptions, timing_of
 from tenure._election.store import LeaseStore
 from tenure._election.term import MakeTerm, Term
 from tenure._lease import HeldBy, Leader, Vacant
+from tenure._opened import Opened
 from tenure._queue.broker import Broker, QueueOptions, checked_changes, settings_with
 from tenure._queue.checks import check_count, check_name
 from tenure._queue.context import QueueContext
@@ -165,9 +166,7 @@ class Backend:
                 by the first use.)
         """
         renewal_thread, _, opened = self._connection.require_open()
-        broker: Broker | None = getattr(opened, "broker", None)
-        if broker is None:
-            raise ConfigError(f"{self.url} has no queues; use another backend for them")
+        broker = self._broker_of(opened)
         expected = checked_changes("queue", settings)
         usual = settings_with(expected, broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
@@ -179,6 +178,12 @@ class Backend:
         self._connection.queues.add(queue)
         return queue
 
+    def _broker_of(self, opened: Opened) -> Broker:
+        broker: Broker | None = getattr(opened, "broker", None)
+        if broker is None:
+            raise ConfigError(f"{self.url} has elections, but no queues; use another store for them")
+        return broker
+
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used on this store, sorted.
 
@@ -186,11 +191,10 @@ class Backend:
 
         Raises:
             Unavailable: The store could not be asked.
+            ConfigError: It has elections only.
         """
         _, _, opened = self._connection.require_open()
-        broker: Broker | None = getattr(opened, "broker", None)
-        if broker is None:
-            return []
+        broker = self._broker_of(opened)
         names = await broker.names()
         return [name for name in names if not is_reply_queue(name) or await broker.stats(name) != Stats()]
 
