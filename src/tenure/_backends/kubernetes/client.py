@@ -69,8 +69,11 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
 
     What can never work is a ``ConfigError``, unless it worked before: then rights or tokens are being changed.
     """
-    lasting: type[TenureError] = Unavailable if where.worked else ConfigError
-    before = " (it worked before, so tenure tries again)" if where.worked else ""
+    # A login that is refused concerns all verbs, a right or a namespace the one that was asked for.
+    is_about_all = not isinstance(problem, Answer) or problem.status == 401
+    worked = bool(where.worked) if is_about_all else request.verb in where.worked
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    before = " (it worked before, so tenure tries again)" if worked else ""
     match problem:
         case Answer(status=401):
             return lasting(f"{where} refuses the login of {where.origin}; renew its token or certificate{before}")
@@ -121,7 +124,8 @@ class Where:
     origin: str
     namespace: str
     within: float
-    worked: bool
+    worked: frozenset[str]
+    """The verbs that have worked."""
 
     def __str__(self) -> str:
         return f"the API server {self.server}"
@@ -236,7 +240,7 @@ class Client:
         self.address: Address = address
         self.options: Options = options
         self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
-        self._worked = False
+        self._worked: frozenset[str] = frozenset()
         self._closed = False
 
     @property
@@ -281,9 +285,10 @@ class Client:
             if limit.expired():
                 session.retire()
             raise translate(error, request, self._where(within)) from error
-        if answer.status >= 300 and answer.status not in expected:
+        if answer.status < 300:
+            self._worked |= {request.verb}
+        elif answer.status not in expected:
             raise self.refusal(answer, request)
-        self._worked = True
         return answer
 
     async def _pause(self, answer: Answer, request: Request, limit: asyncio.Timeout, within: float) -> None:

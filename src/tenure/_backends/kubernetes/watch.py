@@ -54,6 +54,12 @@ class Watches:
             )
         watch.add(subscription)
 
+    def leave(self, subscription: Subscription) -> None:
+        """Watch for *subscription* no more."""
+        for watches in self._watches.values():
+            if (watch := watches.get(subscription.name)) is not None:
+                watch.discard(subscription)
+
     @property
     def is_refused(self) -> bool:
         """Whether this user may not watch."""
@@ -79,9 +85,14 @@ class Subscription(AsyncIterator[None]):
     async def __anext__(self) -> None:
         if not self._listener.closed:
             self._watches.watch(self)
-        await anext(self._listener)
+        try:
+            await anext(self._listener)
+        except BaseException:  # the wait was cancelled, or the iterator has ended; the next wait watches again
+            self._watches.leave(self)
+            raise
 
     async def aclose(self) -> None:
+        self._watches.leave(self)
         await self._listener.aclose()
 
 
@@ -111,6 +122,10 @@ class Watch:
         self._subscriptions.add(subscription)
         if self._running is None:
             self._running = self._tasks.spawn(self._run())
+
+    def discard(self, subscription: Subscription) -> None:
+        """Watch for *subscription* no more; what was begun ends with the next event, or its time."""
+        self._subscriptions.discard(subscription)
 
     @property
     def has_ended(self) -> bool:
