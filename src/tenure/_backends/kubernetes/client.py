@@ -286,7 +286,7 @@ class Client:
                 session.retire()
             raise translate(error, request, self._where(within)) from error
         if answer.status < 300:
-            self._worked |= {request.verb}
+            self.note_worked(request)
         elif answer.status not in expected:
             raise self.refusal(answer, request)
         return answer
@@ -326,6 +326,10 @@ class Client:
                     refused = login
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise translate(error, request, self._where()) from error
+
+    def note_worked(self, request: Request) -> None:
+        """Note that this user may do this, and that the server has what it is about."""
+        self._worked |= {request.verb}
 
     def refusal(self, answer: Answer, request: Request) -> TenureError:
         """Return the error for an answer that refuses *request*."""

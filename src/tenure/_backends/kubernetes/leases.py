@@ -222,12 +222,12 @@ class KubernetesLeases:
 
     async def _read(self, name: str, within: float | None = None) -> Observation | None:
         """Read a Lease; None if there is none."""
-        answer = await self._client.send(
-            Request("get", name), "GET", self._client.path_of(name), expected=(404,), within=within
-        )
+        request = Request("get", name)
+        answer = await self._client.send(request, "GET", self._client.path_of(name), expected=(404,), within=within)
         if answer.status == 404:
             if answer.reason != "NotFound" or name not in answer.message:  # not even the API is there
-                raise self._client.refusal(answer, Request("get", name))
+                raise self._client.refusal(answer, request)
+            self._client.note_worked(request)
             self._observed.note_missing(name)
             return None
         return self._observed.note(name, answer.body)

@@ -1,0 +1,449 @@
+"""How an API server is found and logged in to: in a pod, by a kubeconfig, with tokens, certificates and commands."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tenure._backends import kubernetes
+from tenure._backends.kubernetes import address, credentials
+from tenure._backends.kubernetes.address import Options, address_of
+from tenure._lease import Vacant
+from tenure._url import Url
+from tenure.errors import ConfigError, Unavailable
+from tests.servers import Authority, Kubernetes, shared
+
+Json = dict[str, Any]
+
+pytestmark = pytest.mark.asyncio
+
+TOKENS = {"first-token": "ann", "second-token": "ann"}
+
+
+@pytest.fixture(name="server")
+def _server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Kubernetes]:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    server = shared(Kubernetes, tls=True, tokens=TOKENS)
+    server.forget()
+    yield server
+    server.heal()
+    server.set(tokens=TOKENS)
+
+
+def authority(server: Kubernetes) -> Authority:
+    assert server.authority is not None
+    return server.authority
+
+
+def config(server: Kubernetes, user: Json | None = None, cluster: Json | None = None) -> Json:
+    """Return a kubeconfig with one context; *cluster* replaces the trusted authority, and what it has."""
+    if cluster is None:
+        cluster = {"certificate-authority": str(authority(server).certificate)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "work",
+        "contexts": [{"name": "work", "context": {"cluster": "c", "user": "u", "namespace": "other"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server.server, **cluster}}],
+        "users": [{"name": "u", "user": user if user is not None else {"token": "first-token"}}],
+    }
+
+
+def written(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+async def ask(url: str = "kubernetes://") -> str:
+    """Ask the server that is found; return the namespace that was used."""
+    backend = kubernetes.open(Url.parse(url))
+    try:
+        assert isinstance(await backend.leases.inspect("nothing"), Vacant)
+        return backend._client.address.namespace
+    finally:
+        await backend.close()
+
+
+# --- where a cluster is found ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="pod")
+def _pod(server: Kubernetes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Make this process a pod; return the folder of its service account."""
+    account = tmp_path / "serviceaccount"
+    account.mkdir()
+    (account / "token").write_text("first-token\n")
+    (account / "ca.crt").write_bytes(authority(server).certificate.read_bytes())
+    (account / "namespace").write_text("kube-system")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    found = address_of
+
+    def in_pod(url: Url, options: Options) -> address.Address:
+        return found(url, options, account=account)
+
+    monkeypatch.setattr(kubernetes, "address_of", in_pod)
+    return account
+
+
+async def test_in_a_pod_its_service_account_is_used(server: Kubernetes, pod: Path) -> None:
+    assert await ask() == "kube-system"
+    assert await ask("kubernetes://other") == "other"
+    assert [one["user"] for one in server.requests()] == ["ann", "ann"]
+
+
+async def test_a_kubeconfig_in_the_environment_comes_before_the_service_account(
+    server: Kubernetes, pod: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(written(tmp_path / "config", config(server))))
+    assert await ask() == "other"
+
+
+async def test_the_service_account_comes_before_the_kubeconfig_at_home(
+    server: Kubernetes, pod: Path, tmp_path: Path
+) -> None:
+    written(tmp_path / "home" / ".kube" / "config", config(server))
+    assert await ask() == "kube-system"
+    assert await ask("kubernetes://?context=work") == "other"
+
+
+async def test_the_kubeconfig_at_home_is_found(server: Kubernetes, tmp_path: Path) -> None:
+    written(tmp_path / "home" / ".kube" / "config", config(server))
+    assert await ask() == "other"
+    assert await ask("kubernetes://kube-system") == "kube-system"
+
+
+async def test_without_a_cluster_the_ways_to_name_one_are_told(server: Kubernetes) -> None:
+    with pytest.raises(ConfigError, match=r"no Kubernetes cluster was found: .*KUBECONFIG.*\?server="):
+        kubernetes.open(Url.parse("kubernetes://"))
+
+
+async def test_kubeconfigs_are_merged_as_kubectl_does(
+    server: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = config(server)
+    first = {"current-context": "", "users": full["users"], "contexts": []}
+    second = {**full, "users": [{"name": "u", "user": {"token": "wrong"}}]}
+    paths = [tmp_path / "missing", written(tmp_path / "a", first), written(tmp_path / "b", second)]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, paths)))
+    assert await ask() == "other"
+
+
+async def test_a_context_is_chosen(server: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = config(server)
+    full["contexts"].append({"name": "second", "context": {"cluster": "c", "user": "u"}})
+    path = written(tmp_path / "config", full)
+    assert await ask(f"kubernetes://?kubeconfig={path}&context=second") == "default"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(ConfigError, match=r"has no context 'secund'; did you mean 'second'\? \(known: second, work\)"):
+        await ask("kubernetes://?context=secund")
+    del full["current-context"]
+    written(path, full)
+    with pytest.raises(ConfigError, match=r"no current context; add \?context=NAME \(known: second, work\)"):
+        await ask()
+
+
+# --- logins ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_of_the_environment_is_used(server: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "second-token")
+    assert await ask(f"{server.url}&token_env=MY_TOKEN") == "default"
+
+
+async def test_a_wrong_token_is_refused(server: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret-wrong")
+    with pytest.raises(ConfigError, match="refuses the login of the option server") as raised:
+        await ask(f"{server.url}&token_env=MY_TOKEN")
+    assert "s3cret" not in str(raised.value)
+
+
+async def test_a_rotated_token_is_read_at_once_when_the_old_one_is_refused(server: Kubernetes, pod: Path) -> None:
+    backend = kubernetes.open(Url.parse("kubernetes://"))
+    try:
+        await backend.leases.inspect("nothing")
+        server.set(tokens={"second-token": "ann"})
+        (pod / "token").write_text("second-token")
+        server.forget()
+        await backend.leases.inspect("nothing")
+        assert [one["status"] for one in server.requests()] == [401, 404]
+        (pod / "token").write_text("third-token")
+        server.set(tokens={"fourth-token": "ann"})
+        with pytest.raises(Unavailable, match=r"refuses the login of this pod's service account.*it worked before"):
+            await backend.leases.inspect("nothing")
+    finally:
+        await backend.close()
+
+
+async def test_a_token_file_is_read_again_after_a_minute(
+    server: Kubernetes, pod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = kubernetes.open(Url.parse("kubernetes://"))
+    try:
+        await backend.leases.inspect("nothing")
+        (pod / "token").write_text("second-token")
+        credential = backend._client.address.access.credential
+        assert credential is not None
+        assert (await credential.login(refused=None)).token == "first-token"
+        monkeypatch.setattr(credentials, "TOKEN_AGE_MAX", 0.0)
+        assert (await credential.login(refused=None)).token == "second-token"
+        (pod / "token").unlink()
+        assert (await credential.login(refused=None)).token == "second-token"  # it is being replaced
+        await backend.leases.inspect("nothing")
+    finally:
+        await backend.close()
+
+
+async def test_a_token_file_of_a_kubeconfig_is_relative_to_it(server: Kubernetes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first-token")
+    path = written(tmp_path / "config", config(server, {"tokenFile": "token"}))
+    assert await ask(f"kubernetes://?kubeconfig={path}") == "other"
+
+
+def client_certificate(server: Kubernetes, folder: Path) -> tuple[Path, Path]:
+    """Issue a certificate for the user ann, as kubeadm does for administrators."""
+    issuer = authority(server)
+    key, request, certificate = folder / "ann.key", folder / "ann.csr", folder / "ann.pem"
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/O=staff/CN=ann"]
+    by = ["-CA", str(issuer.certificate), "-CAkey", str(issuer._key), "-CAcreateserial", "-days", "2"]
+    for command in (
+        ["req", *new, "-keyout", str(key), "-out", str(request)],
+        ["x509", "-req", "-in", str(request), *by, "-out", str(certificate)],
+    ):
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.parametrize("as_data", [True, False])
+async def test_a_client_certificate_is_used(server: Kubernetes, tmp_path: Path, *, as_data: bool) -> None:
+    certificate, key = client_certificate(server, tmp_path)
+    user: Json = {"client-certificate": "ann.pem", "client-key": "ann.key"}
+    if as_data:
+        user = {
+            "client-certificate-data": base64.b64encode(certificate.read_bytes()).decode(),
+            "client-key-data": base64.b64encode(key.read_bytes()).decode(),
+        }
+    path = written(tmp_path / "config", config(server, user))
+    assert await ask(f"kubernetes://?kubeconfig={path}") == "other"
+    assert [one["user"] for one in server.requests()] == ["ann"]
+
+
+async def test_an_untrusted_server_is_refused(server: Kubernetes, tmp_path: Path) -> None:
+    other = Authority("another authority")
+    path = written(tmp_path / "config", config(server, cluster={"certificate-authority": str(other.certificate)}))
+    with pytest.raises(ConfigError, match=r"the certificate of .* is not trusted: .*name its authority"):
+        await ask(f"kubernetes://?kubeconfig={path}")
+
+
+async def test_the_certificate_of_a_server_need_not_be_checked(server: Kubernetes, tmp_path: Path) -> None:
+    path = written(tmp_path / "config", config(server, cluster={"insecure-skip-tls-verify": True}))
+    backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+    try:
+        facts = {fact.name: fact for fact in await backend.describe()}
+    finally:
+        await backend.close()
+    assert "insecure-skip-tls-verify" in facts["server"].advice
+
+
+async def test_a_server_may_have_a_certificate_for_another_name(server: Kubernetes, tmp_path: Path) -> None:
+    through = server.server.replace("127.0.0.1", "localhost")
+    cluster = {"certificate-authority": str(authority(server).certificate), "server": through}
+    path = written(tmp_path / "config", config(server, cluster=cluster))
+    with pytest.raises(ConfigError, match="is not trusted"):
+        await ask(f"kubernetes://?kubeconfig={path}")
+    path = written(tmp_path / "config", config(server, cluster=cluster | {"tls-server-name": "127.0.0.1"}))
+    assert await ask(f"kubernetes://?kubeconfig={path}") == "other"
+
+
+# --- credential commands -----------------------------------------------------------------------------------------
+
+PLUGIN = """#!{python}
+import json, os, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+calls = folder / "calls"
+with calls.open("a") as log:
+    log.write(os.environ["KUBERNETES_EXEC_INFO"] + "\\n")
+print((folder / "answer").read_text())
+sys.stderr.write("please log in\\n")
+sys.exit(int(os.environ.get("STATUS", "0")))
+"""
+
+
+class Plugin:
+    """A credential command, with the answer that it gives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        program = folder / "get-token"
+        program.write_text(PLUGIN.format(python=sys.executable))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    def answers(self, version: str = "v1", **status: Any) -> None:
+        (self.folder / "answer").write_text(
+            json.dumps({"apiVersion": f"client.authentication.k8s.io/{version}", "status": status})
+        )
+
+    @property
+    def calls(self) -> list[Json]:
+        path = self.folder / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def user(self, **fields: Any) -> Json:
+        command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./get-token"}
+        return {"exec": {**command, "args": [str(self.folder)], "interactiveMode": "Never", **fields}}
+
+
+@pytest.fixture(name="plugin")
+def _plugin(tmp_path: Path) -> Plugin:
+    return Plugin(tmp_path)
+
+
+async def test_a_credential_command_is_run_once(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+    path = written(tmp_path / "config", config(server, plugin.user(provideClusterInfo=True)))
+    plugin.answers(token="first-token", expirationTimestamp=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
+    backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+    try:
+        await asyncio.gather(*(backend.leases.inspect(f"nothing-{number}") for number in range(5)))
+        assert len(plugin.calls) == 1
+        assert plugin.calls[0]["spec"] == {"interactive": False, "cluster": {"server": server.server}}
+        plugin.answers(token="second-token")
+        server.set(tokens={"second-token": "ann"})
+        await backend.leases.inspect("nothing")
+        assert len(plugin.calls) == 2
+    finally:
+        await backend.close()
+
+
+async def test_a_credential_that_has_expired_is_replaced(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+    path = written(tmp_path / "config", config(server, plugin.user()))
+    plugin.answers(token="first-token", expirationTimestamp=(datetime.now(UTC) + timedelta(seconds=5)).isoformat())
+    backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+    try:
+        for number in (1, 2):
+            await backend.leases.inspect("nothing")
+            assert len(plugin.calls) == number
+    finally:
+        await backend.close()
+
+
+async def test_a_command_may_give_a_certificate(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+    certificate, key = client_certificate(server, tmp_path)
+    plugin.answers("v1beta1", clientCertificateData=certificate.read_text(), clientKeyData=key.read_text())
+    user = plugin.user(apiVersion="client.authentication.k8s.io/v1beta1")
+    path = written(tmp_path / "config", config(server, user))
+    assert await ask(f"kubernetes://?kubeconfig={path}") == "other"
+    assert [one["user"] for one in server.requests()] == ["ann"]
+
+
+async def test_a_command_that_fails_is_no_answer(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+    plugin.answers(token="first-token")
+    user = plugin.user(env=[{"name": "STATUS", "value": "3"}])
+    path = written(tmp_path / "config", config(server, user))
+    with pytest.raises(Unavailable, match=r"get-token' ended with status 3: please log in; log in with it"):
+        await ask(f"kubernetes://?kubeconfig={path}")
+
+
+async def test_the_output_of_a_command_is_not_shown(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+    (plugin.folder / "answer").write_text("s3cret")
+    path = written(tmp_path / "config", config(server, plugin.user()))
+    with pytest.raises(ConfigError, match="wrote no ExecCredential") as raised:
+        await ask(f"kubernetes://?kubeconfig={path}")
+    assert "s3cret" not in str(raised.value)
+
+
+async def test_a_missing_command_is_named_with_its_hint(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+    user = plugin.user(command="tenure-no-such-command", installHint="install it from example.com")
+    path = written(tmp_path / "config", config(server, user))
+    with pytest.raises(ConfigError, match=r"'tenure-no-such-command' can't be run: .*; install it from example\.com"):
+        await ask(f"kubernetes://?kubeconfig={path}")
+
+
+# --- what can't be used ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "why"),
+    [
+        ({"auth-provider": {"name": "gcp"}}, {}, "has auth-provider, which can't be used: .*use exec"),
+        ({"username": "ann", "password": "s3cret"}, {}, "has username, which can't be used: .*use a token"),
+        ({"token": "s3cret", "as": "bob"}, {}, "has as, which can't be used"),
+        ({"exec": {"command": "x", "apiVersion": "v7"}}, {}, "apiVersion 'v7'; tenure knows client.authentication"),
+        ({"exec": {}, "token": ""}, {}, None),
+        ({"exec": {"apiVersion": "x"}}, {}, "names no command"),
+        ({"exec": {"command": "x", "interactiveMode": "Always"}}, {}, "must be run at a terminal"),
+        ({"client-certificate": "/nowhere/ann.pem"}, {}, "names /nowhere/ann.pem, which can't be read: No such file"),
+        ({"client-certificate-data": "%"}, {}, "client-certificate-data of 'u' is no base64"),
+        ({}, {"proxy-url": "http://proxy:3128"}, "has proxy-url, which tenure doesn't support"),
+        ({}, {"server": "10.0.0.1:6443"}, "must be an address such as https://10.0.0.1:6443"),
+        ({}, {"server": "https://ann:s3cret@h"}, "must be an address such as"),
+        ({}, {"certificate-authority": "/nowhere/ca"}, "names /nowhere/ca, which can't be read"),
+    ],
+)
+async def test_what_a_kubeconfig_may_not_have(
+    server: Kubernetes, tmp_path: Path, user: Json, cluster: Json, why: str | None
+) -> None:
+    path = written(tmp_path / "config", config(server, user, cluster))
+    if why is None:
+        kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+        return
+    with pytest.raises(ConfigError, match=why) as raised:
+        kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("a: [", "is no YAML in line 1"), ("- a", "is no kubeconfig"), ("", "is no kubeconfig"), ("\0", "is no YAML")],
+)
+async def test_a_file_that_is_no_kubeconfig_is_named(
+    server: Kubernetes, tmp_path: Path, content: str, why: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=why):
+        kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+
+
+async def test_a_certificate_that_is_none_is_named(server: Kubernetes, tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("no certificate")
+    path = written(tmp_path / "config", config(server, cluster={"certificate-authority": "ca"}))
+    with pytest.raises(ConfigError, match=r"the certificate authority of the context 'work' .* is no PEM certificate"):
+        await ask(f"kubernetes://?kubeconfig={path}")
+
+
+async def test_strict_checks_of_newer_pythons_are_off() -> None:
+    """Certificates of many clusters lack what they require."""
+    access = credentials.Access("here", "https://127.0.0.1:1")
+    context = credentials.context_of(access, credentials.Login())
+    assert context is not None
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+    assert context.check_hostname
+
+
+async def test_no_secret_is_shown() -> None:
+    shown = repr(
+        credentials.Access(
+            "here",
+            "https://h",
+            credential=credentials.TokenText("s3cret"),
+            certificate=credentials.Login("t", "c", "s3cret"),
+        )
+    )
+    assert "s3cret" not in shown
