@@ -94,6 +94,7 @@ LONGEST = [
     "conformance/test_redis_cluster.py",
     "backends/test_wrong_inputs.py",
     "process/test_servers.py",
+    "interop/test_handing_over.py",
     "interop/test_kills.py",
 ]
 """The files that take half a minute and more, the longest first, those that mostly wait between those that compute."""

@@ -164,7 +164,7 @@ class KubernetesStore:
         pass
 
 
-STORES: tuple[type[Store], ...] = (ZooKeeperStore, KubernetesStore)
+STORES: tuple[type[Store], ...] = (EtcdStore, ZooKeeperStore, KubernetesStore)
 PAIRS = [(store, client) for store in STORES for client in store.clients]
 """Each foreign client with its store."""
 

@@ -33,8 +33,6 @@ from tests.interop.acts import Record
 from tests.interop.programs.answering import Threads, lead
 
 JITTER = 1.2
-TOKEN = os.environ.get("INTEROP_TOKEN", "")
-TRUST = ssl.create_default_context(cafile=os.environ.get("INTEROP_CA"))
 MICROTIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -88,6 +86,8 @@ class LeaseLock:
         self.name = name
         self.identity = identity
         self.timeout = timeout
+        self.token = os.environ.get("INTEROP_TOKEN", "")
+        self.trust = ssl.create_default_context(cafile=os.environ.get("INTEROP_CA"))
         self.lease: dict[str, Any] = {}
 
     def get(self) -> ElectionRecord:
@@ -107,9 +107,9 @@ class LeaseLock:
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = json.dumps(body).encode() if body else None
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "Authorization": f"Bearer {TOKEN}"}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(self.leases + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=self.timeout, context=TRUST) as answer:
+        with urllib.request.urlopen(request, timeout=self.timeout, context=self.trust) as answer:
             return dict(json.load(answer))
 
 
