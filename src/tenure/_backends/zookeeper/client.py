@@ -9,6 +9,7 @@ House rules:
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -55,6 +56,7 @@ class Client:
         self.acl: list[ACL] = ACLS[options.acl or ("creator" if address.user else "open")]
         self.on_over: Callable[[Session], None] = lambda session: None
         """Is called when a session has expired or can't be used any more."""
+        self.context: ssl.SSLContext | None = _context(address, options) if options.tls else None
         self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, options.tls)
         self._sessions: dict[float, Session] = {}
         self._leaving = Tasks()
@@ -112,10 +114,7 @@ class Client:
 
     def _driver_options(self) -> dict[str, Any]:
         options, user, password = self.options, self.address.user, self.address.password
-        given: dict[str, Any] = {"use_ssl": options.tls}
-        if options.tls:
-            files = {"ca": options.ca, "certfile": options.cert, "keyfile": options.key}
-            given |= files | {"verify_certs": True, "check_hostname": options.check_hostname}
+        given: dict[str, Any] = {"context": self.context}
         if user and options.auth == "sasl":
             given["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": user, "password": password}
         elif user:
@@ -138,3 +137,21 @@ class Client:
         await asyncio.gather(*(one.close(ends_session=not keeps(one)) for one in sessions))
         await asyncio.gather(*self._leaving, return_exceptions=True)
         self.notifier.close()
+
+
+def _context(address: Address, options: Options) -> ssl.SSLContext:
+    """Return how to use TLS.
+
+    Raises:
+        ConfigError: A file can't be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=options.ca)
+        context.check_hostname = options.check_hostname
+        if options.cert and options.key:
+            context.load_cert_chain(options.cert, options.key)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"the files for TLS with {address} can't be used: {error.reason or error}; check ca, cert and key"
+        ) from error
+    return context

@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import select
+import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,8 +26,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import SASLException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
-from kazoo.protocol.connection import _CONNECTION_DROP, ConnectionHandler
+from kazoo.protocol.connection import _CONNECTION_DROP, STOP_CONNECTING, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
@@ -35,7 +40,7 @@ OVER = frozenset({KeeperState.EXPIRED_SESSION, KeeperState.AUTH_FAILED, KeeperSt
 
 # In no tree of loggers: handlers of the root logger are user code, and would run on its thread.
 _SILENT = logging.Logger("kazoo")  # noqa: LOG001
-_SILENT.addHandler(logging.NullHandler())
+_SILENT.disabled = True
 
 
 class StateListener(Protocol):
@@ -64,9 +69,18 @@ class _Handler(SequentialThreadingHandler):
         loop: Gets all results.
         clock: Says when connecting began.
         patience: The longest wait for a server, in seconds.
+        context: For TLS.
+        on_failure: Is called on the loop when a server could not be reached; ``failure`` has the reason.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, patience: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        patience: float,
+        context: ssl.SSLContext | None,
+        on_failure: Callable[[], None],
+    ) -> None:
         super().__init__()
         self.completion_queue = _ToLoop(loop)
         self.connecting_at = clock.now()
@@ -74,6 +88,8 @@ class _Handler(SequentialThreadingHandler):
         """Why the last attempt to connect has failed; None after a success."""
         self._clock = clock
         self._patience = patience
+        self._context = context
+        self._on_failure = on_failure
 
     @property
     def running(self) -> bool:
@@ -101,18 +117,29 @@ class _Handler(SequentialThreadingHandler):
         return thread
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
-        """Wait for a socket, and not for too long: kazoo would wait for most of the session's time."""
-        most = self._patience if timeout is None else min(timeout, self._patience)
-        return super().select(rlist, wlist, xlist, most)
+        """Wait for a socket, and not for too long: kazoo would wait for most of the session's time.
 
-    def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Connect to a server."""
-        self.connecting_at = self._clock.now()
+        It is called for each request and each answer, and kazoo's own function would make a selector each time.
+        """
         most = self._patience if timeout is None else min(timeout, self._patience)
+        wanted = {one.fileno(): (one, rlist) for one in rlist} | {one.fileno(): (one, wlist) for one in wlist}
+        poll = select.poll()
+        for number, (_, kind) in wanted.items():
+            poll.register(number, select.POLLIN if kind is rlist else select.POLLOUT)
+        ready = [wanted[number] for number, _ in poll.poll(math.ceil(most * 1_000))]
+        return [one for one, kind in ready if kind is rlist], [one for one, kind in ready if kind is wlist], []
+
+    def create_connection(self, address: tuple[str, int], hostname: str | None = None, **_: Any) -> socket.socket:
+        """Connect to a server; kazoo itself leaves a socket open if it doesn't trust the server."""
+        self.connecting_at = self._clock.now()
         try:
-            made = super().create_connection(*args, timeout=most, **kwargs)
+            made = socket.create_connection(address, self._patience)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._context is not None:
+                made = self._context.wrap_socket(made, server_hostname=hostname)
         except Exception as error:
             self.failure = error
+            self.completion_queue.put(self._on_failure)
             raise
         self.failure = None
         return made
@@ -129,12 +156,22 @@ class _Connection(ConnectionHandler):
             self.negotiated = answer[0].time_out / 1_000
         return answer
 
+    def _connect_attempt(self, *arguments: Any) -> Any:
+        try:
+            return super()._connect_attempt(*arguments)
+        except Exception as error:  # a refused login, for example; kazoo would let its thread fail
+            self.handler.failure = error
+            is_refused = isinstance(error, (SASLException, SessionClosedRequireSaslError))
+            self.client._session_callback(KeeperState.AUTH_FAILED if is_refused else KeeperState.CLOSED)
+            return STOP_CONNECTING
+
 
 class Driver(KazooClient):
     """One session. The first ``start_async`` connects; after its end, it isn't used again.
 
     Undocumented parts of kazoo that are used here: ``_session_callback`` is called, on the connection's thread, at each
-    change of state; ``_connection`` has the connection; setting ``_stopped`` keeps it from connecting again; ``_call``
+    change of state; ``_connection`` has the connection, with ``_invoke`` for the requests while connecting and
+    ``_connect_attempt`` for one server; setting ``_stopped`` keeps it from connecting again; ``_call``
     with ``_CONNECTION_DROP``, as kazoo's own test harness does it, breaks the connection.
 
     Args:
@@ -144,6 +181,8 @@ class Driver(KazooClient):
         loop: Gets all results.
         clock: Says when connecting began.
         on_state: Is told of the connection, on the loop.
+        on_failure: Is called, on the loop, when a server could not be reached.
+        context: For TLS; None without.
         options: More arguments of ``KazooClient``.
     """
 
@@ -156,12 +195,14 @@ class Driver(KazooClient):
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         on_state: StateListener,
+        on_failure: Callable[[], None],
+        context: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
         self._loop = loop
         self._on_state = on_state
-        handler = _Handler(loop, clock, patience)
-        retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_jitter=0.5, max_delay=0.5)
+        handler = _Handler(loop, clock, patience, context, on_failure)
+        retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_jitter=0.5, max_delay=0.3)
         super().__init__(servers, timeout=lasts, handler=handler, connection_retry=retry, logger=_SILENT, **options)
         sasl = options.get("sasl_options")
         self._connection = _Connection(self, self._conn_retry.copy(), logger=_SILENT, sasl_options=sasl)

@@ -158,8 +158,9 @@ class Places:
                 if place.session.is_over:  # nothing can be deleted any more; it runs out
                     self.drop(place)
                     return
-            await asyncio.sleep(pause)
-            pause = min(most, 2 * pause)
+                if place.session.is_connected:  # else the next attempt waits for the connection
+                    await asyncio.sleep(pause)
+                    pause = min(most, 2 * pause)
 
     async def delete(self, place: Place, until: float) -> None:
         """Delete the node of a place, also if an earlier request to create it may still be carried out.

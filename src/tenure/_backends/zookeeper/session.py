@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +24,8 @@ from tenure.errors import TenureError, Unavailable
 
 SILENCE_SHARE = 1 / 6
 """The share of a session's time after which a server that answers nothing is left for another one."""
-SILENCE_MIN = 0.2
-"""The least seconds for that: a busy server is not left at once."""
+SILENCE_MIN, SILENCE_MAX = 0.2, 10.0
+"""The least and the most seconds for that: a busy server is not left at once."""
 
 Watched = tuple[str, str]
 """What a watch is set on: the kind of request that has set it, and the path."""
@@ -35,6 +37,8 @@ class Reply:
 
     value: Any = None
     error: Exception | None = None
+    had_worked: bool = False
+    """Whether a request was carried out before this one was sent."""
 
 
 @dataclass(slots=True)
@@ -93,10 +97,13 @@ class Session:
         self._on_watch = on_watch
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._silence = max(SILENCE_MIN, lasts * SILENCE_SHARE)
-        patience = max(SILENCE_MIN, lasts * SILENCE_SHARE * 2 / max(2, ensemble.servers))
-        self._driver = make(lasts=lasts, patience=patience, loop=self._loop, clock=clock, on_state=self._on_state)
+        self._silence = min(SILENCE_MAX, max(SILENCE_MIN, lasts * SILENCE_SHARE))
+        patience = max(SILENCE_MIN, self._silence * 2 / max(2, ensemble.servers))
+        self._driver = make(
+            lasts=lasts, patience=patience, loop=self._loop, clock=clock, on_state=self._on_state, on_failure=self._wake
+        )
         self._is_connected = asyncio.Event()  # or over
+        self._news = asyncio.Event()  # set when the connection has changed, or could not be made
         self._over: str | None = None
         self._armed: set[Watched] = set()
         self._unanswered: deque[tuple[float, asyncio.Future[Reply]]] = deque()
@@ -127,26 +134,41 @@ class Session:
             ConfigError: The login is wrong, or the certificate of the server.
         """
         began = self._clock.now()
-        try:
-            async with asyncio.timeout(max(0.0, until - began)):
-                await self._is_connected.wait()
-        except TimeoutError:
-            if not self._is_connected.is_set():
-                failure, known = self._driver.failure, self._ensemble
+        while not self._is_connected.is_set():
+            news, failure, known = self._news, self._driver.failure, self._ensemble
+            is_hopeless = isinstance(failure, ssl.SSLCertVerificationError) and not known.has_worked
+            if is_hopeless or self._clock.now() >= until:
                 raise not_connected(
                     failure, known.place, until - began, worked=known.has_worked, is_tls=known.is_tls
                 ) from failure
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until - self._clock.now()):
+                    await news.wait()
         if self._over is not None:
-            error = AuthFailedError() if self._over == KeeperState.AUTH_FAILED else SessionExpiredError()
-            raise self.translated(error) from error
+            raise self._why_over() from self._driver.failure
+
+    def _why_over(self) -> TenureError:
+        failure, known = self._driver.failure, self._ensemble
+        if self._over == KeeperState.AUTH_FAILED:
+            is_told = isinstance(failure, KazooException)
+            refused = failure if failure is not None and is_told else AuthFailedError()
+            return self.translated(refused, had_worked=known.has_worked)
+        if self._over == KeeperState.CLOSED and failure is not None:
+            return not_connected(failure, known.place, 0.0, worked=known.has_worked, is_tls=known.is_tls)
+        return self.translated(SessionExpiredError())
 
     def drop(self) -> None:
         """Break the connection; the driver connects again, to any server."""
         self._driver.drop()
 
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
     def _on_state(self, state: str, session_id: int, negotiated: float, connecting_at: float) -> None:
         if self._over is not None:
             return
+        self._wake()
         self._armed.clear()  # the driver forgets its watches with each connection
         if state == KeeperState.CONNECTED:
             self.id, self.negotiated = session_id, negotiated
@@ -169,14 +191,15 @@ class Session:
         self._over = self._over or KeeperState.CLOSED
         self._stop_timers()
         self._is_connected.set()
+        self._wake()
         leave = partial(self._driver.leave, ends_session=ends_session, within=self._silence)
         await in_thread("tenure-zookeeper-closing", leave)
 
     # --- requests ---
 
-    def translated(self, error: Exception) -> TenureError:
+    def translated(self, error: Exception, *, had_worked: bool = True) -> TenureError:
         """Return an error of the driver as one of ours."""
-        return translate(error, self._ensemble.place, worked=self._ensemble.has_worked)
+        return translate(error, self._ensemble.place, worked=had_worked)
 
     async def ask(self, send: Send, until: float, *, writes: bool = False, arms: Watched | None = None) -> Any:
         """Send a request when there is a connection, and return its answer.
@@ -206,7 +229,7 @@ class Session:
         """Send a request now; several of them are carried out in this order. There must be a connection."""
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._sent_at = sent_at = self._clock.now()
-        note = partial(self._note, reply, sent_at, self.connections, writes, arms)
+        note = partial(self._note, reply, sent_at, self.connections, writes, arms, self._ensemble.has_worked)
         self._unanswered.append((sent_at, reply))
         send(self._driver).rawlink(note)
         if self._watchdog is None:
@@ -232,7 +255,7 @@ class Session:
             raise reply.error
         if not isinstance(reply.error, KazooException):
             raise reply.error  # a bug, in tenure or in the driver
-        raise self.translated(reply.error) from reply.error
+        raise self.translated(reply.error, had_worked=reply.had_worked) from reply.error
 
     def _note(
         self,
@@ -241,6 +264,7 @@ class Session:
         connection: int,
         writes: bool,
         arms: Watched | None,
+        had_worked: bool,
         result: Any,
     ) -> None:
         """Note the outcome of a request; called on the loop."""
@@ -256,7 +280,7 @@ class Session:
                 if arms is not None:
                     self._armed.add(arms)
         if not reply.done():
-            reply.set_result(Reply(result.value, error))
+            reply.set_result(Reply(result.value, error, had_worked))
 
     def _watch_silence(self) -> None:
         """Leave a server that answers nothing: it may be cut off, and another one may answer in time."""
