@@ -177,6 +177,10 @@ class CountedHarness(ZooKeeperHarness):
 class TestZooKeeperLeases(LeaseStoreSuite):
     harness = ZooKeeperHarness
 
+    async def test_three_hundred_are_renewed_at_once(self, harness: LeaseHarness, name: str) -> None:
+        harness.ttl = 20.0  # type: ignore[misc]  # a busy machine takes seconds for so many claims
+        await super().test_three_hundred_are_renewed_at_once(harness, name)
+
 
 class TestZooKeeperWaiting(LeaseQueueSuite):
     harness = FaultyHarness
