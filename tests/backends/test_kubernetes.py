@@ -800,7 +800,7 @@ async def test_an_unreachable_server_is_named(name: str) -> None:
 async def test_the_facts_for_doctor(server: Kubernetes) -> None:
     async with opened(server.url) as backend:
         facts = {fact.name: fact for fact in await backend.describe()}
-    assert facts["server"].value == f"{server.server}, from the option server={server.server}"
+    assert facts["server"].value == f"{server.server}, from the URL"
     assert facts["version"].value == "v1.31.0+double"
     assert facts["login"].value == "none"
     assert facts["namespace"].value == "default"

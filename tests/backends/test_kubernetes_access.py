@@ -169,7 +169,7 @@ async def test_a_token_of_the_environment_is_used(server: Kubernetes, monkeypatc
 
 async def test_a_wrong_token_is_refused(server: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret-wrong")
-    with pytest.raises(ConfigError, match="refuses the login of the option server") as raised:
+    with pytest.raises(ConfigError, match="refuses the login from the URL") as raised:
         await ask(f"{server.url}&token_env=MY_TOKEN")
     assert "s3cret" not in str(raised.value)
 
@@ -185,7 +185,7 @@ async def test_a_rotated_token_is_read_at_once_when_the_old_one_is_refused(serve
         assert [one["status"] for one in server.requests()] == [401, 404]
         (pod / "token").write_text("third-token")
         server.set(tokens={"fourth-token": "ann"})
-        with pytest.raises(Unavailable, match=r"refuses the login of this pod's service account.*it worked before"):
+        with pytest.raises(Unavailable, match=r"refuses the login from this pod's service account.*it worked before"):
             await backend.leases.inspect("nothing")
     finally:
         await backend.close()

@@ -15,7 +15,7 @@ import pytest
 from redis import Redis as Plain
 
 from tenure.cli import main
-from tests.servers import Authority, Azurite, Postgres, Redis, free_port, private, shared, url_of
+from tests.servers import Authority, Azurite, Kubernetes, Postgres, Redis, free_port, private, shared, url_of
 
 pytest.importorskip("azure.storage.blob")
 
@@ -42,7 +42,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 FORKING = """
 import json, os, sys, threading
-import tenure._backends.azure_storage, tenure._backends.postgres, tenure._backends.redis, tenure.cli, tenure._cli.group
+import tenure._backends.azure_storage, tenure._backends.kubernetes, tenure._backends.postgres, tenure._backends.redis
+import tenure.cli, tenure._cli.group
 for line in sys.stdin:
     arguments, environment, folder = json.loads(line)
     assert threading.active_count() == 1
@@ -292,3 +293,89 @@ def test_an_unknown_option(says: Says, kind: type[Postgres | Redis | Azurite], c
     url = url_of(kind)
     more = "&" if "?" in url else "?"
     says(command, f"{url}{more}timout=1", code=78, words=["no option 'timout'", "did you mean 'timeout'?"])
+
+
+# --- Kubernetes --------------------------------------------------------------------------------------------------
+
+ELECTIONS = ["doctor", "lead"]
+
+
+@pytest.fixture(scope="module")
+def guarded_kubernetes() -> Iterator[Kubernetes]:
+    with private(Kubernetes, tls=True, tokens={SECRET: "ann"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("command", ELECTIONS)
+def test_kubernetes_with_a_wrong_token(
+    says: Says, guarded_kubernetes: Kubernetes, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("MINE", OTHER)
+    says(command, f"{guarded_kubernetes.url}&token_env=MINE", code=78, words=["refuses the login", "renew its token"])
+    monkeypatch.setenv("MINE", "")
+    says(command, f"{guarded_kubernetes.url}&token_env=MINE", code=78, words=["MINE is not set"])
+
+
+@pytest.mark.parametrize("command", ELECTIONS)
+def test_kubernetes_with_the_wrong_authority(
+    says: Says, guarded_kubernetes: Kubernetes, wrong_authority: Authority, command: str
+) -> None:
+    url = f"kubernetes://default?server={guarded_kubernetes.server}&ca={wrong_authority.certificate}"
+    says(command, url, code=78, words=["not trusted", "as ?ca=FILE"])
+
+
+def test_kubernetes_with_a_file_that_is_not_there(says: Says, guarded_kubernetes: Kubernetes) -> None:
+    url = f"kubernetes://default?server={guarded_kubernetes.server}&ca=/nowhere.pem"
+    says("doctor", url, code=78, words=["/nowhere.pem", "No such file"])
+
+
+def test_kubernetes_without_rights(says: Says, guarded_kubernetes: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", SECRET)
+    guarded_kubernetes.set(roles=[{"verbs": ["get"]}])
+    try:
+        words = ["grant the verb 'create' on leases of coordination.k8s.io in a Role", 'User "ann" cannot create']
+        says("lead", f"{guarded_kubernetes.url}&token_env=MINE", code=78, words=words)
+    finally:
+        guarded_kubernetes.set(roles=None)
+
+
+@pytest.mark.parametrize("command", ELECTIONS)
+def test_kubernetes_without_a_cluster(says: Says, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/nowhere")
+    says(command, "kubernetes://default", code=78, words=["no Kubernetes cluster was found", "set KUBECONFIG"])
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("kubernetes://10.0.0.1:6443", ["names no namespace", "kubernetes://NAMESPACE?server=https://HOST:PORT"]),
+        ("kubernetes://default/name", ["has a path", "name the election separately"]),
+        ("kubernetes://default?server=10.0.0.1", ["the option server must be an address such as https://"]),
+        ("kubernetes://?server=https://h", ["names no namespace", "add one to the URL"]),
+        ("kubernetes://default?contxt=x", ["has no option 'contxt'; did you mean 'context'?"]),
+        ("kubernetes://default?token_env=X", ["token_env is only for a server that the URL names"]),
+        ("kubernetes://default?server=https://h&context=x", ["context and server can't both be given"]),
+        ("kubernetes://default?watches=-1", ["watches must be from 0 to 10000, not -1; try watches=100"]),
+        ("kubernetes://default?server=https://h&timeout=0", ["timeout must be from 0.1 to 60 seconds"]),
+    ],
+)
+def test_kubernetes_with_an_address_that_is_none(says: Says, url: str, words: list[str]) -> None:
+    says("doctor", url, code=78, words=words)
+
+
+def test_kubernetes_that_is_not_there(says: Says) -> None:
+    url = f"kubernetes://default?server=https://127.0.0.1:{free_port()}"
+    says("doctor", url, code=69, words=["can't be reached", "check the address"])
+
+
+def test_kubernetes_has_no_queues(says: Says, guarded_kubernetes: Kubernetes) -> None:
+    for command in ("send", "work", "queue"):
+        says(command, guarded_kubernetes.url, code=78, words=["has elections, but no queues"])
+
+
+def test_kubernetes_with_a_name_that_no_lease_can_have(guarded_kubernetes: Kubernetes, capsys: Captured) -> None:
+    assert main(["status", "Nightly_Report", "--on", guarded_kubernetes.url]) == 78
+    assert "must be a DNS name" in (error := capsys.readouterr().err)
+    assert error.endswith("try 'nightly-report'\n")

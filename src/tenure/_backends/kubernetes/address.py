@@ -113,7 +113,7 @@ def _named_server(server: str, options: Options, env: Mapping[str, str]) -> Acce
             )
         credential = TokenText(token)
     return Access(
-        origin=f"the option server={server}",
+        origin="the URL",
         server=server.rstrip("/"),
         ca=read_file(Path(options.ca), "the option ca") if options.ca else None,
         credential=credential,

@@ -76,14 +76,14 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
     before = " (it worked before, so tenure tries again)" if worked else ""
     match problem:
         case Answer(status=401):
-            return lasting(f"{where} refuses the login of {where.origin}; renew its token or certificate{before}")
+            return lasting(f"{where} refuses the login from {where.origin}; renew its token or certificate{before}")
         case Answer(status=403) if "being terminated" in problem.message:
             return Unavailable(f"the namespace {where.namespace} on {where} is being deleted: {problem.message}")
         case Answer(status=403):
             return lasting(
-                f"{where} does not allow {where.origin} to {request.verb} {request.resource} in the namespace "
-                f"{where.namespace}: grant the verb {request.verb!r} on {request.resource} of coordination.k8s.io in a "
-                f"Role ({problem.message}){before}"
+                f"{where} does not allow the login from {where.origin} to {request.verb} {request.resource} in the "
+                f"namespace {where.namespace}: grant the verb {request.verb!r} on {request.resource} of "
+                f"coordination.k8s.io in a Role ({problem.message}){before}"
             )
         case Answer(status=404) if "namespaces" in problem.message:
             return lasting(f"{where} has no namespace {where.namespace!r}; create it, or correct the URL{before}")

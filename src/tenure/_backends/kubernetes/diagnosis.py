@@ -30,9 +30,7 @@ async def diagnose(client: Client) -> Sequence[Fact]:
         await _namespace(client, namespace),
         await _rights(client, namespace),
         await _flow(client),
-        Fact(
-            "expiry", "observed", "a process that has just started waits a whole lease, even if the leader is long dead"
-        ),
+        Fact("new candidates", "wait for a whole lease, even if its holder is long dead"),
     ]
 
 
@@ -95,7 +93,7 @@ async def _rights(client: Client, namespace: str) -> Fact:
     if not missing:
         return Fact("rights", f"{', '.join(VERBS)} on leases")
     advice = "; ".join(f"{verb}: {_WITHOUT[verb]}" for verb in missing)
-    only_some = "; a Role with resourceNames counts as missing here" if "list" in missing else ""
+    only_some = "; rights to single Leases (resourceNames) are not seen here" if "list" in missing else ""
     return Fact("rights", f"without {', '.join(missing)} on leases", f"add to a Role: {advice}{only_some}")
 
 
