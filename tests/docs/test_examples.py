@@ -11,14 +11,22 @@ from textwrap import indent
 
 import pytest
 
-from tests.servers import Etcd, Postgres, url_of
+from tests.servers import Etcd, Kubernetes, Postgres, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker"}  # run by the tests of its server
 WEB = {"web_fastapi", "web_flask"}  # these need a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)
-WHOLE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/etcd.md", "docs/postgresql.md", "docs/sqlite.md")
+WHOLE = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/etcd.md",
+    "docs/kubernetes.md",
+    "docs/postgresql.md",
+    "docs/sqlite.md",
+)
 GUIDES = (
     "docs/elections.md",
     "docs/frameworks.md",
@@ -39,6 +47,7 @@ PRINTS = {
     "events": r"nightly-report: .* ended: ended\norders: a message is dead: no such customer\n1 term, 1 dead letter\n",
     "exactly_once": r"2 receipts\nthe balance is 12\n",
     "leader_settings": r"(10\.0\.0\.1:8080 leads\n|page written in term 1\n)+now the leader is None\n",
+    "kubernetes_leader": r"leading nightly-report in term \d+\nled by None\n",
     "etcd_leader": r"leading nightly-report in term \d+, a revision of etcd\nled by None\n",
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
     "queue_by_hand": r"kettle, delivery 1\n0 ready, 2 delayed, 1 dead\nfor a minute: too late, .*\n1 put back\n",
@@ -89,6 +98,8 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     if example.stem.startswith("postgres_"):
         pytest.importorskip(example.stem.removeprefix("postgres_"))
         environment["TENURE_URL"] = url_of(Postgres)
+    if example.stem == "kubernetes_leader":
+        environment["TENURE_URL"] = url_of(Kubernetes)
     if example.stem == "etcd_leader":
         environment["TENURE_URL"] = f"{url_of(Etcd)}?prefix=jobs/"
     done, again = (
