@@ -65,6 +65,7 @@ class WatchedMachine:
         twin.machine._requests = copy.copy(self.machine._requests)
         twin.machine._requests.unanswered = dict(self.machine._requests.unanswered)
         twin.machine._tokens = copy.copy(self.machine._tokens)
+        twin.machine._acquire_times = copy.copy(self.machine._acquire_times)
         twin.machine._term = copy.copy(self.machine._term)
         return twin
 
@@ -75,6 +76,7 @@ class WatchedMachine:
             return round(moment - self.now, 6)
 
         machine, unanswered, term = self.machine, self.machine._requests, self.machine._term
+        acquire = machine._acquire_times
         requests = tuple(
             (ask == unanswered.awaited, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
             for ask, (asked, at) in sorted(self.open.items())
@@ -86,10 +88,10 @@ class WatchedMachine:
         times = tuple(
             ago(each)
             for each in (
-                machine._acquire_at,
-                machine._last_acquire_at,
-                machine._hints_followed_until,
-                machine._yield_until,
+                acquire.due,
+                acquire._asked_at,
+                acquire._hints_followed_until,
+                acquire._yield_until,
                 unanswered.answer_due,
             )
         )

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
+from tenure._election.acquire_times import AcquireTimes
 from tenure._election.effects import (
     Acquire,
     Answer,
@@ -55,7 +56,7 @@ from tenure._election.effects import (
     WorkOverran,
 )
 from tenure._election.requests import Request, Requests, TokenOrder
-from tenure._jitter import Rng, later, sooner
+from tenure._jitter import Rng, sooner
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, trusted_until
 from tenure._timing import EARLY_RENEWAL_SHARE, Timing
 from tenure.events import (
@@ -73,9 +74,6 @@ from tenure.events import (
 )
 
 NEVER = math.inf
-
-HINTS_AT_ONCE = 3
-"""How many hints may be followed without a pause; a hand-over gives two or three."""
 
 
 class State(Enum):
@@ -134,6 +132,7 @@ class Machine:
     """
 
     ALLOWED: ClassVar[dict[State, frozenset[State]]] = TRANSITIONS
+    TIMES: ClassVar[type[AcquireTimes]] = AcquireTimes
 
     def __init__(
         self, name: str, holder: str, timing: Timing, rng: Rng, *, hints: bool, now: float, queued: bool = False
@@ -143,16 +142,12 @@ class Machine:
         self.state: State = State.STANDBY
         self._holder = holder
         self._rng = rng
-        self._hints = hints
         self._queued = queued
         self._place: str | None = None  # the holder name that may have a place in the store's queue
         self._requests = Requests(timing.retry_every)
         self._tokens = TokenOrder()
         self._acquisition = 1
-        self._acquire_at = now  # when to send the next Acquire
-        self._last_acquire_at = -math.inf  # when the last Acquire was sent
-        self._hints_followed_until = -math.inf  # the end of the pauses that belong to the hints which were followed
-        self._yield_until = -math.inf  # until then other candidates go first
+        self._acquire_times = self.TIMES(timing, rng, hints=hints, queued=queued, now=now)
         self._hinted = False  # a hint came while a request was unanswered
         self._stopping = False
         self._announced_leader: tuple[str, int] = ("", 0)  # the last leader reported by an event, and its token
@@ -170,7 +165,7 @@ class Machine:
         term = self._term
         match self.state:
             case State.STANDBY:
-                return self._acquire_at
+                return self._acquire_times.due
             case State.CAMPAIGNING:
                 return self._requests.answer_due
             case State.LEADING if term:
@@ -276,9 +271,9 @@ class Machine:
     def _on_tick(self, now: float, effects: list[Effect]) -> None:
         term = self._term
         match self.state:
-            case State.STANDBY if now >= self._acquire_at:
+            case State.STANDBY if now >= self._acquire_times.due:
                 self._set_state(State.CAMPAIGNING)
-                self._last_acquire_at = now
+                self._acquire_times.asked(now)
                 holder = self._holder_now()
                 self._place = holder if self._queued else None
                 effects.append(Acquire(self._new_request(Acquire, holder, now), holder))
@@ -299,7 +294,7 @@ class Machine:
     def _on_hint(self, now: float) -> None:
         match self.state:
             case State.STANDBY:
-                self._acquire_for_hint(now)
+                self._acquire_times.hinted(now)
             case State.LEADING if self._term:
                 self._renew_early(self._term, now)
             case State.CAMPAIGNING | State.RENEWING:
@@ -308,19 +303,6 @@ class Machine:
     def _renew_early(self, term: _TermState, now: float) -> None:
         # The next answer says whether we were asked to resign. Hints may be wrong, so the rate of renewals is limited.
         term.renew_at = min(term.renew_at, max(now, term.asked_at + self.timing.retry_every / 4))
-
-    def _acquire_for_hint(self, now: float) -> None:
-        # At once, also shortly after another request: the hint may report the vacancy. If more than a few hints come,
-        # they are followed no faster than others are: hints may be wrong.
-        pause = self.timing.retry_every / 10
-        at = self._earliest_acquire(now, self._hints_followed_until - HINTS_AT_ONCE * pause)
-        if at < self._acquire_at:
-            self._acquire_at = at
-            self._hints_followed_until = max(at, self._hints_followed_until) + pause
-
-    def _earliest_acquire(self, now: float, last: float) -> float:
-        # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".
-        return max(now, last + self.timing.retry_every / 10, self._yield_until)
 
     # --- requests ---
 
@@ -467,33 +449,17 @@ class Machine:
 
     def _stand_by(self, remaining: float | None, now: float) -> None:
         self._set_state(State.STANDBY)
-        self._acquire_at = self._earliest_acquire(now + self._wait_while_held(remaining), self._last_acquire_at)
+        self._acquire_times.refused(remaining, now)
         if self._hinted:
             self._hinted = False
-            self._acquire_for_hint(now)
-
-    def _wait_while_held(self, remaining: float | None) -> float:
-        """Return after how many seconds to ask again for a name whose lease has *remaining* seconds left."""
-        timing = self.timing
-        keeps_place = self._queued and self._hints
-        if keeps_place:  # hints say the rest: a request only keeps our place, for a ttl
-            longest = sooner(min(timing.renew_every, timing.ttl / 3), self._rng)
-        elif self._hints:  # they may be lost, so ask at least once in our own ttl, however long the other lease lasts
-            longest = timing.ttl
-        else:  # no early release is known, so ask soon
-            longest = timing.retry_every
-        if remaining is None:
-            return longest if keeps_place else later(timing.retry_every, self._rng)
-        # The lease may be renewed meanwhile; then we ask again later. A tenth of retry_every spreads candidates that
-        # wait for the same moment.
-        return min(remaining, longest) + 0.1 * timing.retry_every * self._rng.random()
+            self._acquire_times.hinted(now)
 
     def _acquire_later(self, why: str, now: float, effects: list[Effect]) -> None:
         if self.state is not State.STANDBY:
             self._set_state(State.STANDBY)
         self._hinted = False
         self.problem = why
-        self._acquire_at = now + later(self.timing.retry_every, self._rng)
+        self._acquire_times.failed(now)
         effects.append(Emit(CampaignFailed(now, self.name, self._holder, why)))
 
     # --- the end of a term ---
@@ -555,11 +521,7 @@ class Machine:
             self._set_state(State.STOPPED)
             return
         self._set_state(State.STANDBY)
-        # After a resignation other candidates go first, whatever hints come: these are about our own release.
-        yields = term.end_reason in ("asked", "resigned")
-        self._acquire_at = now + later((2 if yields else 1) * self.timing.retry_every, self._rng)
-        if yields:
-            self._yield_until = self._acquire_at
+        self._acquire_times.term_over(now, yields=term.end_reason in ("asked", "resigned"))
 
     def _withdraw(self, place: str, now: float, effects: list[Effect]) -> None:
         """Give up a *place* in the queue. The answer is not awaited: without one, the place ends after a ttl."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from tenure._election.acquire_times import AcquireTimes
 from tenure._election.effects import Answer, Effect, Input, Release, Renew, RenewalWithheld
 from tenure._election.machine import NEVER, Machine, State, _TermState
 from tenure._election.requests import Request
@@ -100,7 +101,7 @@ class _CancelsLate(Machine):
 class _GivesUpAfterLoss(Machine):
     def _close_term(self, term: _TermState, now: float) -> None:
         super()._close_term(term, now)
-        self._acquire_at = NEVER
+        self._acquire_times.due = NEVER
 
 
 class _NewNameForEachTry(Machine):
@@ -126,9 +127,13 @@ class _AsksWithoutPause(Machine):
         term.renew_at = now
 
 
+class _TimesOfEveryHint(AcquireTimes):
+    def _earliest(self, at: float, last: float) -> float:
+        return at
+
+
 class _BelievesEveryHint(Machine):
-    def _earliest_acquire(self, now: float, last: float) -> float:
-        return now
+    TIMES = _TimesOfEveryHint
 
 
 class _ForgetsStop(Machine):
@@ -152,9 +157,13 @@ class _NeverWithdraws(Machine):
         self._place = None
 
 
-class _KeepsNoPlace(Machine):
+class _TimesWithoutPlace(AcquireTimes):
     def _wait_while_held(self, remaining: float | None) -> float:
-        return 1.1 * self.timing.ttl if self._queued else super()._wait_while_held(remaining)
+        return 1.1 * self._timing.ttl if self._keeps_place else super()._wait_while_held(remaining)
+
+
+class _KeepsNoPlace(Machine):
+    TIMES = _TimesWithoutPlace
 
 
 class _WithdrawsAnyLateRefusal(Machine):
