@@ -5,12 +5,14 @@ All names are unique to this run, and everything is removed at the end, also aft
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -76,15 +78,32 @@ class NetLab:
 
     def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start *command* on *host*."""
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", f"{self._prefix}-{host}", *command], start_new_session=True, text=True, **options
-        )
+        process = subprocess.Popen(self.on(host, command), start_new_session=True, text=True, **options)
         self.processes.append(process)
         return process
+
+    def on(self, host: int, command: Sequence[str]) -> list[str]:
+        """Return the command that runs *command* on *host*."""
+        return ["ip", "netns", "exec", f"{self._prefix}-{host}", *command]
+
+    @contextmanager
+    def inside(self, host: int) -> Iterator[None]:
+        """Make the sockets of this thread on *host*; those that exist stay where they are."""
+        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self._prefix}-{host}") as there:
+            _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(before.fileno())
 
     def cut(self, source: int, to: int) -> None:
         """Drop every packet from *source* to *to*; the other direction stays open."""
         self._filter(to, f"add rule inet t in ip saddr {self.address(source)} drop")
+
+    def cut_apart(self, one: int, other: int) -> None:
+        """Drop every packet between two hosts."""
+        self.cut(one, other)
+        self.cut(other, one)
 
     def cut_off(self, host: int, *, ways: str) -> None:
         """Cut *host* off from all others: what it sends (``out``), what it receives (``in``), or ``both``."""
@@ -116,6 +135,13 @@ class NetLab:
 def _prefix() -> str:
     # Not from the process id alone: a killed run may have left namespaces, and its id may be used again.
     return f"tn{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def _enter(space: int) -> None:
+    """Enter the network namespace of a file descriptor, with this thread only; Python has ``os.setns`` from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(space, 0):
+        raise OSError(ctypes.get_errno(), "setns failed")
 
 
 def _run(*command: str) -> None:

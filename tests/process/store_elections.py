@@ -24,7 +24,7 @@ from redis import asyncio as aioredis
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.process.store_candidate import UNEXPECTED
-from tests.servers import Redis, private
+from tests.servers import Redis, Server, private
 
 PROGRAM = Path(__file__).with_name("store_candidate.py")
 CANDIDATES = 3
@@ -82,9 +82,14 @@ async def recorded() -> AsyncIterator[Acts]:
 
 
 class Candidate:
-    """A process that campaigns for every name, with its own proxies to the servers."""
+    """A process that campaigns for every name, with its own proxies to the servers.
 
-    def __init__(self, url: str, proxies: Sequence[FaultProxy], acts: Acts, load: Load, prefix: Sequence[str]) -> None:
+    *prefix* is a command that starts it somewhere else.
+    """
+
+    def __init__(
+        self, url: str, proxies: Sequence[FaultProxy], acts: Acts, load: Load, prefix: Sequence[str] = ()
+    ) -> None:
         self.proxies = proxies
         arguments = (url, acts.url, load.names, load.ttl, load.pause_max)
         self._argv = [*prefix, sys.executable, str(PROGRAM), *map(str, arguments)]
@@ -215,20 +220,21 @@ class ElectionSetup:
         await until(acted, within=BOUND, what="every name to be led")
         return time.monotonic() - begun
 
-    async def strike(self, fault: Fault) -> None:
-        """Let *fault* happen, and wait until every name is led again."""
+    async def strike(self, fault: Fault, kind: str = "") -> None:
+        """Let *fault* happen, and wait until every name is led again. It is counted as *kind*, or by its own name."""
+        kind = kind or fault.__name__
         before, begun = await self.acts.leaders(), time.monotonic()
         await fault()
         lasted = time.monotonic() - begun
         took = await self.all_lead()
         after = await self.acts.leaders()
         changed = sum(after[name].token != before[name].token for name in before)
-        struck = self.struck[fault.__name__]
+        struck = self.struck[kind]
         struck.faults += 1
         struck.fail_overs += changed
         struck.took.append(took)
         print(
-            f"{fault.__name__} ({lasted:.1f} s): {changed} of {len(before)} fail over; all led {took:.1f} s after",
+            f"{kind} ({lasted:.1f} s): {changed} of {len(before)} fail over; all led {took:.1f} s after",
             flush=True,
         )
 
@@ -254,7 +260,19 @@ class ElectionSetup:
 
 
 @asynccontextmanager
-async def candidates_standing(
+async def standing(acts: Acts, candidates: Sequence[Candidate], load: Load, seed: int) -> AsyncIterator[ElectionSetup]:
+    """Yield *candidates* when they lead every name; end them afterwards."""
+    try:
+        setup = ElectionSetup(acts, candidates, load, seed)
+        await setup.all_lead()
+        yield setup
+    finally:
+        for candidate in candidates:
+            candidate.end()
+
+
+@asynccontextmanager
+async def standing_behind_proxies(
     url: Callable[[Sequence[int]], str], ports: Sequence[int], load: Load, seed: int
 ) -> AsyncIterator[ElectionSetup]:
     """Yield candidates that lead every name, each with its own proxies for the servers on *ports*.
@@ -262,15 +280,33 @@ async def candidates_standing(
     *url* returns the URL with the ports of a candidate's proxies.
     """
     async with recorded() as acts, AsyncExitStack() as stack:
-        candidates: list[Candidate] = []
+        candidates = []
         for _ in range(CANDIDATES):
             proxies = [await stack.enter_async_context(FaultProxy("127.0.0.1", port)) for port in ports]
-            candidate = Candidate(url([proxy.port for proxy in proxies]), proxies, acts, load, ())
-            candidates.append(candidate)
-            stack.callback(candidate.end)
-        setup = ElectionSetup(acts, candidates, load, seed)
-        await setup.all_lead()
-        yield setup
+            candidates.append(Candidate(url([proxy.port for proxy in proxies]), proxies, acts, load))
+        async with standing(acts, candidates, load, seed) as setup:
+            yield setup
+
+
+async def elect_through_faults(server: Server, load: Load, rounds: int, seed: int) -> ElectionSetup:
+    """Let every fault befall candidates and *server* in each round; check what the leaders did."""
+
+    def url(ports: Sequence[int]) -> str:
+        through = server.url.replace(f":{server.port}", f":{ports[0]}")
+        return f"{through}{'&' if '?' in through else '?'}timeout=1"
+
+    async with standing_behind_proxies(url, [server.port], load, seed) as setup:
+
+        async def restart() -> None:
+            server.kill()
+            await asyncio.sleep(setup.rng.uniform(0.0, load.ttl))
+            await asyncio.to_thread(server.start)
+
+        for _ in range(rounds):
+            for fault in (*setup.faults_of_candidates, restart):
+                await setup.strike(fault)
+        await setup.judge()
+        return setup
 
 
 def parsed(lines: Sequence[str]) -> list[Act]:

@@ -5,14 +5,12 @@ The acts of leaders are recorded in a Redis without faults, see ``store_election
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Sequence
 
 import pytest
 
 from tenure._backends import postgres
-from tests.process.store_elections import Act, Load, candidates_standing, late
+from tests.process.store_elections import Act, Load, elect_through_faults, late
 from tests.servers import Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -27,21 +25,7 @@ async def test_never_two_leaders_and_never_none_for_long(kind: type[Redis] | typ
     with private(kind) as server:
         if isinstance(server, Postgres):
             await postgres.migrate(server.url)
-
-        def url(ports: Sequence[int]) -> str:
-            return f"{server.url.replace(str(server.port), str(ports[0]))}?timeout=1"
-
-        async with candidates_standing(url, [server.port], LOAD, seed=4) as setup:
-
-            async def restart() -> None:
-                server.kill()
-                await asyncio.sleep(setup.rng.uniform(0.0, LOAD.ttl))
-                server.start()
-
-            for _ in range(ROUNDS):
-                for fault in (*setup.faults_of_candidates, restart):
-                    await setup.strike(fault)
-            await setup.judge()
+        await elect_through_faults(server, LOAD, ROUNDS, seed=4)
 
 
 def test_a_late_act_is_found() -> None:

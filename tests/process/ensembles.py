@@ -1,0 +1,162 @@
+"""Ensembles of three, of etcd and of ZooKeeper: on loopback, or each server on a host that can be cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from tests import servers
+from tests.process.netlab import NetLab
+from tests.servers import Etcd, EtcdCluster, Server, ZooKeeper, private
+from tests.servers.etcd import TOGETHER
+from tests.servers.process import START_MAX
+from tests.servers.sharing import require
+
+SIZE = 3
+QUORUM_PORT, ELECTION_PORT = 2888, 3888
+
+
+class EtcdEnsemble:
+    """Three etcd, of which one leads."""
+
+    def __init__(self, servers: Sequence[Etcd]) -> None:
+        self.servers = servers
+
+    def url(self, ports: Sequence[int]) -> str:
+        """Return the URL of a candidate that reaches the servers through proxies on *ports*."""
+        return f"etcd://{','.join(f'127.0.0.1:{port}' for port in ports)}/?timeout=1"
+
+    def leads(self, number: int) -> bool:
+        """Return whether a server answers, and says that it leads the others."""
+        return self.servers[number].is_leader
+
+
+class ZooKeeperEnsemble:
+    """Three ZooKeeper, of which one leads."""
+
+    def __init__(self, servers: Sequence[ZooKeeper]) -> None:
+        self.servers = servers
+
+    def url(self, ports: Sequence[int]) -> str:
+        """Return the URL of a candidate that reaches the servers through proxies on *ports*."""
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return f"zookeeper://{hosts}/?timeout=1&tick={self.servers[0].tick:g}"
+
+    def leads(self, number: int) -> bool:
+        """Return whether a server answers, and says that it leads the others."""
+        return self.servers[number].mode() == "leader"
+
+
+Ensemble = EtcdEnsemble | ZooKeeperEnsemble
+
+
+def leader_of(ensemble: Ensemble, *, but: int | None = None) -> int:
+    """Wait until a server leads the others, which is not *but*; return its number."""
+    give_up = time.monotonic() + START_MAX
+    while time.monotonic() < give_up:
+        for number, server in enumerate(ensemble.servers):
+            if server.runs and number != but and ensemble.leads(number):
+                return number
+        time.sleep(0.02)
+    raise AssertionError("no server leads the ensemble")
+
+
+@contextmanager
+def etcd_on_loopback() -> Iterator[EtcdEnsemble]:
+    """Yield three etcd of this machine."""
+    with private(EtcdCluster) as cluster:
+        yield EtcdEnsemble(cluster.nodes)
+
+
+@contextmanager
+def zookeeper_on_loopback() -> Iterator[ZooKeeperEnsemble]:
+    """Yield three ZooKeeper of this machine."""
+    with private(servers.ZooKeeperEnsemble) as ensemble:
+        yield ZooKeeperEnsemble(ensemble.nodes)
+
+
+# --- each server on a host of its own ----------------------------------------------------------------------------
+
+
+class EtcdOnHost(Etcd):
+    """An etcd on a host of a lab."""
+
+    def __init__(self, lab: NetLab, host: int) -> None:
+        super().__init__(timers=TOGETHER)
+        self.lab, self.host = lab, host
+        self.members = {self.name: f"http://{lab.address(host)}:{self.peer_port}"}
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.lab.address(self.host)}:{self.port}"
+
+    def argv(self) -> Sequence[str]:
+        everywhere = f"--listen-client-urls=http://0.0.0.0:{self.port}"  # the last one counts
+        return self.lab.on(self.host, [*super().argv(), everywhere])
+
+    def ready(self) -> bool:
+        with self.lab.inside(self.host):
+            return super().ready()
+
+    @property
+    def is_leader(self) -> bool:
+        with self.lab.inside(self.host):
+            return super().is_leader
+
+
+class ZooKeeperOnHost(ZooKeeper):
+    """A ZooKeeper on a host of a lab."""
+
+    def __init__(self, lab: NetLab, host: int, members: Sequence[tuple[str, str]]) -> None:
+        super().__init__(members=members, number=host + 1)
+        self.lab, self.host = lab, host
+
+    def argv(self) -> Sequence[str]:
+        return self.lab.on(self.host, super().argv())
+
+    def word(self, command: str) -> str:
+        with self.lab.inside(self.host):
+            return super().word(command)
+
+
+@contextmanager
+def etcd_on_hosts(lab: NetLab) -> Iterator[tuple[EtcdEnsemble, Sequence[str]]]:
+    """Yield three etcd on the first hosts of a lab, and the URL of each alone."""
+    require(Etcd)
+    nodes = [EtcdOnHost(lab, host) for host in range(SIZE)]
+    members = {name: url for node in nodes for name, url in node.members.items()}
+    for node in nodes:
+        node.members = members
+    with _started(nodes):
+        yield EtcdEnsemble(nodes), [f"etcd://{lab.address(node.host)}:{node.port}/?timeout=1" for node in nodes]
+
+
+@contextmanager
+def zookeeper_on_hosts(lab: NetLab) -> Iterator[tuple[ZooKeeperEnsemble, Sequence[str]]]:
+    """Yield three ZooKeeper on the first hosts of a lab, and the URL of each alone."""
+    require(ZooKeeper)
+    members: list[tuple[str, str]] = []
+    nodes = [ZooKeeperOnHost(lab, host, members) for host in range(SIZE)]
+    members += [
+        (f"server.{node.number}", f"{lab.address(node.host)}:{QUORUM_PORT}:{ELECTION_PORT};0.0.0.0:{node.port}")
+        for node in nodes
+    ]
+    options = f"?timeout=1&tick={nodes[0].tick:g}"
+    with _started(nodes):
+        yield (
+            ZooKeeperEnsemble(nodes),
+            [f"zookeeper://{lab.address(node.host)}:{node.port}/{options}" for node in nodes],
+        )
+
+
+@contextmanager
+def _started(nodes: Sequence[Server]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.callback(node.close)
+        for node in nodes:  # none serves before a majority runs
+            node.launch()
+        for node in nodes:
+            node.until_ready()
+        yield
