@@ -1,11 +1,11 @@
-"""``python -m benchmarks queue|consuming|election|peers|redis_queue|postgres_queue …``; each has a ``--help``."""
+"""``python -m benchmarks queue|consuming|election|coordinators|peers|redis_queue|postgres_queue …``; each has a ``--help``."""
 
 from __future__ import annotations
 
 import runpy
 import sys
 
-KNOWN = ("queue", "consuming", "election", "peers", "redis_queue", "postgres_queue")
+KNOWN = ("queue", "consuming", "election", "coordinators", "peers", "redis_queue", "postgres_queue")
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in KNOWN:
