@@ -1,4 +1,4 @@
-"""``python -m benchmarks queue|consuming|election|coordinators|peers|redis_queue|postgres_queue …``; each has a ``--help``."""
+"""``python -m benchmarks NAME …``, with one of the names below; each has a ``--help``."""
 
 from __future__ import annotations
 

@@ -160,11 +160,12 @@ def kazoo_lock(address: str, name: str, ttl: float, leading: Leading) -> None:
 
 
 async def client_go(address: str, name: str, ttl: float, leading: Leading) -> None:
-    """A Lease as client-go keeps it, by aiohttp: observed changes, its defaults 15, 10 and 2 s as shares of the lease."""
+    """A Lease as client-go keeps it, by aiohttp: changes observed; its 15, 10 and 2 s as shares of the lease."""
     import aiohttp
 
     me, leases = uuid.uuid4().hex, "/apis/coordination.k8s.io/v1/namespaces/default/leases"
     seen, seen_at = "", 0.0
+    mine: dict[str, Any] | None = None  # as it was last written here: it is replaced without being read
 
     def record(transitions: int, holder: str = me) -> dict[str, object]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -174,8 +175,16 @@ async def client_go(address: str, name: str, ttl: float, leading: Leading) -> No
 
     async with aiohttp.ClientSession(f"http://{address}", timeout=aiohttp.ClientTimeout(ttl / 3)) as session:
 
+        async def put(lease: dict[str, Any], spec: dict[str, object]) -> bool:
+            nonlocal mine
+            async with session.put(f"{leases}/{name}", json=lease | {"spec": spec}) as answer:
+                mine = await answer.json() if answer.status == 200 and spec["holderIdentity"] else None
+                return answer.status == 200
+
         async def try_to_lead(holder: str = me) -> bool:
             nonlocal seen, seen_at
+            if mine and await put(mine, record(mine["spec"]["leaseTransitions"], holder)):
+                return True
             async with session.get(f"{leases}/{name}") as answer:
                 lease = await answer.json()
                 if answer.status == 404:
@@ -188,9 +197,7 @@ async def client_go(address: str, name: str, ttl: float, leading: Leading) -> No
             other = spec.get("holderIdentity")
             if other not in ("", None, me) and time.monotonic() < seen_at + spec["leaseDurationSeconds"]:
                 return False
-            lease["spec"] = record(spec.get("leaseTransitions", 0) + (other != me), holder)
-            async with session.put(f"{leases}/{name}", json=lease) as answer:
-                return answer.status == 200
+            return await put(lease, record(spec.get("leaseTransitions", 0) + (other != me), holder))
 
         while True:
             while not await try_to_lead():
@@ -206,7 +213,9 @@ async def grelmicro_kubernetes(address: str, name: str, ttl: float, leading: Lea
     from grelmicro.sync.kubernetes import KubernetesSyncBackend
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        cluster = f"clusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}]\nusers: [{{name: u, user: {{}}}}]\n"
+        cluster = (
+            f"clusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}]\nusers: [{{name: u, user: {{}}}}]\n"
+        )
         contexts = "contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"
         file.write(f"apiVersion: v1\nkind: Config\n{cluster}{contexts}")
         file.flush()
@@ -236,14 +245,14 @@ async def grelmicro(backend: Any, name: str, ttl: float, leading: Leading) -> No
 
 
 def python_kubernetes(address: str, name: str, ttl: float, leading: Leading) -> None:
-    """The leader election of the package ``kubernetes``, which can't resign."""
+    """The leader election of the package ``kubernetes``, which can't resign; it accepts no period below a second."""
     from kubernetes import client
     from kubernetes.leaderelection import electionconfig, leaderelection
     from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 
     client.Configuration.set_default(client.Configuration(host=f"http://{address}"))
     lock = LeaseLock(name, "default", uuid.uuid4().hex)
-    times = [math.ceil(ttl), ttl * DEADLINE, ttl * RETRY]
+    times = [math.ceil(ttl), max(ttl * DEADLINE, 1.3), max(ttl * RETRY, 1.0)]
     config = electionconfig.Config(lock, *times, onstarted_leading=leading.wait, onstopped_leading=lambda: None)
     leaderelection.LeaderElection(config).run()
 

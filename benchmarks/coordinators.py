@@ -2,7 +2,7 @@
 
 Run by hand: ``python -m benchmarks coordinators [STORE …] [--only NAME …] [--parts failover,handover,standing,many]``.
 Prints figures only, each with its ratio to tenure's. One server for each store, without faults; all candidates are
-processes of this machine. Kubernetes is the double of its Lease API (tests/servers), which counts its requests. Libraries
+processes of this machine. Kubernetes is the double of its Lease API (tests/servers), which counts requests. Libraries
 that are not installed are left out.
 
 - failover: from kill -9 of the leader to the successor's first line, at a moment between two renewals that is spread
@@ -219,7 +219,9 @@ def failovers(contender: Contender, server: Server, trials: int, ttl: float, lan
     """Measure fail-overs of several names at once, as they mostly wait."""
     with ThreadPoolExecutor(lanes) as pool:
         counts = [len(range(lane, trials, lanes)) for lane in range(lanes)]
-        tries = [pool.submit(failover, contender, server, f"failover-{n}", count, ttl) for n, count in enumerate(counts)]
+        tries = [
+            pool.submit(failover, contender, server, f"failover-{n}", count, ttl) for n, count in enumerate(counts)
+        ]
         return [each for one in tries for each in one.result()]
 
 

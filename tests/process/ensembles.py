@@ -1,19 +1,29 @@
-"""Ensembles of three, of etcd and of ZooKeeper: on loopback, or each server on a host that can be cut off."""
+"""Ensembles of three, of etcd and of ZooKeeper, on loopback or on hosts that can be cut off; and their faults."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from tests import servers
 from tests.process.netlab import NetLab
+from tests.process.store_elections import (
+    Candidate,
+    ElectionSetup,
+    Load,
+    recorded,
+    standing,
+    standing_behind_proxies,
+)
 from tests.servers import Etcd, EtcdCluster, Server, ZooKeeper, private
 from tests.servers.etcd import TOGETHER
 from tests.servers.process import START_MAX
 from tests.servers.sharing import require
 
 SIZE = 3
+CUT_FOLLOWER, CUT_LEADER = "cut_off_follower", "cut_off_store_leader"
 QUORUM_PORT, ELECTION_PORT = 2888, 3888
 
 
@@ -74,6 +84,33 @@ def zookeeper_on_loopback() -> Iterator[ZooKeeperEnsemble]:
     """Yield three ZooKeeper of this machine."""
     with private(servers.ZooKeeperEnsemble) as ensemble:
         yield ZooKeeperEnsemble(ensemble.nodes)
+
+
+async def elect_through_changes_of_leader(ensemble: Ensemble, load: Load, rounds: int, seed: int) -> ElectionSetup:
+    """Kill and stop the leader of *ensemble* in each round; check what the leaders of names did."""
+    ports = [server.port for server in ensemble.servers]
+    async with standing_behind_proxies(ensemble.url, ports, load, seed) as setup:
+
+        async def kill_store_leader() -> None:
+            server = ensemble.servers[await asyncio.to_thread(leader_of, ensemble)]
+            server.kill()
+            await setup.all_lead()
+            await asyncio.to_thread(server.start)
+
+        async def stop_store_leader() -> None:
+            number = await asyncio.to_thread(leader_of, ensemble)
+            ensemble.servers[number].pause()
+            try:
+                await asyncio.to_thread(leader_of, ensemble, but=number)
+                await setup.all_lead()
+            finally:
+                ensemble.servers[number].resume()
+
+        for _ in range(rounds):
+            await setup.strike(kill_store_leader)
+            await setup.strike(stop_store_leader)
+        await setup.judge()
+        return setup
 
 
 # --- each server on a host of its own ----------------------------------------------------------------------------
@@ -160,3 +197,39 @@ def _started(nodes: Sequence[Server]) -> Iterator[None]:
         for node in nodes:
             node.until_ready()
         yield
+
+
+async def elect_through_cuts(
+    lab: NetLab, ensemble: Ensemble, urls: Sequence[str], load: Load, cuts: int, seed: int
+) -> ElectionSetup:
+    """Cut off so many followers from the others, each with the candidate that leads there; check what leaders did.
+
+    The candidates are on the last host of *lab*. Each reaches one server only, and always.
+    """
+    async with recorded() as acts:
+        candidates = [Candidate(url, (), acts, load, lab.on(SIZE, ())) for url in urls]
+        async with standing(acts, candidates, load, seed) as setup:
+            while setup.struck[CUT_FOLLOWER].faults < cuts:
+                await _cut_off_one(lab, ensemble, setup)
+            await setup.judge()
+            return setup
+
+
+async def _cut_off_one(lab: NetLab, ensemble: Ensemble, setup: ElectionSetup) -> None:
+    """Cut off the follower whose candidate leads most; if all names are led at the ensemble's leader, that one."""
+    leader = await asyncio.to_thread(leader_of, ensemble)
+    led = [act.process for act in (await setup.acts.leaders()).values()]
+    names = [led.count(candidate.process.pid) for candidate in setup.candidates]
+    target = max(range(SIZE), key=lambda number: (names[number] > 0, number != leader, names[number]))
+
+    async def cut() -> None:
+        for other in range(SIZE):
+            if other != target:
+                lab.cut_apart(target, other)
+        try:
+            await setup.deposed(setup.candidates[target].process.pid)
+        finally:
+            lab.heal()
+
+    await setup.strike(cut, CUT_LEADER if target == leader else CUT_FOLLOWER)
+    await asyncio.to_thread(ensemble.servers[target].until_ready)

@@ -1,6 +1,6 @@
 """
-``make proof``: the long runs, by hand. Elections and queues simulated, processes killed, leadership handed over to
-foreign clients and back, hours under load.
+``make proof``: the long runs, by hand. Elections and queues simulated, processes killed, coordinators with faults,
+leadership handed over to foreign clients and back, hours under load.
 
 Each part resumes where an earlier run, also an interrupted one, has left it in the folder of ``--state``; remove the
 folder to start over. It ends with a table and, for each failure, the line that replays it.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.proof import coordinators
 from tests.proof.interop import interop, wanted
 from tests.proof.kills import consumers, kill, leaders, tried
 from tests.proof.simulated import election, queue, simulate
@@ -31,14 +32,22 @@ def main(arguments: list[str]) -> int:
         found = [tried(course, options.round, options.state) for course in (leaders, consumers)]
         print("\n".join(filter(None, found)) or f"round {options.round}: every promise was kept")
         return 1 if any(found) else 0
+    if options.faults is not None:
+        _, failure = coordinators.tried(options.faults, options.state)
+        print(failure or f"seed {options.faults}: every promise was kept")
+        return 1 if failure else 0
     elections, messages = state.part("elections", "elections"), state.part("queues", "messages")
     kills, soaked = state.part("kills", "processes killed"), state.part("soak", "seconds")
     foreign = state.part("interop", "hand-overs")
+    stores = state.part("coordinators", "fail-overs")
     try:
         follow("elections", options.elections, state, simulate(election, elections, options.elections, options.jobs))
         follow("queues", options.queues, state, simulate(queue, messages, options.queues, options.jobs))
         follow("kills", options.kills, state, kill(kills, options.kills, options.state))
         follow("interop", wanted(options.interop), state, interop(foreign, wanted(options.interop), options.state))
+        follow(
+            "coordinators", options.coordinators, state, coordinators.elect(stores, options.coordinators, options.state)
+        )
         follow("soak", options.soak, state, soak(soaked, options.soak, options.state / "soak"))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes here", file=sys.stderr)
@@ -57,9 +66,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--interop", type=int, default=100, metavar="N", help="hand-overs per client each way (%(default)s)"
     )
+    made.add_argument("--coordinators", type=int, default=500, metavar="N", help="names that fail over (%(default)s)")
     made.add_argument("--soak", type=int, default=600, metavar="S", help="seconds under load (%(default)s)")
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that simulate")
     made.add_argument("--round", type=int, metavar="N", help="replay one round of kills, and nothing else")
+    made.add_argument("--faults", type=int, metavar="N", help="replay one seed of coordinators, and nothing else")
     made.add_argument("--state", type=Path, default=Path("build/proof"), metavar="DIR", help="state (%(default)s)")
     return made
 
