@@ -116,7 +116,7 @@ class ZooKeeperLeases:
             async with place.turn:
                 if place.ending is not None:
                     await self._places.ended(place, request.until)
-                if place.is_gone:
+                if self._places.find(name, holder) is not place:  # it was dropped while this request waited
                     continue
                 try:
                     return await self._acquire(place, request)
@@ -162,8 +162,7 @@ class ZooKeeperLeases:
 
     def _kept(self, place: Place, request: _Request, answer: Granted | HeldBy) -> Granted | HeldBy:
         """Let the place last for the time asked for, unless it has ended meanwhile; return *answer*."""
-        if place.ending is not None or place.is_gone:
-            raise Unavailable(f"the place of {place.holder!r} at {place.path} has ended meanwhile; ask again")
+        _require_not_ended(place)
         place.is_granted = isinstance(answer, Granted)
         self._places.keep(place, request.ends_at)
         return answer
@@ -174,6 +173,7 @@ class ZooKeeperLeases:
         if place.creating is not None and await self._adopt(place, until):
             return await self._elections.queue(session, path, until)
         await session.connected(until)
+        _require_not_ended(place)  # nothing would delete a node that is created from now on
         prefix = f"{path}/{node_prefix(self._client.options.dialect, place.guid)}"
         if path not in self._made:  # its answer doesn't matter: that of the next request says whether it is there
             session.send(create(path, acl), writes=True)
@@ -464,6 +464,16 @@ class _Hints(AsyncIterator[None]):
             if await self._follow(self._name):
                 return
         await anext(self._listener)
+
+
+def _require_not_ended(place: Place) -> None:
+    """Refuse to use a place that has ended while this request for it was under way, as by its deadline.
+
+    Raises:
+        Unavailable: It has.
+    """
+    if place.ending is not None or place.is_gone:
+        raise Unavailable(f"the place of {place.holder!r} at {place.path} has ended meanwhile; ask again")
 
 
 def _note_node(place: Place, path: str, stat: Any) -> bool:
