@@ -78,6 +78,7 @@ LONGEST = [
     "conformance/test_azure.py",
     "process/test_peers_cut.py",
     "sim/test_sim.py",
+    "process/test_coordinators.py",
     "process/test_store_elections.py",
     "conformance/test_postgres.py",
     "sim/test_queue_sim.py",
