@@ -183,7 +183,6 @@ class Client:
                 async with asyncio.timeout(share):
                     answer = await self._logged_in(asked, path, body)
             except Refused as error:
-                self._worked = self._worked or error.is_of_etcd
                 if handles is not None and error.means(handles):
                     raise
                 if not error.is_of_member:

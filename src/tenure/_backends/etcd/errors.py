@@ -84,8 +84,11 @@ def translate(
             return Unavailable(untrusted) if worked else ConfigError(untrusted)
         case aiohttp.ClientConnectorError():
             cause = getattr(error.os_error, "strerror", None) or text
+            reached = error.os_error.errno is None or isinstance(
+                error, aiohttp.ClientSSLError
+            )  # it didn't answer by TLS
             hint = (
-                "; if these servers don't use TLS, write etcd://" if isinstance(error, aiohttp.ClientSSLError) else ""
+                "; if these servers don't use TLS, write etcd://" if reached and address.is_tls and not worked else ""
             )
             return Unavailable(
                 f"{address} can't be reached: {cause}; check hosts and ports, and whether etcd runs{hint}"
@@ -115,7 +118,8 @@ def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, per
         return lasting(f"{address} refused the user or the password; check both in the URL")
     if error.needs_login:
         if address.username is None:
-            return lasting(f"{address} requires a login, and got none; write it into the URL: etcd://USER:PASSWORD@…")
+            anonymous = f"{address} requires a login, and got none; write it into the URL: etcd://USER:PASSWORD@…"
+            return Unavailable(anonymous) if permitted else ConfigError(anonymous)
         return Unavailable(f"{address} ended the login: {text}; tenure logs in again")
     if NO_SPACE in text:
         return Unavailable(
@@ -137,8 +141,6 @@ def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, per
 
 def _foreign(error: Refused, address: Address) -> str:
     """Return the reason for an answer that etcd's gateway did not give."""
-    if "HTTP request to an HTTPS server" in error.text:
-        return f"{address} requires TLS; write etcds://"
     if "CommonName of client" in error.text:
         return (
             f"{address} takes a client's certificate with a common name for a user, which its JSON gateway can't do; "

@@ -26,7 +26,7 @@ from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
-from tenure.errors import Unavailable
+from tenure.errors import ConfigError, Unavailable
 
 TRAITS = LeaseTraits(
     ttl_min=1.0,
@@ -64,7 +64,11 @@ class EtcdLeases:
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
         asked_at, until = self._clock.now(), self._client.until(patience(ttl))
-        place = self._sessions.find(name, holder) or self._sessions.add(name, holder, ttl)
+        place = self._sessions.find(name, holder)
+        if place is not None and place.session.ttl < ttl:  # it can't be extended for so long
+            await self._sessions.end(name, holder, until)
+            place = None
+        place = place or self._sessions.add(name, holder, ttl)
         place.prolong(asked_at + ttl)
         async with place.turn:
             for _ in range(ROUNDS):
@@ -145,8 +149,12 @@ class EtcdLeases:
         places = [self._place_of(grant) for grant in grants]
         by_session: dict[Session, list[Place]] = {}
         for place in dict.fromkeys(place for place in places if place is not None):
-            # No longer than its session lasts, if it was claimed for a shorter time than it is renewed for.
-            place.prolong(asked_at + min(ttl, place.session.ttl))
+            if place.session.ttl < ttl:
+                raise ConfigError(
+                    f"{place.name!r} was claimed for {place.session.ttl} s and can't be renewed for {ttl:g} s; use "
+                    "one ttl for both"
+                )
+            place.prolong(asked_at + ttl)
             by_session.setdefault(place.session, []).append(place)
         renewing = [self._renew(session, some, until) for session, some in by_session.items()]
         answers: dict[Place, Granted | Lost | NoAnswer] = {}

@@ -1,0 +1,534 @@
+"""etcd alone: its keys, foreign clients, sessions, lost answers, and interleavings that no suite can make."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tenure._backends import etcd
+from tenure._backends.etcd.client import Client, Reply
+from tenure._backends.etcd.errors import Refused
+from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
+from tenure._url import Url
+from tenure.errors import ConfigError, Unavailable
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy, late
+from tests.servers import Etcd, private, shared
+from tests.servers.etcd import end_of, from_base64, in_base64
+
+TTL = 5.0
+
+Call = Callable[..., Awaitable[Reply]]
+
+
+@asynccontextmanager
+async def opened(url: str, options: str = "") -> AsyncIterator[etcd.EtcdBackend]:
+    backend = etcd.open(Url.parse(f"{url}?{options}" if options else url))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def proxied(server: Etcd, options: str = "") -> AsyncIterator[tuple[etcd.EtcdBackend, FaultProxy]]:
+    async with (
+        FaultProxy("127.0.0.1", server.port) as proxy,
+        opened(f"etcd://127.0.0.1:{proxy.port}/", options) as backend,
+    ):
+        yield backend, proxy
+
+
+@pytest.fixture
+def server() -> Etcd:
+    return shared(Etcd)
+
+
+def keys(server: Etcd, prefix: str) -> dict[str, dict[str, str]]:
+    """Return the keys with a prefix, with their values and leases."""
+    found = server.call("kv/range", {"key": in_base64(prefix), "range_end": in_base64(end_of(prefix))})
+    return {
+        from_base64(one["key"]): {"value": from_base64(one.get("value", "")), "lease": one.get("lease", "0")}
+        for one in found.get("kvs", ())
+    }
+
+
+def places(server: Etcd, name: str) -> list[str]:
+    return list(keys(server, f"tenure/{name}/"))
+
+
+def place_of(server: Etcd, name: str, holder: str) -> str:
+    """Return the key of *holder*."""
+    (key,) = (key for key, found in keys(server, f"tenure/{name}/").items() if found["value"] == holder)
+    return key
+
+
+def put(server: Etcd, key: str, value: str = "", ttl: int = 60) -> str:
+    """Put a key with a lease of its own, as a foreign candidate does; return the lease."""
+    lease = str(server.call("lease/grant", {"TTL": str(ttl)})["ID"])
+    server.call("kv/put", {"key": in_base64(f"{key}/{int(lease):x}"), "value": in_base64(value), "lease": lease})
+    return lease
+
+
+async def granted(leases: etcd.EtcdLeases, name: str, holder: str = "ann#1", ttl: float = TTL) -> Any:
+    answer = await leases.acquire(name, holder, ttl)
+    assert isinstance(answer, Granted), answer
+    return answer.grant
+
+
+async def waiting(leases: etcd.EtcdLeases, name: str, holder: str = "bob#1", ttl: float = TTL) -> HeldBy:
+    answer = await leases.acquire(name, holder, ttl)
+    assert isinstance(answer, HeldBy), answer
+    return answer
+
+
+def intercepted(backend: etcd.EtcdBackend, monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """Let *change* see each request, and carry it out by calling its first argument."""
+    client: Client = backend._client
+    real = client.call
+
+    async def call(path: str, body: Mapping[str, object], **options: Any) -> Reply:
+        reply: Reply = await change(lambda: real(path, body, **options), path, body)
+        return reply
+
+    monkeypatch.setattr(client, "call", call)
+
+
+# --- the keys ----------------------------------------------------------------------------------------------------
+
+
+async def test_keys_are_those_of_an_election(server: Etcd, name: str) -> None:
+    async with opened(server.url) as backend:
+        grant = await granted(backend.leases, name)
+        ((key, found),) = keys(server, f"tenure/{name}/").items()
+        assert key == f"tenure/{name}/{int(found['lease']):x}"
+        assert found["value"] == "ann#1"
+        (kv,) = server.call("kv/range", {"key": in_base64(key)})["kvs"]
+        assert int(kv["create_revision"]) == grant.token
+
+
+async def test_keys_of_a_lock_have_no_value(server: Etcd, name: str) -> None:
+    async with opened(server.url, "kind=lock") as backend, opened(server.url) as other:
+        grant = await granted(backend.leases, name)
+        ((_, found),) = keys(server, f"tenure/{name}/").items()
+        assert found["value"] == ""
+        seen = await other.leases.inspect(name)  # both kinds contend by the same rule
+        assert isinstance(seen, HeldBy)
+        assert (seen.holder, seen.token) == ("ann#1", grant.token)
+        assert (await waiting(other.leases, name)).holder == "ann#1"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "written"), [("tenure/", "tenure/"), ("", ""), ("jobs", "jobs"), ("%2Fa%20b%2F", "/a b/")]
+)
+async def test_prefixes_and_names_are_kept_apart(server: Etcd, prefix: str, written: str) -> None:
+    name = f"name-{time.time_ns()}"
+    async with opened(server.url, f"prefix={prefix}") as backend:
+        leases = backend.leases
+        for each in (name, f"{name}/sub", f"{name}%2Fsub"):
+            await granted(leases, each)
+        assert len(keys(server, f"{written}{name}/")) == 1
+        assert len(keys(server, f"{written}{name}%2Fsub/")) == 1
+        assert len(keys(server, f"{written}{name}%252Fsub/")) == 1
+        assert {name, f"{name}/sub", f"{name}%2Fsub"} <= set(await leases.names())
+        hints = leases.hints(name)
+        async with asyncio.timeout(10):
+            await anext(hints)
+            assert await leases.ask_to_resign(name)
+            await anext(hints)
+
+
+# --- foreign clients ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["a proposal", ""])
+async def test_a_foreign_leader_is_seen_and_waited_for(server: Etcd, name: str, value: str) -> None:
+    lease = put(server, f"tenure/{name}", value)
+    async with opened(server.url) as backend:
+        leases = backend.leases
+        seen = await leases.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert seen.holder == (value or f"{int(lease):x}")
+        assert seen.remaining is not None
+        assert 58 <= seen.remaining <= 60
+        assert await leases.ask_to_resign(name) is False
+        assert (await waiting(leases, name)).holder == seen.holder
+        hints = leases.hints(name)
+        async with asyncio.timeout(10):
+            await anext(hints)  # it watches from now on
+            server.call("lease/revoke", {"ID": lease})
+            await anext(hints)
+            assert (await granted(leases, name, "bob#1")).token > seen.token
+        assert name in await leases.names()
+
+
+async def test_a_foreign_candidate_is_not_overtaken(server: Etcd, name: str) -> None:
+    async with opened(server.url) as backend:
+        leases = backend.leases
+        grant = await granted(leases, name)
+        lease = put(server, f"tenure/{name}", "foreign")
+        await waiting(leases, name)
+        assert await leases.release(grant) == Released(grant)
+        assert (await waiting(leases, name)).holder == "foreign"
+        server.call("lease/revoke", {"ID": lease})
+        await granted(leases, name, "bob#1")
+
+
+async def test_an_operator_may_delete_the_leaders_key(server: Etcd, name: str) -> None:
+    async with opened(server.url) as backend:
+        leases = backend.leases
+        grant = await granted(leases, name)
+        await waiting(leases, name)
+        hints = leases.hints(name)
+        async with asyncio.timeout(10):
+            await anext(hints)
+            first, second = place_of(server, name, "ann#1"), place_of(server, name, "bob#1")
+            server.call("kv/deleterange", {"key": in_base64(first)})
+            await anext(hints)
+        assert list(await leases.renew([grant], TTL)) == [Lost(grant)]
+        new = await granted(leases, name, "bob#1")
+        assert places(server, name) == [second]
+        server.call("kv/deleterange", {"key": in_base64(second)})
+        assert (await granted(leases, name, "bob#1")).token > new.token  # a new claim, and not a phantom
+
+
+# --- sessions ----------------------------------------------------------------------------------------------------
+
+
+async def test_many_candidates_share_an_etcd_lease(server: Etcd, name: str) -> None:
+    async with opened(server.url) as backend:
+        grants = [await granted(backend.leases, f"{name}-{number}") for number in range(130)]
+        found = keys(server, f"tenure/{name}-")
+        used = [one["lease"] for one in found.values()]
+        assert sorted(used.count(each) for each in set(used)) == [3, 127]
+        before = server.requests()
+        assert list(await backend.leases.renew(grants, TTL)) == [Granted(grant) for grant in grants]
+        after = server.requests()
+        assert {kind: after[kind] - before[kind] for kind in ("LeaseKeepAlive", "Txn")} == {
+            "LeaseKeepAlive": 2,
+            "Txn": 2,
+        }
+        await waiting(backend.leases, f"{name}-0")
+        assert len({one["lease"] for one in keys(server, f"tenure/{name}-0/").values()}) == 2
+
+
+async def test_a_ttl_is_rounded_up_for_etcd_and_kept_exactly_by_the_client(server: Etcd, name: str) -> None:
+    async with opened(server.url) as backend:
+        began = time.monotonic()
+        grant = await granted(backend.leases, name, ttl=1.2)
+        ((_, found),) = keys(server, f"tenure/{name}/").items()
+        assert server.call("lease/timetolive", {"ID": found["lease"]})["grantedTTL"] == "2"
+        await until(lambda: not places(server, name))
+        assert 1.2 <= time.monotonic() - began < 2.0
+        assert await backend.leases.inspect(name) == Vacant(name, grant.token)
+
+
+async def test_a_lease_that_is_shorter_than_etcd_grants_is_refused(name: str) -> None:
+    with private(Etcd, timers=(100, 1_000)) as server:
+        async with opened(server.url) as backend:
+            with pytest.raises(ConfigError, match=r"no lease shorter than 2 s.*--election-timeout.*try ttl=2"):
+                await backend.leases.acquire(name, "ann#1", 1.0)
+            await granted(backend.leases, name, ttl=2.0)
+
+
+async def test_a_claim_is_extended_for_no_longer_than_its_etcd_lease_lasts(server: Etcd, name: str) -> None:
+    async with opened(server.url) as backend:
+        grant = await granted(backend.leases, name, ttl=2.0)
+        with pytest.raises(ConfigError, match=r"claimed for 2 s.*renewed for 3 s"):
+            await backend.leases.renew([grant], 3.0)
+        new = await granted(backend.leases, name, ttl=3.0)  # begun anew, in an etcd lease of 3 s
+        assert new.token > grant.token
+        assert list(await backend.leases.renew([grant, new], 3.0)) == [Lost(grant), Granted(new)]
+
+
+async def test_an_etcd_lease_whose_answer_was_lost_is_granted_once(server: Etcd, name: str) -> None:
+    before = {one["ID"] for one in server.call("lease/leases").get("leases", ())}
+    async with proxied(server) as (backend, proxy):
+        proxy.lose_answers()
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await backend.leases.acquire(name, "ann#1", TTL)
+        proxy.heal()
+        await granted(backend.leases, name)
+        after = {one["ID"] for one in server.call("lease/leases")["leases"]}
+        assert len(after - before) == 1
+
+
+async def test_closing_ends_the_places_that_wait_and_no_claim(server: Etcd, name: str) -> None:
+    async with opened(server.url) as backend:
+        async with opened(server.url) as closed:
+            await granted(closed.leases, f"{name}-led", ttl=2.0)
+            await granted(backend.leases, name)
+            await waiting(closed.leases, name, ttl=2.0)
+            await waiting(closed.leases, f"{name}-led", "cat#1", ttl=2.0)
+        assert len(places(server, name)) == 1
+        assert len(places(server, f"{name}-led")) == 1
+        await until(lambda: not places(server, f"{name}-led"), within=10)  # it runs out
+        with pytest.raises(ConfigError, match="closed"):
+            await closed.leases.inspect(name)
+
+
+# --- interleavings -----------------------------------------------------------------------------------------------
+
+
+async def test_a_session_that_ends_while_its_candidate_waits_gives_no_phantom(server: Etcd, name: str) -> None:
+    """etcd issue 22387: a waiter's own lease has ended, and then the key before its own is deleted."""
+    async with opened(server.url) as ann, opened(server.url) as bob, opened(server.url) as cat:
+        grant = await granted(ann.leases, name)
+        await waiting(bob.leases, name, "bob#1")
+        bobs = place_of(server, name, "bob#1")
+        await waiting(cat.leases, name, "cat#1")
+        server.call("lease/revoke", {"ID": keys(server, bobs)[bobs]["lease"]})
+        await ann.leases.release(grant)
+        assert (await waiting(bob.leases, name, "bob#1")).holder == "cat#1"
+        assert (await granted(cat.leases, name, "cat#1")).token > grant.token
+
+
+async def test_an_owner_loses_what_its_successor_holds(server: Etcd, name: str) -> None:
+    async with opened(server.url) as ann, opened(server.url) as bob:
+        grant, other = await granted(ann.leases, name), await granted(ann.leases, f"{name}-other")
+        await waiting(bob.leases, name)
+        ((_, found),) = keys(server, f"tenure/{name}-other/").items()
+        server.call("lease/revoke", {"ID": found["lease"]})
+        new = await granted(bob.leases, name, "bob#1")
+        assert list(await ann.leases.renew([grant, other], TTL)) == [Lost(grant), Lost(other)]
+        assert await ann.leases.release(grant) == Lost(grant)
+        assert list(await bob.leases.renew([new], TTL)) == [Granted(new)]
+
+
+async def test_the_end_of_the_key_before_is_not_missed(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted after the transaction that found it, and its event comes before the answer of that transaction."""
+    async with opened(server.url) as ann, opened(server.url) as bob:
+        grant = await granted(ann.leases, name)
+        hints = bob.leases.hints(name)
+        async with asyncio.timeout(10):
+            await anext(hints)
+        txns = 0
+
+        async def change(carry_out: Call, path: str, body: Any) -> Reply:
+            nonlocal txns
+            reply = await carry_out()
+            txns += path == "kv/txn"
+            if txns == 2:  # it decides that another is first
+                monkeypatch.undo()
+                await ann.leases.release(grant)
+                await until(lambda: name in bob.leases._hints._deleted)
+            return reply
+
+        intercepted(bob, monkeypatch, change)
+        await waiting(bob.leases, name)
+        async with asyncio.timeout(10):
+            await anext(hints)
+        await granted(bob.leases, name, "bob#1")
+
+
+async def test_a_keep_alive_of_a_former_leader_extends_nothing(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its raft term is not that of the transaction after it."""
+    async with opened(server.url) as backend:
+        grant = await granted(backend.leases, name)
+        stale = 0
+
+        async def change(carry_out: Call, path: str, body: Any) -> Reply:
+            nonlocal stale
+            reply = await carry_out()
+            if path == "lease/keepalive" and stale:
+                stale -= 1
+                header = reply.body["header"]
+                header["raft_term"] = str(int(header["raft_term"]) - 1)
+            return reply
+
+        intercepted(backend, monkeypatch, change)
+        stale = 100
+        with pytest.raises(Unavailable, match="changed its leader"):
+            await backend.leases.renew([grant], TTL)
+        with pytest.raises(Unavailable, match="tenure asks again"):
+            await backend.leases.acquire(name, "ann#1", TTL)
+        stale = 1
+        assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+        stale = 1
+        assert await backend.leases.acquire(name, "ann#1", TTL) == Granted(grant)
+
+
+async def test_a_lease_is_not_lost_because_a_keep_alive_does_not_find_it(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url) as backend:
+        grant = await granted(backend.leases, name)
+
+        async def change(carry_out: Call, path: str, body: Any) -> Reply:
+            reply = await carry_out()
+            if path == "lease/keepalive":
+                del reply.body["TTL"]
+            return reply
+
+        with monkeypatch.context() as context:
+            intercepted(backend, context, change)
+            with pytest.raises(Unavailable):
+                await backend.leases.renew([grant], TTL)
+        assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+
+
+@pytest.mark.parametrize("then", ["withdraws", "asks for another"])
+async def test_a_late_request_puts_no_key_after_its_candidate_has_withdrawn(server: Etcd, name: str, then: str) -> None:
+    async with proxied(server) as (backend, proxy):
+        leases = backend.leases
+        other = await granted(leases, f"{name}-other")  # so that the session lives on
+        async with late(proxy) as give_up:
+            await give_up(leases.acquire(name, "ann#1", TTL))
+            await leases.withdraw(name, "ann#1")
+            if then == "asks for another":
+                new = await granted(leases, name, "ann#2")
+                assert await leases.release(new) == Released(new)
+        assert list(await leases.renew([other], TTL)) == [Granted(other)]
+        assert places(server, name) == []
+
+
+async def test_candidates_of_a_session_ask_again_after_its_fence_was_raised(server: Etcd, name: str) -> None:
+    async with proxied(server) as (backend, proxy):
+        leases = backend.leases
+        await granted(leases, f"{name}-0")
+        for number in (1, 2):
+            proxy.lose_answers()
+            with pytest.raises(Unavailable):
+                await leases.acquire(f"{name}-{number}", "ann#1", TTL)
+            proxy.heal()
+            await leases.withdraw(f"{name}-{number}", "ann#1")
+            assert places(server, f"{name}-{number}") == []
+            await granted(leases, f"{name}-{number}", "ann#2")
+        found = keys(server, f"tenure/{name}-")
+        assert len({one["lease"] for one in found.values()}) == 1
+
+
+async def test_a_fence_that_was_raised_by_a_lost_answer_is_raised_again(server: Etcd, name: str) -> None:
+    async with proxied(server) as (backend, proxy):
+        leases = backend.leases
+        await granted(leases, f"{name}-0")
+        proxy.lose_answers()
+        for ask in (lambda: leases.acquire(name, "ann#1", TTL), lambda: leases.withdraw(name, "ann#1")):
+            with pytest.raises(Unavailable):
+                await ask()
+        proxy.heal()
+        await leases.withdraw(name, "ann#1")
+        assert places(server, name) == []
+        await granted(leases, name, "ann#2")
+
+
+# --- hints -------------------------------------------------------------------------------------------------------
+
+
+async def test_hints_go_on_where_the_watch_broke_off(server: Etcd, name: str) -> None:
+    async with opened(server.url) as ann, proxied(server) as (bob, proxy):
+        hints = bob.leases.hints(name)
+        async with asyncio.timeout(20):
+            await anext(hints)
+            proxy.refuse()
+            proxy.reset()
+            await granted(ann.leases, name)
+            proxy.heal()
+            await anext(hints)
+
+
+async def test_hints_come_after_a_compaction(server: Etcd, name: str) -> None:
+    async with opened(server.url) as ann, proxied(server) as (bob, proxy):
+        hints = bob.leases.hints(name)
+        async with asyncio.timeout(20):
+            await anext(hints)
+            proxy.refuse()
+            proxy.reset()
+            grant = await granted(ann.leases, name)
+            await granted(ann.leases, f"{name}-other")
+            server.call("kv/compaction", {"revision": str(grant.token)})
+            proxy.heal()
+            await anext(hints)
+
+
+async def test_candidates_that_wait_are_notified_of_the_key_before_only(server: Etcd, name: str) -> None:
+    async with opened(server.url) as ann, opened(server.url) as bob, opened(server.url) as cat:
+        grant = await granted(ann.leases, name)
+        await waiting(bob.leases, name, "bob#1")
+        await waiting(cat.leases, name, "cat#1")
+        hints, observed = cat.leases.hints(name), bob.leases.hints(name)
+        async with asyncio.timeout(10):
+            await anext(hints)
+            await anext(observed)
+            await ann.leases.release(grant)
+            await anext(observed)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(hints), 0.2)
+            observer = cat.leases.hints(name)  # now there are more listeners than candidates
+            new = await granted(bob.leases, name, "bob#1")
+            await anext(observer)
+            await bob.leases.release(new)
+            await anext(hints)
+        await granted(cat.leases, name, "cat#1")
+
+
+# --- a server in trouble -----------------------------------------------------------------------------------------
+
+
+async def test_a_paused_server_is_unavailable_in_time(name: str) -> None:
+    with private(Etcd) as server:
+        async with opened(server.url, "timeout=0.3") as backend:
+            grant = await granted(backend.leases, name, ttl=30.0)
+            server.pause()
+            try:
+                asked_at = time.monotonic()
+                with pytest.raises(Unavailable, match="gave no answer"):
+                    await backend.leases.renew([grant], 30.0)
+                assert time.monotonic() - asked_at < 5.0
+            finally:
+                server.resume()
+            assert list(await backend.leases.renew([grant], 30.0)) == [Granted(grant)]
+
+
+async def test_a_full_etcd_keeps_its_leaders_and_takes_no_new_one(name: str) -> None:
+    with private(Etcd, options=("--quota-backend-bytes=1000000",)) as server:
+        async with opened(server.url) as ann, opened(server.url) as bob:
+            grant = await granted(ann.leases, name, ttl=30.0)
+            await waiting(bob.leases, name, ttl=30.0)
+            with pytest.raises(OSError, match=r"429|500|403|400|507"):
+                for _ in range(100):
+                    server.call("kv/put", {"key": in_base64("filler"), "value": in_base64("x" * 100_000)})
+            assert list(await ann.leases.renew([grant], 30.0)) == [Granted(grant)]
+            with pytest.raises(Unavailable, match=r"is full.*database space exceeded.*alarm disarm"):
+                await bob.leases.acquire(f"{name}-new", "bob#1", 30.0)
+            assert await bob.leases.inspect(f"{name}-new") == Vacant(f"{name}-new")
+            facts = {fact.name: fact for fact in await ann.describe()}
+            assert facts["alarms"].value == "NOSPACE"
+            assert "compact it" in facts["alarms"].advice
+            assert await ann.leases.release(grant) == Released(grant)
+            with pytest.raises(Unavailable, match="is full"):  # the turn of the next has come, and can't be noted
+                await bob.leases.acquire(name, "bob#1", 30.0)
+            header = server.status()["header"]
+            server.call("kv/compaction", {"revision": header["revision"], "physical": True})
+            server.call("maintenance/defragment")
+            alarm = {"action": "DEACTIVATE", "alarm": "NOSPACE", "memberID": header["member_id"]}
+            server.call("maintenance/alarm", alarm)
+            assert (await granted(bob.leases, name, "bob#1", ttl=30.0)).token > grant.token
+            await granted(bob.leases, f"{name}-new", "bob#1", ttl=30.0)
+
+
+async def test_another_server_is_named() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\nConnection: close\r\n\r\nnope")
+        writer.close()
+        await writer.wait_closed()
+
+    other = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with other, opened(f"etcd://127.0.0.1:{other.sockets[0].getsockname()[1]}/") as backend:
+        with pytest.raises(ConfigError, match=r"no JSON gateway under /v3.*'nope'.*3\.4"):
+            await backend.leases.inspect("name")
+
+
+def test_a_refusal_that_the_caller_handles_is_passed_on() -> None:
+    assert Refused(404, "etcdserver: requested lease not found", 5).means("requested lease not found")
