@@ -74,6 +74,7 @@ NOT_QUICK = [
 LONGEST = [
     "process/test_lead.py",
     "sim/test_peers.py",
+    "conformance/test_etcd.py",
     "process/test_demo.py",
     "conformance/test_azure.py",
     "process/test_peers_cut.py",

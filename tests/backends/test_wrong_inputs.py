@@ -15,7 +15,7 @@ import pytest
 from redis import Redis as Plain
 
 from tenure.cli import main
-from tests.servers import Authority, Azurite, Kubernetes, Postgres, Redis, free_port, private, shared, url_of
+from tests.servers import Authority, Azurite, Etcd, Kubernetes, Postgres, Redis, free_port, private, shared, url_of
 
 pytest.importorskip("azure.storage.blob")
 
@@ -42,7 +42,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 FORKING = """
 import json, os, sys, threading
-import tenure._backends.azure_storage, tenure._backends.kubernetes, tenure._backends.postgres, tenure._backends.redis
+import tenure._backends.azure_storage, tenure._backends.etcd, tenure._backends.kubernetes
+import tenure._backends.postgres, tenure._backends.redis
 import tenure.cli, tenure._cli.group
 for line in sys.stdin:
     arguments, environment, folder = json.loads(line)
@@ -236,6 +237,69 @@ def test_redis_that_is_not_there(says: Says) -> None:
     says("doctor", url, code=69, words=["can't be reached", "check host and port"])
 
 
+# --- etcd --------------------------------------------------------------------------------------------------------
+
+LEADING = ["doctor", "lead"]
+
+
+@pytest.fixture(scope="module")
+def guarded_etcd(authority: Authority) -> Iterator[Etcd]:
+    with private(Etcd, password=SECRET, authority=authority) as server:
+        yield server
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_etcd_with_a_wrong_password(says: Says, guarded_etcd: Etcd, command: str) -> None:
+    url = guarded_etcd.url.replace(SECRET, OTHER)
+    says(command, url, code=78, words=["refused the user or the password", "check both in the URL"])
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_etcd_without_a_login(says: Says, guarded_etcd: Etcd, command: str) -> None:
+    url = guarded_etcd.url.replace(f"root:{SECRET}@", "")
+    says(command, url, code=78, words=["requires a login, and got none", "etcd://USER:PASSWORD@"])
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_etcd_with_the_wrong_authority(
+    says: Says, guarded_etcd: Etcd, wrong_authority: Authority, command: str
+) -> None:
+    url = f"{guarded_etcd.url.partition('?')[0]}?ca={wrong_authority.certificate}"
+    says(command, url, code=78, words=["not trusted", "the option ca"])
+
+
+@pytest.mark.parametrize("name", ["ca", "cert"])
+def test_etcd_with_a_file_that_is_not_there(says: Says, name: str) -> None:
+    says("doctor", f"etcds://a?{name}=/nowhere.pem", code=78, words=[f"{name}=/nowhere.pem", "No such file"])
+
+
+@pytest.mark.parametrize("command", ["send", "work"])
+def test_etcd_has_no_queues(says: Says, command: str) -> None:
+    says(command, url_of(Etcd), code=78, words=["has no queues", "use another backend"])
+
+
+def test_etcd_that_is_not_there(says: Says) -> None:
+    url = f"etcd://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/"
+    says("doctor", url, code=69, words=["can't be reached: Connection refused", "check hosts and ports"])
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("etcd:/orders", ["names no host", "write etcd://"]),
+        ("etcd://a:port", ["no host:port", "percent-encode"]),
+        ("etcd://a/orders", ["has a path", "?prefix=tenure/"]),
+        ("etcd://a?prefx=orders/", ["no option 'prefx'", "did you mean 'prefix'?"]),
+        ("etcd://a?kind=elect", ["one of election, lock, not 'elect'", "did you mean 'election'?"]),
+        ("etcd3://a", ["no backend serves 'etcd3'", "did you mean 'etcd'?"]),
+        (f"etcd://a:{SECRET}/x@b", ["no host:port"]),
+    ],
+)
+@pytest.mark.parametrize("command", LEADING)
+def test_etcd_with_a_wrong_url(says: Says, command: str, url: str, words: list[str]) -> None:
+    says(command, url, code=78, words=words)
+
+
 # --- Azure -------------------------------------------------------------------------------------------------------
 
 
@@ -287,9 +351,9 @@ def test_azure_with_an_impossible_operation(says: Says, more: tuple[str, ...], w
     says("send", url_of(Azurite), code=78, words=words, more=more)
 
 
-@pytest.mark.parametrize("kind", [Postgres, Redis, Azurite])
+@pytest.mark.parametrize("kind", [Postgres, Redis, Azurite, Etcd])
 @pytest.mark.parametrize("command", EVERY)
-def test_an_unknown_option(says: Says, kind: type[Postgres | Redis | Azurite], command: str) -> None:
+def test_an_unknown_option(says: Says, kind: type[Postgres | Redis | Azurite | Etcd], command: str) -> None:
     url = url_of(kind)
     more = "&" if "?" in url else "?"
     says(command, f"{url}{more}timout=1", code=78, words=["no option 'timout'", "did you mean 'timeout'?"])

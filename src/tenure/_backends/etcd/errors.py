@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import aiohttp
 
 from tenure._backends.etcd.address import Address
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 # Codes of gRPC
-INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 5, 7, 8, 9
-UNIMPLEMENTED, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED = 12, 14, 15, 16
+PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED = 7, 8, 12, 14, 15, 16
 
 NO_LEASE = "requested lease not found"
 LEASE_EXISTS = "lease already exists"
@@ -83,7 +84,8 @@ def translate(
             )
             return Unavailable(untrusted) if worked else ConfigError(untrusted)
         case aiohttp.ClientConnectorError():
-            cause = getattr(error.os_error, "strerror", None) or text
+            number = error.os_error.errno or 0
+            cause = os.strerror(number) if number > 0 else error.os_error.strerror or text
             reached = error.os_error.errno is None or isinstance(
                 error, aiohttp.ClientSSLError
             )  # it didn't answer by TLS
