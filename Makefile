@@ -74,7 +74,7 @@ coverage: $(VENV)/.dev ## Run the tests and show which lines and branches they m
 bench: $(VENV)/.bench ## Compare tenure with other libraries (ARGS='...')
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, PostgreSQL, Azurite), unless they are installed
+servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, PostgreSQL, etcd, …), unless they are installed
 	@$(BIN)/python scripts/servers.py
 
 clean: ## Remove everything that make has created, .venv too
