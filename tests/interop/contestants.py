@@ -28,12 +28,14 @@ from typing import IO, Protocol
 
 from tests.absent import skip_or_fail
 from tests.interop.acts import ACT, BEGIN, END, Record
+from tests.process.process_states import states_of, until
 from tests.servers.process import run_folder
 from tests.servers.zookeeper import FAST, JAVA, classpath
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
-PATIENCE = 40.0
+PATIENCE = 90.0
+"""Seconds for which anything is waited; the session of ``etcdctl elect`` lasts 60."""
 CURATOR = ("curator-recipes", "curator-framework", "curator-client", "guava")
 """The jars of Debian that a client of Curator needs, beside those of ZooKeeper."""
 
@@ -309,6 +311,10 @@ class Candidacy:
         self._close()
 
     def kill(self) -> None:
+        if self.process.poll() is None:
+            # Stopped first: if its command died before it, it would give up the lock.
+            self.process.send_signal(signal.SIGSTOP)
+            until(lambda: states_of(self.process.pid) <= set("TZX"))
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
