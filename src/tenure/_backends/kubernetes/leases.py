@@ -86,8 +86,10 @@ class KubernetesLeases:
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
         within = patience(ttl)
+        seen = self._observed.find(name)
+        if seen is None or not (holder_of(seen.lease) == holder or seen.has_expired(self._observed.now)):
+            seen = await self._read(name, within)  # otherwise it is written at once: that fails if it has changed
         for _ in range(TRIES):
-            seen = await self._read(name, within)
             now = self._observed.now
             if seen is None:
                 fresh = new_lease(name, self._client.address.namespace)
@@ -103,6 +105,7 @@ class KubernetesLeases:
                 return self._held_by(name, seen, remaining=seen.left(now))
             if written is not None:
                 return Granted(grant_of(name, written), is_asked_to_resign(written))
+            seen = await self._read(name, within)
         raise Unavailable(f"the Lease {name!r} was changed {TRIES} times while it was read; tenure tries again")
 
     def _acquired(self, lease: Json, name: str, holder: str, ttl: float, metadata: Metadata) -> Json:
