@@ -34,6 +34,7 @@ IMPORTED = {
     "cli": "tenure.cli",
     "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
     "etcd": "aiohttp, tenure._backends.etcd",
+    "kubernetes": "aiohttp, yaml, tenure._backends.kubernetes",
     "postgres": "tenure.backends.postgres, asyncpg",
     "redis": "redis, hiredis",
     "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",

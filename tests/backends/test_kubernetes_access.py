@@ -375,6 +375,18 @@ async def test_a_missing_command_is_named_with_its_hint(server: Kubernetes, tmp_
         await ask(f"kubernetes://?kubeconfig={path}")
 
 
+async def test_a_command_line_leads_with_a_credential_command(
+    server: Kubernetes, tmp_path: Path, plugin: Plugin
+) -> None:
+    plugin.answers(token="first-token")
+    path = written(tmp_path / "config", config(server, plugin.user()))
+    command = [sys.executable, "-m", "tenure", "lead", "by-command", "--on", f"kubernetes://?kubeconfig={path}"]
+    process = await asyncio.create_subprocess_exec(*command, "--", "true")
+    assert await process.wait() == 0
+    assert len(plugin.calls) == 1
+    assert server.lease("by-command", "other")["spec"]["holderIdentity"] == ""
+
+
 # --- what can't be used ------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,9 @@
 If a server isn't installed, the test is skipped, with the name of the package; under ``TENURE_REQUIRE`` it fails.
 ``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL``, ``TENURE_TEST_ETCD_URL`` and
 ``TENURE_TEST_ZOOKEEPER_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` another program to start as etcd.
+
+``Kubernetes`` is a double of the Lease API. ``TENURE_TEST_KUBE_APISERVER`` names a real kube-apiserver, on which
+the same tests run, too.
 """
 
 from tests.servers.azurite import Azurite
