@@ -27,6 +27,8 @@ ANSWER_MAX = 64 * 2**20
 """The most bytes of one line of a watch."""
 PAUSE_MIN = 0.1
 """Seconds to wait at least after the server has asked for a pause."""
+PAUSE_UNTOLD = 1.0
+"""Seconds to wait if it doesn't say for how long: what a real API server asks for."""
 
 _NOT_CARRIED_OUT = 429
 """The status of a request that the server's flow control has refused before it was carried out."""
@@ -48,7 +50,7 @@ class Answer:
 
     status: int
     body: Json
-    pause: float = 0.0
+    pause: float = PAUSE_UNTOLD
     """The seconds after which the server wants to be asked again."""
     priority: str = ""
     """The id of the priority level that the server's flow control has given the request."""
@@ -93,7 +95,9 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
                 f"({problem.message}){before}"
             )
         case Answer(status=400 | 413 | 415 | 422):
-            return ConfigError(f"{where} refuses to {request.verb} the Lease {request.name!r}: {problem.message}")
+            what = f"the Lease {request.name!r}" if request.name else request.resource
+            about = f"{where} refuses to {request.verb} {what}: {problem.message}"
+            return ConfigError(about) if problem.reason else lasting(f"{about}{before}")  # a proxy gives no reason
         case Answer(status=429):
             return Unavailable(
                 f"{where} is overloaded, and asks to wait {problem.pause:g} s (429); if that lasts, give these "
@@ -142,6 +146,7 @@ class Session:
         self._making = asyncio.Lock()
         self._retired: set[aiohttp.ClientSession] = set()
         self._closing = Tasks()
+        self._closed = False
 
     async def send(self, method: str, path: str, query: Mapping[str, str], body: Json | None) -> Answer:
         """Send a request, and return its answer; after a refused login, once more with a new one."""
@@ -191,6 +196,7 @@ class Session:
 
     async def close(self) -> None:
         """Close every connection."""
+        self._closed = True
         sessions = [*self._retired, *([self._http] if self._http is not None else [])]
         self._retired.clear()
         self._http = None
@@ -207,6 +213,8 @@ class Session:
                 self.retire()
             if self._http is None:
                 context = await in_thread("tenure-tls", context_of, self._access, login)
+                if self._closed:
+                    raise Unavailable("the backend was closed while it connected; connect again")
                 connector = aiohttp.TCPConnector(limit=0, ssl=context if context is not None else True)
                 self._http = aiohttp.ClientSession(
                     connector=connector,
@@ -229,7 +237,7 @@ def _answer_of(response: aiohttp.ClientResponse, content: bytes) -> Answer:
         body = {"message": content[:200].decode(errors="replace")}
     written = response.headers.get("Retry-After", "")
     priority = response.headers.get("X-Kubernetes-PF-PriorityLevel-UID", "")
-    return Answer(response.status, body, float(written) if written.isdecimal() else 0.0, priority)
+    return Answer(response.status, body, float(written) if written.isdecimal() else PAUSE_UNTOLD, priority)
 
 
 class Client:

@@ -29,6 +29,8 @@ from tenure._backends.kubernetes.records import (
     grant_of,
     holder_of,
     is_asked_to_resign,
+    is_kept,
+    is_lease,
     is_ours,
     metadata_of,
     new_lease,
@@ -41,7 +43,7 @@ from tenure._backends.kubernetes.records import (
 from tenure._backends.kubernetes.watch import Watches
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
     ttl_min=1.0,
@@ -115,25 +117,29 @@ class KubernetesLeases:
     # --- an existing term ---
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
-        """Extend many claims to *ttl* seconds from now, concurrently; one without an answer gets ``NoAnswer``.
+        """Extend many claims to *ttl* seconds from now, concurrently; one without an answer gets ``NoAnswer``, also if
+        the server refuses that Lease alone.
 
         A claim that has expired is renewed, too, if nobody has taken the name since: the write would fail otherwise.
         """
         require_ttl(ttl, TRAITS)
         free = asyncio.Semaphore(CONCURRENCY)
+        asked_at = self._observed.now
 
-        async def renew(grant: Grant) -> Granted | Lost | Unavailable:
+        async def renew(grant: Grant) -> Granted | Lost | TenureError:
             async with free:
+                if self._observed.now - asked_at >= ttl:  # the term is over; this would keep others waiting
+                    return Unavailable(f"the renewals before that of {grant.name!r} took the whole lease of {ttl:g} s")
                 try:
                     return await self._renew(grant, ttl)
-                except Unavailable as error:
+                except TenureError as error:
                     return error
 
         answers = await asyncio.gather(*map(renew, grants))
-        unanswered = [answer for answer in answers if isinstance(answer, Unavailable)]
+        unanswered = [answer for answer in answers if isinstance(answer, TenureError)]
         if unanswered and len(unanswered) == len(answers):
             raise unanswered[0]
-        return [NoAnswer(str(answer)) if isinstance(answer, Unavailable) else answer for answer in answers]
+        return [NoAnswer(str(answer)) if isinstance(answer, TenureError) else answer for answer in answers]
 
     async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost:
         within = patience(ttl)
@@ -233,7 +239,7 @@ class KubernetesLeases:
             self._client.note_worked(request)
             self._observed.note_missing(name)
             return None
-        return self._observed.note(name, answer.body)
+        return self._observed.note(name, self._lease_in(answer, name))
 
     async def _create(self, lease: Json, within: float | None = None) -> Json | None:
         """Create a Lease, and return it; None if it exists already."""
@@ -242,7 +248,7 @@ class KubernetesLeases:
         answer = await self._client.send(
             request, "POST", self._client.leases_path, body=lease, expected=(409,), within=within
         )
-        return self._written(name, answer)
+        return self._written(lease, answer)
 
     async def _replace(self, lease: Json, within: float | None = None) -> Json | None:
         """Replace a Lease, and return it; None if it has changed, or was deleted, since it was read."""
@@ -251,12 +257,27 @@ class KubernetesLeases:
         answer = await self._client.send(
             request, "PUT", self._client.path_of(name), body=lease, expected=(404, 409), within=within
         )
-        return self._written(name, answer)
+        return self._written(lease, answer)
 
-    def _written(self, name: str, answer: Answer) -> Json | None:
+    def _written(self, sent: Json, answer: Answer) -> Json | None:
         if answer.status in (404, 409):
             return None
-        self._observed.note(name, answer.body)
+        name = str(sent["metadata"]["name"])
+        stored = self._lease_in(answer, name)
+        self._observed.note(name, stored)
+        if not is_kept(sent, stored):
+            raise ConfigError(
+                f"the API server stored another holder, duration or token in the Lease {name!r} than tenure sent: an "
+                f"admission webhook changes the Leases of {self._client.address.namespace}; exempt this one"
+            )
+        return stored
+
+    def _lease_in(self, answer: Answer, name: str) -> Json:
+        if not is_lease(answer.body, name):
+            raise Unavailable(
+                f"{self._client.address.access.server} answered, but not with the Lease {name!r}: is a proxy between "
+                "here and the API server?"
+            )
         return answer.body
 
     @staticmethod

@@ -32,8 +32,12 @@ LABEL = "tenure/election"
 """The label of each Lease that tenure has ever acquired; ``names()`` selects them by it."""
 
 TRANSITIONS_MAX = 2**31 - 1
-AHEAD_MAX = timedelta(seconds=2)
-"""How far a ``renewTime`` may be ahead of the clock, if renewals follow within a second."""
+AHEAD_MAX = timedelta(seconds=60)
+"""How far a ``renewTime`` may be ahead of the clock, if renewals follow within a second.
+
+Then it falls back to the clock, to a second that was written before. client-go must not have read that one last: it is
+``AHEAD_MAX`` times the pause between two renewals ago, so 20 leases.
+"""
 RELEASED_DURATION = 1
 """The duration that client-go writes when it releases: it must be at least 1."""
 
@@ -49,6 +53,26 @@ _RECORD = (
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
+
+
+def has_version(found: object) -> bool:
+    """Return whether *found* is an object of the API, and not something that a proxy has answered instead."""
+    metadata = found.get("metadata") if isinstance(found, dict) else None
+    return isinstance(metadata, dict) and bool(metadata.get("resourceVersion"))
+
+
+def is_lease(found: Json, name: str) -> bool:
+    """Return whether *found* is the Lease of this *name*."""
+    return has_version(found) and found["metadata"].get("name") == name and isinstance(found.get("spec") or {}, dict)
+
+
+def is_kept(sent: Json, stored: Json) -> bool:
+    """Return whether the server has stored the claim that was *sent*: an admission webhook may change any write."""
+    return (
+        holder_of(stored) == holder_of(sent)
+        and duration_of(stored) >= duration_of(sent)
+        and token_of(stored) >= token_of(sent)
+    )
 
 
 def holder_of(lease: Json) -> str:
