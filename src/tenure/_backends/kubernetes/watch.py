@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from tenure._backends.kubernetes.client import Client, Request, on_loop
 from tenure._backends.kubernetes.observations import Observations
-from tenure._backends.kubernetes.records import Json, about
+from tenure._backends.kubernetes.records import about, has_version, is_lease
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
 from tenure.errors import ConfigError, Unavailable
@@ -24,8 +25,12 @@ LASTS = (30.0, 60.0)
 """Seconds after which the server ends a watch, and it is continued: at random, so that not all do it at once."""
 PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
 """Seconds between two attempts to watch again: from the first they double up to the second."""
+WORKED = 1.0
+"""Seconds that a watch must last so that the next pause is the shortest: a server may take each, and end it at once."""
 POLL = 2.0
 """Seconds between two notifications of a listener whose name is not watched."""
+
+_CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class Watches:
@@ -142,12 +147,15 @@ class Watch:
                 self._notifier.notify(self._name)
                 await asyncio.sleep(POLL * random.uniform(0.5, 1.0))
                 continue
+            began = asyncio.get_running_loop().time()
             try:
                 await self._follow()
             except ConfigError:  # this user may not watch
                 self._refused()
             except Unavailable:
                 self._version = None  # begin with what is there: the server may have forgotten the version
+            if asyncio.get_running_loop().time() - began >= WORKED:
+                self._pause = PAUSE_FIRST
             await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
             self._pause = min(self._pause * 2, POLL if self.is_refused else PAUSE_MAX)
 
@@ -171,19 +179,20 @@ class Watch:
         async with self._client.stream(
             Request("watch", self._name), self._client.leases_path, query, lasts=lasts
         ) as events:
-            self.is_refused, self._pause = False, PAUSE_FIRST
+            self.is_refused = False
             if is_new:  # anything may have changed before
                 self._notifier.notify(self._name)
             async for event in events:
-                if not self._handle(str(event.get("type")), event.get("object") or {}):
+                if not self._handle(str(event.get("type")), event.get("object")):
                     return
 
-    def _handle(self, kind: str, lease: Json) -> bool:
+    def _handle(self, kind: str, lease: Any) -> bool:
         """Handle an event; return whether the watch goes on."""
-        if kind not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):  # ERROR: usually 410, the version is too old
+        is_known = has_version(lease) if kind == "BOOKMARK" else kind in _CHANGES and is_lease(lease, self._name)
+        if not is_known:  # ERROR: usually 410, the version is too old
             self._version = None
             return False
-        self._version = _version_of(lease)
+        self._version = str(lease["metadata"]["resourceVersion"])
         if kind != "BOOKMARK":
             if kind == "DELETED":
                 self._observed.note_missing(self._name)
@@ -194,8 +203,3 @@ class Watch:
                 self._about = seen
                 self._notifier.notify(self._name)
         return bool(self._subscriptions)
-
-
-def _version_of(lease: Json) -> str | None:
-    version = (lease.get("metadata") or {}).get("resourceVersion")
-    return str(version) if version else None
