@@ -6,13 +6,12 @@ import asyncio
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from urllib.parse import quote
 
 import pytest
-from kazoo.client import KazooClient
 
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper.touches import MARGIN
@@ -41,18 +40,6 @@ def server() -> ZooKeeper:
     return shared(ZooKeeper, tick=TICK, options=())
 
 
-@contextmanager
-def foreign(server: ZooKeeper, **options: object) -> Iterator[KazooClient]:
-    """Connect with plain kazoo."""
-    client = KazooClient(f"127.0.0.1:{server.port}", **options)
-    client.start()
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
-
-
 @asynccontextmanager
 async def opened(
     server: ZooKeeper, options: str = "", port: int | None = None, path: str = ""
@@ -79,7 +66,7 @@ async def waits(backend: zookeeper.ZooKeeperBackend, name: str, holder: str) -> 
 def end_session(server: ZooKeeper, backend: zookeeper.ZooKeeperBackend) -> None:
     """Let the server end the session of *backend*, as if it had expired."""
     session = backend.client.session(TTL)
-    with foreign(server, client_id=session._driver.client_id, timeout=LASTS):
+    with server.client(client_id=session._driver.client_id, timeout=LASTS):
         pass
 
 
@@ -90,7 +77,7 @@ async def test_all_claims_of_a_process_share_one_session_and_one_thread(server: 
     before = threading.active_count()
     async with opened(server) as backend:
         grants = [await claim(backend, f"{name}-{number}", f"ann#{number}") for number in range(20)]
-        with foreign(server) as client:
+        with server.client() as client:
             owners = {
                 client.exists(f"/{grant.name}/{child}").ephemeralOwner
                 for grant in grants
@@ -255,7 +242,7 @@ async def test_an_acquisition_that_breaks_off_anywhere_leaves_one_node(
         proxy.heal()
         await asyncio.gather(asking, return_exceptions=True)
         grant = await claim(ann, name, "ann#1")
-        with foreign(server) as client:
+        with server.client() as client:
             children = client.get_children(f"/{name}")
             assert len(children) == 1
             assert client.get(f"/{name}/{children[0]}")[1].czxid == grant.token
@@ -273,7 +260,7 @@ async def test_a_node_whose_creation_was_given_up_ends_with_its_place(server: Zo
         proxy.stall("down")  # the request arrives, the answer doesn't
         with pytest.raises(Unavailable):
             await ann.leases.acquire(name, "ann#1", TTL)
-        with foreign(server) as client:
+        with server.client() as client:
             await until(lambda: client.exists(f"/{name}") and client.get_children(f"/{name}"))
             proxy.heal()
             await until(lambda: not client.get_children(f"/{name}"), within=LASTS + 10.0)
@@ -300,7 +287,7 @@ async def test_a_name_can_be_led_again_after_its_nodes_were_removed(server: ZooK
     async with opened(server, path=f"{path}/elections") as backend:
         grant = await claim(backend, name, "ann#1")
         await backend.leases.release(grant)
-        with foreign(server) as client:
+        with server.client() as client:
             client.delete(f"/{path}/elections/{name}")
             again = await claim(backend, name, "ann#2")
             assert again.token > grant.token
@@ -316,7 +303,7 @@ async def test_a_claim_whose_node_was_removed_is_lost_at_once(server: ZooKeeper,
     async with opened(server) as ann:
         grants = [await claim(ann, f"{name}-{number}", "ann#1") for number in range(3)]
         hints = ann.leases.hints(grants[1].name)
-        with foreign(server) as client:
+        with server.client() as client:
             (child,) = client.get_children(f"/{grants[1].name}")
             client.delete(f"/{grants[1].name}/{child}")
         await asyncio.wait_for(anext(hints), 10.0)
@@ -328,7 +315,7 @@ async def test_a_claim_whose_node_was_removed_is_lost_at_once(server: ZooKeeper,
 async def test_foreign_leaders_are_waited_for(server: ZooKeeper, name: str, dialect: str) -> None:
     forms = {"latch": "_c_x-latch-", "lock": "lock-", "kazoo": "x__lock__"}
     async with opened(server, f"&dialect={dialect}") as ann:
-        with foreign(server) as client:
+        with server.client() as client:
             made = client.create(f"/{name}/{forms[dialect]}", b"java", ephemeral=True, sequence=True, makepath=True)
             token = client.exists(made).czxid
             held = HeldBy(name, "java", token, None)
@@ -347,7 +334,7 @@ async def test_foreign_leaders_are_waited_for(server: ZooKeeper, name: str, dial
 
 async def test_a_foreign_leader_without_data_has_the_name_of_its_node(server: ZooKeeper, name: str) -> None:
     async with opened(server) as ann:
-        with foreign(server) as client:
+        with server.client() as client:
             made = client.create(f"/{name}/_c_x-latch-", b"", ephemeral=True, sequence=True, makepath=True)
             assert (await waits(ann, name, "ann#1")).holder == made.rpartition("/")[2]
 
@@ -356,7 +343,7 @@ async def test_curators_request_to_revoke_asks_to_resign(server: ZooKeeper, name
     async with opened(server, "&dialect=lock") as ann:
         grant = await claim(ann, name, "ann#1")
         hints = ann.leases.hints(name)
-        with foreign(server) as client:
+        with server.client() as client:
             (child,) = client.get_children(f"/{name}")
             client.set(f"/{name}/{child}", b"__REVOKE__")
         await asyncio.wait_for(anext(hints), 10.0)
@@ -386,7 +373,7 @@ async def test_dialects_are_not_mixed(server: ZooKeeper, name: str, dialect: str
 
 async def test_data_of_others_is_not_overwritten(server: ZooKeeper, name: str) -> None:
     async with opened(server) as ann:
-        with foreign(server) as client:
+        with server.client() as client:
             client.create(f"/{name}", b"settings of another program")
             with pytest.raises(ConfigError, match=f"/{name} holds data that is not tenure's"):
                 await ann.leases.acquire(name, "ann#1", TTL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -99,7 +99,7 @@ class ZooKeeperHarness(LeaseHarness):
         """Revoke all rights on every node."""
         user, password = ADMIN
         rights = [make_acl("digest", make_digest_acl_credential(user, password), all=True)]
-        with admin(self._server) as client:
+        with self._server.client(auth_data={("digest", f"{user}:{password}")}) as client:
             for path in _paths(client):
                 client.set_acls(path, rights)
             try:
@@ -112,19 +112,6 @@ class ZooKeeperHarness(LeaseHarness):
         """Kill the server, and restart it from its files; its sessions go on."""
         self._server.kill()
         self._server.start()
-
-
-@contextmanager
-def admin(server: ZooKeeper) -> Iterator[KazooClient]:
-    """Connect with a client that has all rights on what it has made."""
-    user, password = ADMIN
-    client = KazooClient(f"127.0.0.1:{server.port}", auth_data={("digest", f"{user}:{password}")})
-    client.start()
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
 
 
 def _paths(client: KazooClient, above: str = "") -> Iterator[str]:

@@ -11,7 +11,7 @@ from textwrap import indent
 
 import pytest
 
-from tests.servers import Etcd, Kubernetes, Postgres, url_of
+from tests.servers import Etcd, Kubernetes, Postgres, ZooKeeper, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker"}  # run by the tests of its server
@@ -26,6 +26,7 @@ WHOLE = (
     "docs/kubernetes.md",
     "docs/postgresql.md",
     "docs/sqlite.md",
+    "docs/zookeeper.md",
 )
 GUIDES = (
     "docs/elections.md",
@@ -49,6 +50,7 @@ PRINTS = {
     "leader_settings": r"(10\.0\.0\.1:8080 leads\n|page written in term 1\n)+now the leader is None\n",
     "kubernetes_leader": r"leading nightly-report in term \d+\nled by None\n",
     "etcd_leader": r"leading nightly-report in term \d+, a revision of etcd\nled by None\n",
+    "zookeeper_leader": r"leading nightly-report in term \d+, a zxid of ZooKeeper\nled by None\n",
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
     "queue_by_hand": r"kettle, delivery 1\n0 ready, 2 delayed, 1 dead\nfor a minute: too late, .*\n1 put back\n",
     "request_reply": r"kettle: 12\.5\n",
@@ -102,6 +104,8 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         environment["TENURE_URL"] = url_of(Kubernetes)
     if example.stem == "etcd_leader":
         environment["TENURE_URL"] = f"{url_of(Etcd)}?prefix=jobs/"
+    if example.stem == "zookeeper_leader":
+        environment["TENURE_URL"] = url_of(ZooKeeper).replace("/?", "/jobs?")
     done, again = (
         subprocess.run(
             [sys.executable, example],

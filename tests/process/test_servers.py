@@ -16,7 +16,19 @@ from urllib.error import HTTPError
 import pytest
 
 from scripts.servers import ROOT
-from tests.servers import Authority, Azurite, Etcd, EtcdCluster, Postgres, Redis, Server, private, shared
+from tests.servers import (
+    Authority,
+    Azurite,
+    Etcd,
+    EtcdCluster,
+    Postgres,
+    Redis,
+    Server,
+    ZooKeeper,
+    ZooKeeperEnsemble,
+    private,
+    shared,
+)
 from tests.servers.etcd import from_base64, in_base64
 from tests.servers.guard import MARK, servers_of
 from tests.servers.sharing import Startable, require
@@ -28,11 +40,15 @@ def say(server: Server, question: bytes) -> bytes | None:
     return server.answers(question)
 
 
-@pytest.mark.parametrize("kind", [Redis, Postgres, Azurite, Etcd, EtcdCluster], ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize(
+    "kind",
+    [Redis, Postgres, Azurite, Etcd, EtcdCluster, ZooKeeper, ZooKeeperEnsemble],
+    ids=lambda kind: str(kind.__name__),
+)
 def test_a_server_starts_stops_and_starts_again(kind: type[Startable]) -> None:
     server = private(kind)
     try:
-        assert server.url.startswith(("redis://", "postgresql://", "azurite://", "etcd://"))
+        assert server.url.startswith(("redis://", "postgresql://", "azurite://", "etcd://", "zookeeper://"))
         server.stop()
         server.start()
         server.kill()
@@ -163,6 +179,26 @@ def test_the_leader_of_a_cluster_of_etcd_moves_and_is_replaced() -> None:
         assert cluster.leader() is not first
         cluster.start()
         assert first in cluster.followers()
+
+
+def test_zookeeper_keeps_what_it_has_answered() -> None:
+    with private(ZooKeeper) as server:
+        assert server.mode() == "standalone"
+        with server.client() as client:
+            client.create("/kept", b"yes")
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert client.get("/kept")[0] == b"yes"
+
+
+def test_the_leader_of_an_ensemble_is_replaced() -> None:
+    with private(ZooKeeperEnsemble) as ensemble:
+        first = ensemble.leader
+        first.kill()
+        assert ensemble.leader is not first
+        ensemble.start()
+        assert first in ensemble.followers
 
 
 RUN = """

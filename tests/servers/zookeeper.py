@@ -9,9 +9,10 @@ import shutil
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from tests.servers.certificates import Authority
@@ -145,6 +146,19 @@ class ZooKeeper(Server):
         except (OSError, ssl.SSLError):
             return ""
         return answer.decode(errors="replace")
+
+    @contextmanager
+    def client(self, **options: Any) -> Iterator[Any]:
+        """Connect with plain kazoo, as a foreign client; *options* are those of ``KazooClient``."""
+        from kazoo.client import KazooClient
+
+        client = KazooClient(f"127.0.0.1:{self.port}", **options)
+        client.start()
+        try:
+            yield client
+        finally:
+            client.stop()
+            client.close()
 
     @property
     def url(self) -> str:
