@@ -415,11 +415,10 @@ class ZooKeeperLeases:
         """Delete the node of a place, also if it has come to the front meanwhile."""
         require_name(name)
         require_name(holder, of="holder")
-        place = self._places.find(name, holder)
-        if place is None:
-            return
-        async with place.turn:  # after an acquire that is under way
-            await self._places.ended(place, self._client.until())
+        # More than once, as an acquire that waited for the end of the first place begins another one.
+        while (place := self._places.find(name, holder)) is not None:
+            async with place.turn:  # after an acquire that is under way
+                await self._places.ended(place, self._client.until())
 
     # --- others' leases ---
 

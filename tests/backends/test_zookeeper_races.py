@@ -1,0 +1,104 @@
+"""Verbs of ZooKeeper's leases that overtake each other, and what a node is left to when its candidate is not heard of."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from kazoo.client import KazooClient
+
+from tenure._backends import zookeeper
+from tenure._backends.zookeeper.driver import Driver
+from tenure._backends.zookeeper.touches import MARGIN
+from tenure._lease import Grant, Granted, HeldBy, Lost, Released
+from tenure._url import Url
+from tenure.errors import Unavailable
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
+from tests.servers import ZooKeeper, shared
+
+TICK = 0.1
+TTL = 1.5
+LASTS = TTL + MARGIN * TICK
+
+
+@pytest.fixture
+def name() -> str:
+    return f"election-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def server() -> ZooKeeper:
+    return shared(ZooKeeper, tick=TICK, options=())
+
+
+@asynccontextmanager
+async def opened(port: int, options: str = "") -> AsyncIterator[zookeeper.ZooKeeperBackend]:
+    backend = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{port}/?tick={TICK}{options}"))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def foreign(server: ZooKeeper) -> AsyncIterator[KazooClient]:
+    """Connect with plain kazoo."""
+    client = KazooClient(f"127.0.0.1:{server.port}")
+    await asyncio.to_thread(client.start)
+    try:
+        yield client
+    finally:
+        await asyncio.to_thread(client.stop)
+        client.close()
+
+
+async def claim(backend: zookeeper.ZooKeeperBackend, name: str, holder: str) -> Grant:
+    answer = await backend.leases.acquire(name, holder, TTL)
+    assert isinstance(answer, Granted), answer
+    return answer.grant
+
+
+async def test_an_attempt_after_one_without_a_connection_has_a_place_that_can_be_renewed(
+    server: ZooKeeper, name: str
+) -> None:
+    """A candidate asks again while its first request still waits; the first one fails, the second one succeeds."""
+    async with FaultProxy("127.0.0.1", server.port) as proxy, opened(proxy.port) as ann:
+        proxy.refuse()
+        first, second = (asyncio.ensure_future(ann.leases.acquire(name, "ann#1", TTL)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait({first})
+        proxy.heal()
+        answer = await second
+        assert isinstance(answer, Granted)
+        assert await ann.leases.renew([answer.grant], TTL) == [Granted(answer.grant)]
+        async with foreign(server) as client:
+            assert len(client.get_children(f"/{name}")) == 1
+            assert await ann.leases.release(answer.grant) == Released(answer.grant)
+            assert client.get_children(f"/{name}") == []
+
+
+async def test_a_withdrawal_ends_an_acquisition_that_waits_for_the_end_of_an_earlier_place(
+    server: ZooKeeper, name: str
+) -> None:
+    async with FaultProxy("127.0.0.1", server.port) as proxy, opened(proxy.port) as ann, opened(server.port) as bob:
+        grant = await claim(bob, name, "bob#1")
+        assert isinstance(await ann.leases.acquire(name, "ann#1", TTL), HeldBy)
+        place = ann.leases._places.find(name, "ann#1")
+        assert place is not None
+        proxy.stall("down")
+        ann.leases._places.end(place)  # as at its deadline
+        acquiring = asyncio.ensure_future(ann.leases.acquire(name, "ann#1", TTL))
+        await asyncio.sleep(0)
+        withdrawing = asyncio.ensure_future(ann.leases.withdraw(name, "ann#1"))
+        await asyncio.sleep(0)
+        proxy.heal()
+        await asyncio.gather(acquiring, withdrawing, return_exceptions=True)
+        assert withdrawing.exception() is None
+        async with foreign(server) as client:
+            assert len(client.get_children(f"/{name}")) == 1
+        assert await bob.leases.release(grant) == Released(grant)
