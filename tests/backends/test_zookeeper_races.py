@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -102,3 +103,31 @@ async def test_a_withdrawal_ends_an_acquisition_that_waits_for_the_end_of_an_ear
         async with foreign(server) as client:
             assert len(client.get_children(f"/{name}")) == 1
         assert await bob.leases.release(grant) == Released(grant)
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_a_claim_that_is_granted_while_the_backend_closes_is_not_ended(
+    server: ZooKeeper, name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either the caller gets no grant, or the session goes on until it runs out."""
+    closing: asyncio.Future[None] | None = None
+    async with opened(server.port) as bob:
+        ann = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={TICK}"))
+        prove = ann.leases._proven
+
+        async def prove_and_close(*arguments: Any, **options: Any) -> bool:
+            nonlocal closing
+            is_proven = await prove(*arguments, **options)
+            closing = asyncio.ensure_future(ann.close())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            return is_proven
+
+        monkeypatch.setattr(ann.leases, "_proven", prove_and_close)
+        try:
+            answer = await ann.leases.acquire(name, "ann#1", TTL)
+        except Unavailable:
+            answer = None
+        assert closing is not None
+        await closing
+        assert answer is None or isinstance(await bob.leases.inspect(name), HeldBy)

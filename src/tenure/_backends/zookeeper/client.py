@@ -72,8 +72,7 @@ class Client:
 
         Without *lease*, it is any one that can be used.
         """
-        if self._closed:
-            raise Unavailable("the backend was closed")
+        self.require_open()
         if lease == READING:
             for session in self._sessions.values():
                 if session.is_connected:
@@ -83,6 +82,11 @@ class Client:
             lasts = lease + MARGIN * self.options.tick if lease else READING_LASTS
             self._sessions[lease] = found = self.open_session(lasts)
         return found
+
+    def require_open(self) -> None:
+        """Refuse to go on after ``close``."""
+        if self._closed:
+            raise Unavailable("the backend was closed")
 
     def open_session(self, lasts: float) -> Session:
         """Open one more session with this time-out."""

@@ -162,6 +162,7 @@ class ZooKeeperLeases:
 
     def _kept(self, place: Place, request: _Request, answer: Granted | HeldBy) -> Granted | HeldBy:
         """Let the place last for the time asked for, unless it has ended meanwhile; return *answer*."""
+        self._client.require_open()  # closing may have ended the session already
         _require_not_ended(place)
         place.is_granted = isinstance(answer, Granted)
         self._places.keep(place, request.ends_at)
