@@ -1,23 +1,22 @@
-"""Verbs of ZooKeeper's leases that overtake each other, and what a node is left to when its candidate is not heard of."""
+"""Verbs of ZooKeeper's leases that overtake each other, and nodes whose candidates are not heard of any more."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
 from tenure._backends import zookeeper
-from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.touches import MARGIN
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure._url import Url
 from tenure.errors import Unavailable
-from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import ZooKeeper, shared
 
@@ -131,3 +130,39 @@ async def test_a_claim_that_is_granted_while_the_backend_closes_is_not_ended(
         assert closing is not None
         await closing
         assert answer is None or isinstance(await bob.leases.inspect(name), HeldBy)
+
+
+async def test_a_claim_ends_when_the_renewal_loop_is_blocked(server: ZooKeeper, name: str) -> None:
+    """kazoo's own thread goes on meanwhile; it must not keep the session up."""
+    blocked, unblock = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        async with opened(server.port) as ann:
+            grant = await claim(ann, name, "ann#1")
+            blocked.set()
+            unblock.wait()
+            while True:
+                with suppress(Unavailable):
+                    assert await ann.leases.renew([grant], TTL) == [Lost(grant)]
+                    return
+
+    async with opened(server.port) as bob:
+        blocking = asyncio.ensure_future(asyncio.to_thread(asyncio.run, block()))
+        await asyncio.to_thread(blocked.wait)
+        try:
+            async with asyncio.timeout(2 * LASTS + 10.0):
+                while not isinstance(await bob.leases.acquire(name, "bob#1", TTL), Granted):
+                    await asyncio.sleep(0.05)
+        finally:
+            unblock.set()
+        await blocking
+
+
+async def test_a_claim_ends_when_its_loop_was_left_without_closing(server: ZooKeeper, name: str) -> None:
+    async def leave() -> None:
+        await claim(zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={TICK}")), name, "ann#1")
+
+    await asyncio.to_thread(asyncio.run, leave())
+    async with opened(server.port) as bob, asyncio.timeout(2 * LASTS + 10.0):
+        while not isinstance(await bob.leases.acquire(name, "bob#1", TTL), Granted):
+            await asyncio.sleep(0.05)

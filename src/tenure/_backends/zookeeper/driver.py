@@ -5,6 +5,8 @@ House rules:
 - kazoo's own threads for callbacks are not started: the results of requests, watches and changes of the connection are
   posted to the loop.
 - A session that has ended is not replaced by kazoo. Its nodes are gone, so this is for the caller to do.
+- kazoo's thread keeps a session up by itself only while the loop runs: places end at the end of their time by requests
+  from there, so if it is blocked, they end with the session.
 - No wait of the connection's thread is longer than the session's ``patience``, so that a server that doesn't respond
   doesn't use up the time in which another one could be asked.
 
@@ -90,6 +92,16 @@ class _Handler(SequentialThreadingHandler):
         self._patience = patience
         self._context = context
         self._on_failure = on_failure
+        self._has_run = True
+
+    def has_run(self) -> bool:
+        """Return whether the loop has run since the last call."""
+        has_run, self._has_run = self._has_run, False
+        self.completion_queue.put(self._note_run)
+        return has_run
+
+    def _note_run(self) -> None:
+        self._has_run = True
 
     @property
     def running(self) -> bool:
@@ -156,6 +168,10 @@ class _Connection(ConnectionHandler):
             self.negotiated = answer[0].time_out / 1_000
         return answer
 
+    def _send_ping(self, connect_timeout: float) -> None:
+        if self.handler.has_run():
+            super()._send_ping(connect_timeout)
+
     def _connect_attempt(self, *arguments: Any) -> Any:
         try:
             return super()._connect_attempt(*arguments)
@@ -170,9 +186,10 @@ class Driver(KazooClient):
     """One session. The first ``start_async`` connects; after its end, it isn't used again.
 
     Undocumented parts of kazoo that are used here: ``_session_callback`` is called, on the connection's thread, at each
-    change of state; ``_connection`` has the connection, with ``_invoke`` for the requests while connecting and
-    ``_connect_attempt`` for one server; setting ``_stopped`` keeps it from connecting again; ``_call``
-    with ``_CONNECTION_DROP``, as kazoo's own test harness does it, breaks the connection.
+    change of state; ``_connection`` has the connection, with ``_invoke`` for the requests while connecting,
+    ``_send_ping`` for what keeps an idle session up, and ``_connect_attempt`` for one server; setting ``_stopped``
+    keeps it from connecting again; ``_call`` with ``_CONNECTION_DROP``, as kazoo's own test harness does it, breaks
+    the connection.
 
     Args:
         servers: Where to connect, as ``host:port,host:port``.
