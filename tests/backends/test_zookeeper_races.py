@@ -17,6 +17,7 @@ from tenure._backends.zookeeper.touches import MARGIN
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure._url import Url
 from tenure.errors import Unavailable
+from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import ZooKeeper, shared
 
@@ -166,3 +167,4 @@ async def test_a_claim_ends_when_its_loop_was_left_without_closing(server: ZooKe
     async with opened(server.port) as bob, asyncio.timeout(2 * LASTS + 10.0):
         while not isinstance(await bob.leases.acquire(name, "bob#1", TTL), Granted):
             await asyncio.sleep(0.05)
+    await until(lambda: not [thread for thread in threading.enumerate() if thread.name == "tenure-zookeeper"])
