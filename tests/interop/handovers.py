@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from tests.interop.acts import ACT, Act, Record, overlaps, terms
+from tests.interop.acts import ACT, END, Act, Record, overlaps, terms
 from tests.interop.contest import Contest
 from tests.interop.contestants import PATIENCE, Contestant
-from tests.interop.stores import Store
+from tests.interop.stores import SLOW, Store
 
 ACTS = 3
 """Acts of the leader during which the other one stands by."""
+KILLED = 0.2
+"""The share of terms in a crowd that end by ``kill -9``."""
 SLACK = 2.0
 """Seconds: a tick of the server, the candidate's next request, and a machine that is busy with other tests."""
 
@@ -96,10 +98,45 @@ def kill(contest: Contest, successions: Sequence[tuple[Contestant, Contestant, s
     acts = record.acts()[first:]
     found = overlaps(acts)
     assert not found, found[:5]
-    turns = Counter(each.contestant for *both, _ in successions for each in both)
-    assert terms(acts) == turns, terms(acts)
+    assert terms(acts).keys() == {each.contestant for *both, _ in successions for each in both}, terms(acts)
     assert max(took) <= lease + SLACK, f"after {max(took):.2f} s one did not succeed yet, with a lease of {lease:g} s"
     return took
+
+
+def crowd(contest: Contest, rng: random.Random, turns: int, name: str) -> None:
+    """Let two of ours and two foreign ones stand at once; the leader hands over, or is killed and replaced.
+
+    Raises:
+        AssertionError: Two have led at once, or none led for long.
+    """
+    record, first = contest.record, len(contest.record.acts())
+    kinds = {contest.ours(): contest.ours, contest.foreign(): contest.foreign}
+    kinds |= {contest.ours(): contest.ours, contest.foreign(): contest.foreign}
+    by_name = {one.contestant: one for one in kinds}
+    for one in kinds:
+        one.stand(name)
+    for _ in range(turns):
+        until(lambda: leader_of(record, name), f"nobody leads {name}")
+        leader = by_name[leader_of(record, name)]
+        until_acted(record, name, leader.contestant)
+        is_slow = contest.client in SLOW and kinds[leader] == contest.foreign
+        if rng.random() < KILLED and not is_slow:
+            leader.kill()
+            kinds[new := kinds[leader]()] = kinds[leader]
+            by_name[new.contestant] = new
+            new.stand(name)
+        else:
+            leader.release(name)
+            leader.until_released(name)
+            leader.stand(name)
+    found = overlaps(record.acts()[first:])
+    assert not found, found[:5]
+
+
+def leader_of(record: Record, name: str) -> str:
+    """Return the contestant that leads now; empty for none."""
+    last = next((act for act in reversed(record.acts()) if act.name == name), None)
+    return last.contestant if last and last.what != END else ""
 
 
 def until_places(store: Store, name: str, places: int) -> None:
@@ -108,10 +145,14 @@ def until_places(store: Store, name: str, places: int) -> None:
 
 
 def until_acted(record: Record, name: str, contestant: str) -> None:
-    """Wait until a leader has acted some more."""
+    """Wait until a leader has acted some more, or has lost its term."""
     act = Act(ACT, name, contestant)
     enough = record.acts().count(act) + ACTS
-    until(lambda: record.acts().count(act) >= enough, f"{contestant} does not act for {name}")
+
+    def has_acted() -> bool:
+        return record.acts().count(act) >= enough or leader_of(record, name) != contestant
+
+    until(has_acted, f"{contestant} does not act for {name}")
 
 
 def until(condition: Callable[[], object], otherwise: str) -> None:

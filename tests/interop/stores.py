@@ -18,8 +18,10 @@ from tests.servers.etcd import Etcd, end_of, in_base64
 from tests.servers.kubernetes import TOKEN_ENV, KubeApiserver, Kubernetes, apis, lease_path
 from tests.servers.zookeeper import ZooKeeper
 
-TTL = 2.0
-"""Of all leases and sessions, in seconds."""
+LONG = 15.0
+"""Seconds of leases and sessions where nothing waits for their end: none is lost on a machine that is busy."""
+SHORT = 2.0
+"""The same where a test waits for their end."""
 SLOW = {"etcdctl elect": 60.0}
 """Clients whose sessions can't be that short, and how long they last."""
 
@@ -31,6 +33,8 @@ class Store(Protocol):
     """The foreign clients, and the option with which we stand beside each of them."""
     anonymous: ClassVar[frozenset[str]] = frozenset()
     """Those of them that write no identity, and show none."""
+    session: ClassVar[float]
+    """Seconds of their leases and sessions, if nothing waits for the end."""
     is_queued: ClassVar[bool]
     """Whether candidates stand in a queue in the store."""
 
@@ -38,7 +42,7 @@ class Store(Protocol):
         """Return the URL under which we stand beside a foreign client with that *option*."""
         ...
 
-    def foreign(self, client: str, contestant: str, record: Record) -> Contestant: ...
+    def foreign(self, client: str, session: float, contestant: str, record: Record) -> Contestant: ...
 
     def places(self, name: str) -> int:
         """Return how many stand in the queue for *name*, the leader included, if candidates stand in a queue."""
@@ -57,6 +61,7 @@ class EtcdStore:
     PREFIX = "tenure/"
     clients: ClassVar = {"etcdctl elect": "", "etcdctl lock": "kind=lock"}
     anonymous: ClassVar = frozenset({"etcdctl lock"})
+    session: ClassVar = LONG
     is_queued: ClassVar = True
 
     def __init__(self) -> None:
@@ -65,10 +70,10 @@ class EtcdStore:
     def url(self, option: str) -> str:
         return f"{self.server.url}?{option}".rstrip("?")
 
-    def foreign(self, client: str, contestant: str, record: Record) -> Contestant:
+    def foreign(self, client: str, session: float, contestant: str, record: Record) -> Contestant:
         if not shutil.which("etcdctl"):
             skip_or_fail("etcdctl is not installed (apt-get install etcd-client)")
-        return Etcdctl(self.server.address, self.PREFIX, client.split()[1], int(TTL), contestant, record)
+        return Etcdctl(self.server.address, self.PREFIX, client.split()[1], int(session), contestant, record)
 
     def places(self, name: str) -> int:
         prefix = f"{self.PREFIX}{name}/"
@@ -101,6 +106,7 @@ class ZooKeeperStore:
         "kazoo Election": "dialect=kazoo",
     }
     anonymous: ClassVar = frozenset({"Curator InterProcessMutex"})
+    session: ClassVar = LONG
     is_queued: ClassVar = True
 
     def __init__(self) -> None:
@@ -112,9 +118,9 @@ class ZooKeeperStore:
     def url(self, option: str) -> str:
         return f"{self.server.url.replace('/?', f'{self.PREFIX}?')}&{option}"
 
-    def foreign(self, client: str, contestant: str, record: Record) -> Contestant:
+    def foreign(self, client: str, session: float, contestant: str, record: Record) -> Contestant:
         start, recipe = self.RECIPES[client]
-        return start(self.hosts, self.PREFIX, recipe, TTL, contestant, record)
+        return start(self.hosts, self.PREFIX, recipe, session, contestant, record)
 
     def places(self, name: str) -> int:
         path = f"{self.PREFIX}/{name}"
@@ -135,6 +141,7 @@ class KubernetesStore:
     NAMESPACE = "default"
     clients: ClassVar = {"client-go": "", "Python client": ""}
     anonymous: ClassVar = frozenset[str]()
+    session: ClassVar = 3.0  # the Python client never releases its lease, and client-go asks 7 times as often
     is_queued: ClassVar = False
 
     def __init__(self) -> None:
@@ -146,11 +153,11 @@ class KubernetesStore:
     def url(self, option: str) -> str:
         return self.server.url
 
-    def foreign(self, client: str, contestant: str, record: Record) -> Contestant:
+    def foreign(self, client: str, session: float, contestant: str, record: Record) -> Contestant:
         if client == "Python client" and find_spec("kubernetes") is None:
             skip_or_fail("the Python client of Kubernetes is not installed (pip install kubernetes)")
         start = client_go if client == "client-go" else python_kubernetes
-        return start(self.server.server, self.NAMESPACE, int(TTL), contestant, record)
+        return start(self.server.server, self.NAMESPACE, int(session), contestant, record)
 
     def places(self, name: str) -> int:
         raise NotImplementedError("there is no queue")

@@ -11,7 +11,7 @@ from tests.interop.acts import BEGIN, END, Act, overlaps
 from tests.interop.contest import Contest
 from tests.interop.handovers import until, until_acted, until_places
 from tests.interop.programs.client_go import LeaderElector, LeaseLock
-from tests.interop.stores import TTL, EtcdStore, KubernetesStore, ZooKeeperStore
+from tests.interop.stores import SHORT, EtcdStore, KubernetesStore, ZooKeeperStore
 from tests.servers import shared
 from tests.servers.kubernetes import apis
 
@@ -35,9 +35,9 @@ def test_whatever_stands_below_the_name_is_in_the_queue_on_etcd(tmp_path: Path) 
 
 def test_a_late_release_of_client_go_ends_the_term_of_its_successor(tmp_path: Path) -> None:
     """It empties the lease although it reads there that another one leads; ours stops then, and stands again."""
-    with Contest(KubernetesStore, "client-go", tmp_path) as contest:
+    with Contest(KubernetesStore, "client-go", tmp_path, SHORT) as contest:
         ours, server = contest.ours(), shared(apis()[-1])
-        late = LeaderElector(LeaseLock(server.server, "default", "late", "late", 5.0), int(TTL))
+        late = LeaderElector(LeaseLock(server.server, "default", "late", "late", 5.0), int(SHORT))
         late.acquire()  # it does not renew, as if it were cut off
         ours.stand("late")
         ours.until_leads("late")
@@ -56,7 +56,7 @@ async def test_ours_does_not_stand_beside_a_dialect_that_does_not_see_it(tmp_pat
         url = contest.store.url("dialect=lock")
         async with tenure.connect(url) as backend:
             with pytest.raises(tenure.ConfigError, match=r"of the dialect kazoo, and this one is of the dialect lock"):
-                await backend.election("refused", ttl=TTL).run(never)
+                await backend.election("refused", ttl=SHORT).run(never)
 
 
 async def never(term: tenure.Term) -> None:

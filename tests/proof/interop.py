@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.interop.contest import Contest
-from tests.interop.handovers import hand_over, kill
-from tests.interop.stores import PAIRS, SLOW, TTL, Store, slug
+from tests.interop.handovers import crowd, hand_over, kill
+from tests.interop.stores import PAIRS, SHORT, SLOW, Store, slug
 from tests.proof.state import Part
 
 PER_ROUND = 50
 """Hand-overs, half of them each way."""
+AT_ONCE = 5
+"""Elections that are handed over at once where a side polls."""
+TURNS = 20
+"""Terms of the crowd of a round."""
 REPLAY = ".venv/bin/python -m pytest tests/interop -k '{}'"
 
 
@@ -47,11 +52,19 @@ def interop(part: Part, enough: int, folder: Path) -> Iterator[None]:
 
 
 def one_round(store: type[Store], client: str, seed: int, folder: Path) -> float:
-    """Let a client and ours hand over to each other, then kill each of them; return the slowest hand-over's seconds."""
+    """Let a client and ours hand over to each other, kill each of them, and let more of both stand at once.
+
+    Returns:
+        The seconds of the slowest hand-over.
+    """
+    name = f"proof-{seed}-{slug(client)}"
     with Contest(store, client, folder) as contest:
-        ours, foreign = contest.ours(), contest.foreign()
-        name = f"proof-{seed}-{slug(client)}"
-        took = hand_over(contest, ours, foreign, PER_ROUND, [name])
-        successions = [(ours, contest.foreign(), f"{name}-ours"), (foreign, contest.ours(), f"{name}-foreign")]
-        kill(contest, successions, SLOW.get(client, TTL))
-        return max(took)
+        names = [f"{name}-{number}" for number in range(1 if store.is_queued else AT_ONCE)]
+        took = hand_over(contest, contest.ours(), contest.foreign(), PER_ROUND, names)
+    with Contest(store, client, folder, SHORT) as contest:
+        successions = [(contest.ours(), contest.foreign(), f"{name}-ours")]
+        successions.append((contest.foreign(), contest.ours(), f"{name}-foreign"))
+        kill(contest, successions, SLOW.get(client, SHORT))
+    with Contest(store, client, folder, SHORT) as contest:
+        crowd(contest, random.Random(seed), TURNS, f"{name}-crowd")
+    return max(took)

@@ -48,7 +48,7 @@ class Ours:
             finally:
                 self.record.note(END, name, self.contestant)
 
-        await self.election(name).run(lead)
+        await self.election(name).run(lead, stop=self.released[name])
         say("released", name)
 
 

@@ -39,7 +39,7 @@ def main(server: str, namespace: str, duration: str, contestant: str, acts: str)
         lock = LeaseLock(name, namespace, contestant)
         # It refuses a retry_period below a second, so the times are shortened afterwards.
         config = electionconfig.Config(lock, int(duration) + 2, 2, 1, work, lambda: None)
-        config.lease_duration, config.renew_deadline, config.retry_period = int(duration), int(duration) / 2, 0.1
+        config.lease_duration, config.renew_deadline, config.retry_period = int(duration), int(duration) * 2 / 3, 0.2
         leaderelection.LeaderElection(config).run()
 
     def leader(name: str) -> str:
