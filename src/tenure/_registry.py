@@ -14,9 +14,9 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         # scheme: (module, extra that brings its driver; None where the standard library is enough)
         "azure": ("tenure._backends.azure_storage", "azure"),
         "azurite": ("tenure._backends.azure_storage", "azure"),
-        "kubernetes": ("tenure._backends.kubernetes", "kubernetes"),
         "etcd": ("tenure._backends.etcd", "etcd"),
         "etcds": ("tenure._backends.etcd", "etcd"),
+        "kubernetes": ("tenure._backends.kubernetes", "kubernetes"),
         "memory": ("tenure._backends.memory", None),
         "postgres": ("tenure._backends.postgres", "postgres"),
         "postgresql": ("tenure._backends.postgres", "postgres"),

@@ -12,7 +12,7 @@ import pytest
 
 from tenure._backends import etcd
 from tenure._backends.etcd.client import Client, Reply
-from tenure._backends.etcd.errors import Refused
+from tenure._backends.etcd.diagnosis import FULL, is_before, release_of
 from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
@@ -21,7 +21,7 @@ from tenure.testing.faultproxy import FaultProxy, late
 from tests.servers import Etcd, private, shared
 from tests.servers.etcd import end_of, from_base64, in_base64
 
-TTL = 5.0
+TTL = 10.0
 
 Call = Callable[..., Awaitable[Reply]]
 
@@ -202,18 +202,18 @@ async def test_an_operator_may_delete_the_leaders_key(server: Etcd, name: str) -
 
 async def test_many_candidates_share_an_etcd_lease(server: Etcd, name: str) -> None:
     async with opened(server.url) as backend:
-        grants = [await granted(backend.leases, f"{name}-{number}") for number in range(130)]
+        grants = [await granted(backend.leases, f"{name}-{number}", ttl=60.0) for number in range(130)]
         found = keys(server, f"tenure/{name}-")
         used = [one["lease"] for one in found.values()]
         assert sorted(used.count(each) for each in set(used)) == [3, 127]
         before = server.requests()
-        assert list(await backend.leases.renew(grants, TTL)) == [Granted(grant) for grant in grants]
+        assert list(await backend.leases.renew(grants, 60.0)) == [Granted(grant) for grant in grants]
         after = server.requests()
         assert {kind: after[kind] - before[kind] for kind in ("LeaseKeepAlive", "Txn")} == {
             "LeaseKeepAlive": 2,
             "Txn": 2,
         }
-        await waiting(backend.leases, f"{name}-0")
+        await waiting(backend.leases, f"{name}-0", ttl=60.0)
         assert len({one["lease"] for one in keys(server, f"tenure/{name}-0/").values()}) == 2
 
 
@@ -498,13 +498,21 @@ async def test_a_full_etcd_keeps_its_leaders_and_takes_no_new_one(name: str) -> 
             with pytest.raises(OSError, match=r"429|500|403|400|507"):
                 for _ in range(100):
                     server.call("kv/put", {"key": in_base64("filler"), "value": in_base64("x" * 100_000)})
-            assert list(await ann.leases.renew([grant], 30.0)) == [Granted(grant)]
+            release = release_of(server.status()["version"])
+            assert release is not None
+            if is_before(release, FULL):
+                with pytest.raises(Unavailable, match="is full"):
+                    await ann.leases.renew([grant], 30.0)
+            else:
+                assert list(await ann.leases.renew([grant], 30.0)) == [Granted(grant)]
             with pytest.raises(Unavailable, match=r"is full.*database space exceeded.*alarm disarm"):
                 await bob.leases.acquire(f"{name}-new", "bob#1", 30.0)
             assert await bob.leases.inspect(f"{name}-new") == Vacant(f"{name}-new")
             facts = {fact.name: fact for fact in await ann.describe()}
             assert facts["alarms"].value == "NOSPACE"
             assert "compact it" in facts["alarms"].advice
+            if is_before(release, FULL):
+                return
             assert await ann.leases.release(grant) == Released(grant)
             with pytest.raises(Unavailable, match="is full"):  # the turn of the next has come, and can't be noted
                 await bob.leases.acquire(name, "bob#1", 30.0)
@@ -528,7 +536,3 @@ async def test_another_server_is_named() -> None:
     async with other, opened(f"etcd://127.0.0.1:{other.sockets[0].getsockname()[1]}/") as backend:
         with pytest.raises(ConfigError, match=r"no JSON gateway under /v3.*'nope'.*3\.4"):
             await backend.leases.inspect("name")
-
-
-def test_a_refusal_that_the_caller_handles_is_passed_on() -> None:
-    assert Refused(404, "etcdserver: requested lease not found", 5).means("requested lease not found")

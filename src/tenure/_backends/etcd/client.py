@@ -31,8 +31,11 @@ CONNECTIONS_MAX = 32
 
 
 def patience(lasts: float) -> float:
-    """Return the seconds to wait for an answer about a lease of *lasts* seconds: there must be time left to repeat."""
-    return max(1.0, lasts / 3)
+    """Return the seconds for a verb about a lease of *lasts* seconds, which sends up to four requests.
+
+    There must be time left to repeat it.
+    """
+    return max(2.0, lasts / 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,12 @@ class Member:
         self._closing = Tasks()
         self._retired: set[aiohttp.ClientSession] = set()
 
+    def connections(self) -> aiohttp.ClientSession:
+        """Return the connections for requests."""
+        if self._requests is None:
+            self._requests = self._new_session(CONNECTIONS_MAX)
+        return self._requests
+
     async def post(self, path: str, body: Mapping[str, object], token: str) -> Json:
         """Return the answer to one request.
 
@@ -61,11 +70,8 @@ class Member:
             Refused: etcd, or another server, refused it.
             aiohttp.ClientError, OSError: There was no answer.
         """
-        if self._requests is None:
-            self._requests = self._new_session(CONNECTIONS_MAX)
-        async with self._requests.post(
-            f"{self.url}/v3/{path}", data=json.dumps(body), headers=_headers(token)
-        ) as reply:
+        url, data = f"{self.url}/v3/{path}", json.dumps(body)
+        async with self.connections().post(url, data=data, headers=_headers(token)) as reply:
             return _read(reply.status, await reply.read())
 
     async def stream(self, path: str, body: Mapping[str, object], token: str) -> AsyncGenerator[Json, None]:
@@ -85,23 +91,21 @@ class Member:
 
     async def metrics(self) -> str:
         """Return its metrics as text; raises as :meth:`post` does."""
-        if self._requests is None:
-            self._requests = self._new_session(CONNECTIONS_MAX)
-        async with self._requests.get(f"{self.url}/metrics") as reply:
+        async with self.connections().get(f"{self.url}/metrics") as reply:
             if reply.status != 200:
                 raise Refused(reply.status, await reply.text(), is_of_etcd=False)
             return await reply.text()
 
-    def retire(self) -> None:
-        """Send nothing more over the connections made so far; end the streams, and let the requests end."""
-        requests, streams = self._requests, self._streams
-        self._requests = self._streams = None
+    def retire(self, connections: aiohttp.ClientSession) -> None:
+        """Send nothing more over *connections*, one of which has failed; end the streams, and let the requests end."""
+        if self._requests is not connections:
+            return
+        streams, self._requests, self._streams = self._streams, None, None
         if streams is not None:
             self._closing.spawn(streams.close())
-        if requests is not None:
-            self._retired.add(requests)
-            # Requests that are under way on other connections may still be answered; by then they have ended.
-            asyncio.get_running_loop().call_later(60.0, self._close_retired, requests)
+        self._retired.add(connections)
+        # Requests that are under way on other connections may still be answered; by then they have ended.
+        asyncio.get_running_loop().call_later(60.0, self._close_retired, connections)
 
     def _close_retired(self, session: aiohttp.ClientSession) -> None:
         if session in self._retired:
@@ -171,18 +175,20 @@ class Client:
         end = self.until() if until is None else until
         loop = asyncio.get_running_loop()
         last: Exception = NoAnswerInTime("before it was sent")
-        # At least two, as a connection that was kept may be broken: then the same member is asked over another one.
+        # At least two: a connection that was kept may turn out to be broken, then the member is asked over another one.
         count = 1 if member else max(2, len(self.members))
         in_doubt = False
         for left in range(count, 0, -1):
             asked = member or self.members[self._current]
-            share = (end - loop.time()) / left
+            share = (end - loop.time()) / (left if len(self.members) > 1 else 1)
             if share <= 0:
                 break
+            connections = asked.connections()
             try:
                 async with asyncio.timeout(share):
                     answer = await self._logged_in(asked, path, body)
             except Refused as error:
+                error.was_only = not in_doubt
                 if handles is not None and error.means(handles):
                     raise
                 if not error.is_of_member:
@@ -191,7 +197,7 @@ class Client:
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 last = NoAnswerInTime(f"within {share:.2g} s") if isinstance(error, TimeoutError) else error
                 in_doubt = in_doubt or not isinstance(error, aiohttp.ClientConnectorError)  # then it was never sent
-                asked.retire()
+                asked.retire(connections)
             else:
                 self._worked = True
                 return Reply(answer, not in_doubt)

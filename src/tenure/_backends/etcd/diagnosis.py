@@ -20,8 +20,10 @@ MEMBERS_MIN = 3
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 Release = tuple[int, int, int]
+FULL: dict[int, int] = {4: 20, 5: 7}
+"""For each minor version of 3, the first patch in which a full etcd still answers requests that need no space."""
 REVOKING: dict[int, int] = {4: 31, 5: 13}
-"""For each minor version of 3, the first patch in which a former leader ends no leases (etcd issue 15247)."""
+"""The same for a former leader that ends no leases (etcd issue 15247)."""
 STALE: dict[int, int] = {4: 42, 5: 28, 6: 9}
 """The same for reads that are stale after a pause (etcd issue 20418)."""
 
@@ -90,6 +92,8 @@ def _versions(versions: list[str]) -> list[Fact]:
     advice = []
     if oldest < (3, 4, 0):
         advice.append("tenure needs etcd 3.4 or newer")
+    if is_before(oldest, FULL):
+        advice.append("when it is full, it refuses renewals, too; upgrade to 3.4.20, 3.5.7 or newer")
     if is_before(oldest, REVOKING):
         advice.append(
             "a leader of etcd that was paused or slow may end leases of others although they were renewed (etcd issue "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import ssl
 
 import aiohttp
 
@@ -39,6 +41,8 @@ class Refused(Exception):
         self.text = text.removeprefix("etcdserver: ")
         self.code = code
         self.is_of_etcd = is_of_etcd
+        self.was_only: bool = True
+        """Whether no other attempt of the same request may still be executed."""
 
     @property
     def needs_login(self) -> bool:
@@ -83,26 +87,25 @@ def translate(
                 f"{address} has a certificate that is not trusted: {error.certificate_error}; check the option ca"
             )
             return Unavailable(untrusted) if worked else ConfigError(untrusted)
-        case aiohttp.ClientConnectorError():
-            number = error.os_error.errno or 0
-            cause = os.strerror(number) if number > 0 else error.os_error.strerror or text
-            reached = error.os_error.errno is None or isinstance(
-                error, aiohttp.ClientSSLError
-            )  # it didn't answer by TLS
-            hint = (
-                "; if these servers don't use TLS, write etcd://" if reached and address.is_tls and not worked else ""
-            )
-            return Unavailable(
-                f"{address} can't be reached: {cause}; check hosts and ports, and whether etcd runs{hint}"
-            )
         case aiohttp.ClientError() | OSError() if address.is_tls and "alert" in text.lower():
             check = "check cert and key" if has_certificate else "name a client's certificate with cert and key"
             refused = f"{address} refused the connection by TLS: {text}; {check}"
             return Unavailable(refused) if worked else ConfigError(refused)
+        case aiohttp.ClientConnectorError():
+            return Unavailable(f"{address} can't be reached: {_cause_of(error, address, worked=worked)}")
         case aiohttp.ClientError() | OSError():
             hint = "" if worked or address.is_tls else "; if these servers require TLS, write etcds://"
             return Unavailable(f"{address} closed the connection: {text}; the request may have been executed{hint}")
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
+
+
+def _cause_of(error: aiohttp.ClientConnectorError, address: Address, *, worked: bool) -> str:
+    number = error.os_error.errno or 0
+    is_tls_error = isinstance(error.os_error, ssl.SSLError)
+    cause = os.strerror(number) if number > 0 and not is_tls_error else error.os_error.strerror or str(error)
+    answered = is_tls_error or number in (0, errno.ECONNRESET)
+    hint = "; if these servers don't use TLS, write etcd://" if answered and address.is_tls and not worked else ""
+    return f"{cause}; check hosts and ports, and whether etcd runs{hint}"
 
 
 def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, permitted: bool) -> TenureError:

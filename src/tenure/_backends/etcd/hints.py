@@ -77,7 +77,10 @@ class Hints:
                                 if watch.is_live:
                                     pause = PAUSE_FIRST
                                 limit.reschedule(asyncio.get_running_loop().time() + UNUSED_AFTER)
-                except TimeoutError:  # nothing has changed for a while: see whether it is used
+                except (
+                    TimeoutError
+                ):  # nothing has changed for a while: see whether it is used, and the link still works
+                    watch.note_silence()
                     continue
                 except TenureError:
                     pass
@@ -126,6 +129,13 @@ class Watch:
         self.next_revision: int | None = None
         """The first revision that it has not seen; None at first, and when etcd has forgotten that revision."""
         self.is_live = False
+        self._began_at = 0
+        """The revision of etcd when the stream began."""
+
+    def note_silence(self) -> None:
+        """Note that there was no change, so that the next stream does not begin at a revision that was compacted."""
+        if self.next_revision is not None:
+            self.next_revision = max(self.next_revision, self._began_at + 1)
 
     def read(self, message: Json) -> None:
         """Read a message of the stream, and notify those whom it concerns."""
@@ -142,7 +152,7 @@ class Watch:
             self.next_revision = revision + 1
 
     def _begun(self, revision: int) -> None:
-        self.is_live = True
+        self.is_live, self._began_at = True, revision
         # After a restore from a snapshot, revisions begin again at an earlier one.
         if self.next_revision is None or self.next_revision > revision + 1:
             self.next_revision = revision + 1

@@ -26,7 +26,7 @@ from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
     ttl_min=1.0,
@@ -85,13 +85,10 @@ class EtcdLeases:
 
     async def _ask(self, place: Place, metadata: Metadata, until: float) -> Granted | HeldBy | None:
         """Return the answer of etcd; None if it can't be relied on, or the key is gone: then ask again."""
-        if place.revision is None:
-            await self._enter(place, until)
+        revision = place.revision if place.revision is not None else await self._enter(place, until)
         extension = await place.session.extend(until)
-        revision, lease = place.revision, place.session.lease
-        if revision is None:
-            return None
-        body = requests.decide(self._keys, place.name, lease, Record(revision, place.holder, metadata))
+        record = Record(revision, place.holder, metadata)
+        body = requests.decide(self._keys, place.name, place.session.lease, record)
         answer = TxnAnswer.of((await self._client.call("kv/txn", body, until=until)).body)
         if answer.succeeded:
             self._client.note_permitted()
@@ -100,18 +97,23 @@ class EtcdLeases:
             place.is_granted, place.before = True, None
             grant = Grant(place.name, place.holder, revision)
             return Granted(grant, requests.is_asked(answer.first(1), revision))
-        own, first = answer.first(0), answer.first(1)
+        own, first, before = answer.first(0), answer.first(1), answer.first(2)
         if own is None or own.create_revision != revision or first is None:
-            place.revision, place.is_granted = None, False  # it was deleted, by an operator perhaps
+            place.revision, place.is_granted = None, False  # its session has ended, or an operator has deleted it
             return None
-        before = answer.first(2)
+        if extension is None:
+            return None
         place.before = before.key if before else None
         self._hints.notify_if_deleted_since(place.name, answer.revision)
         found = Holder.of(first, Record.read(answer.first(3)))
         return HeldBy(place.name, found.holder, found.token, None, found.metadata)
 
-    async def _enter(self, place: Place, until: float) -> None:
-        """Put the key of *place*, and learn its create revision."""
+    async def _enter(self, place: Place, until: float) -> int:
+        """Put the key of *place*, and return its create revision.
+
+        Raises:
+            SessionGone: Its etcd lease is over.
+        """
         session = place.session
         await session.begin(until)
         value = place.holder.encode() if self._has_values else b""
@@ -122,18 +124,20 @@ class EtcdLeases:
             try:
                 reply = await self._client.call("kv/txn", body, until=until, handles=NO_LEASE)
             except Refused:
-                place.unanswered -= 1
                 raise SessionGone from None
-            if reply.is_only:
-                place.unanswered -= 1
+            except TenureError as error:
+                if isinstance(error.__cause__, Refused) and error.__cause__.was_only:
+                    place.unanswered -= 1  # it was not executed
+                raise
+            place.unanswered -= reply.is_only
             answer = TxnAnswer.of(reply.body)
             if answer.succeeded:
                 place.revision = answer.revision
-                return
-            if (own := answer.first(0)) is not None:  # an earlier request was executed, and its answer lost
+                return place.revision
+            own, fence = answer.first(0), answer.first(1)
+            if own is not None:  # an earlier request was executed, and its answer lost
                 place.revision = own.create_revision
-                return
-            fence = answer.first(1)
+                return place.revision
             session.fence = fence.version if fence else 0
 
     def _require_waiting(self, place: Place) -> None:
@@ -176,15 +180,12 @@ class EtcdLeases:
         left = list(places)
         try:
             for _ in range(ROUNDS):
-                try:
-                    extension: Extension | None = await session.extend(until)
-                except SessionGone:
-                    extension = None
+                extension = await session.extend(until)
                 answer, lost = await self._check(left, until)
                 for place in lost:
                     answers[place] = Lost(_grant_of(place))
                     self._sessions.drop(place)
-                if not lost and extension and _is_judged(extension, answer):
+                if not lost and _is_judged(extension, answer):
                     for number, place in enumerate(left):
                         resign = requests.is_asked(answer.first(number), place.revision or 0)
                         answers[place] = Granted(_grant_of(place), resign)
@@ -192,7 +193,7 @@ class EtcdLeases:
                 left = [place for place in left if place not in lost]
                 if not left:
                     return answers
-            why = f"{self._client.address} changed its leader while leases were renewed"
+            why = f"{self._client.address} changed its leader while leases were renewed; tenure asks again"
         except Unavailable as error:
             why = str(error)
         return answers | {place: NoAnswer(why) for place in left}
@@ -307,6 +308,6 @@ def _grant_of(place: Place) -> Grant:
     return Grant(place.name, place.holder, place.revision or 0)
 
 
-def _is_judged(extension: Extension, answer: TxnAnswer) -> bool:
-    """Return whether the leader that has extended the session still led when *answer* was ordered."""
-    return extension.term == answer.term
+def _is_judged(extension: Extension | None, answer: TxnAnswer) -> bool:
+    """Return whether the session was extended, by a leader that still led when *answer* was ordered."""
+    return extension is not None and extension.term == answer.term != 0

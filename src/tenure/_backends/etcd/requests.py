@@ -169,7 +169,7 @@ class Record:
         found: Json = {"token": self.token, "holder": self.holder}
         if self.metadata:
             found["metadata"] = dict(self.metadata)
-        return json.dumps(found, ensure_ascii=False).encode()
+        return json.dumps(found).encode()
 
     @classmethod
     def read(cls, found: KeyValue | None) -> Record:

@@ -36,7 +36,7 @@ PAUSE_MAX = 5.0
 
 
 class SessionGone(Exception):
-    """The etcd lease of a session is over, and every key in it is gone."""
+    """The etcd lease of a session is over for certain, and every key in it is gone: a put was refused for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,10 @@ class Place:
 class Session:
     """One etcd lease of *ttl* whole seconds."""
 
-    def __init__(self, client: Client, clock: Clock, ttl: int) -> None:
+    def __init__(self, client: Client, clock: Clock, tasks: Tasks, ttl: int) -> None:
         self._client = client
         self._clock = clock
+        self._tasks = tasks
         self.ttl = ttl
         self.lease = secrets.randbits(62) + 1
         self.fence = 0
@@ -90,8 +91,7 @@ class Session:
         self._is_granted = False
         self._granting = asyncio.Lock()
         self._kept_at = clock.now()
-        self._extending: asyncio.Task[Extension] | None = None
-        self._tasks = Tasks()
+        self._extending: asyncio.Task[Extension | None] | None = None
 
     @property
     def takes_places(self) -> bool:
@@ -124,23 +124,22 @@ class Session:
                 )
             self._is_granted, self._kept_at = True, asked_at
 
-    async def extend(self, until: float) -> Extension:
+    async def extend(self, until: float) -> Extension | None:
         """Keep the lease alive by a request that is sent after this call; calls at the same time share it.
 
-        Raises:
-            SessionGone: The lease is over.
+        None if the member that answered knows of no such lease, which is not certain.
         """
         if self._extending is None:
             self._extending = self._tasks.spawn(self._extend(until))
             self._extending.add_done_callback(_retrieve)
         return await asyncio.shield(self._extending)
 
-    async def _extend(self, until: float) -> Extension:
+    async def _extend(self, until: float) -> Extension | None:
         self._extending = None  # whoever calls from now on needs another one: this one is being sent
         asked_at = self._clock.now()
         reply = await self._client.call("lease/keepalive", {"ID": str(self.lease)}, until=until)
         if int(reply.body.get("TTL", 0)) <= 0:
-            raise SessionGone
+            return None
         self._kept_at = max(self._kept_at, asked_at)
         return Extension(int(reply.body.get("header", {}).get("raft_term", 0)))
 
@@ -149,12 +148,8 @@ class Session:
         if self._is_granted and not self.is_gone:
             await self._client.call("lease/revoke", {"ID": str(self.lease)}, until=until, handles=NO_LEASE)
 
-    async def close(self) -> None:
-        """Give up the keep-alives that are under way."""
-        await self._tasks.cancel_all()
 
-
-def _retrieve(task: asyncio.Task[Extension]) -> None:
+def _retrieve(task: asyncio.Task[Extension | None]) -> None:
     """Take the error of a task, which nobody may wait for any more."""
     if not task.cancelled():
         task.exception()
@@ -206,7 +201,7 @@ class Sessions:
         for session in self._sessions:
             if session.ttl == seconds and session.takes_places and name not in session.places:
                 return session
-        session = Session(self._client, self._clock, seconds)
+        session = Session(self._client, self._clock, self._tasks, seconds)
         self._sessions.append(session)
         return session
 
@@ -348,5 +343,4 @@ class Sessions:
         ]
         ending = [*(session.revoke(until) for session in unused), *(self._delete(place, until) for place in waiting)]
         await asyncio.gather(*ending, return_exceptions=True)
-        await asyncio.gather(*(session.close() for session in self._sessions))
         self._sessions.clear()
