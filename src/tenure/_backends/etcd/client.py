@@ -258,6 +258,7 @@ class Client:
                         if (reason := message.get("cancel_reason")) and "compact_revision" not in message:
                             raise Refused(200, str(reason))
                         yield message
+                raise aiohttp.ClientConnectionError("it ended the watch")  # as a member does that has lost its leader
         except Refused as error:
             if error.needs_login:
                 self.forget_login(token)
