@@ -15,7 +15,19 @@ import pytest
 from redis import Redis as Plain
 
 from tenure.cli import main
-from tests.servers import Authority, Azurite, Etcd, Kubernetes, Postgres, Redis, free_port, private, shared, url_of
+from tests.servers import (
+    Authority,
+    Azurite,
+    Etcd,
+    Kubernetes,
+    Postgres,
+    Redis,
+    ZooKeeper,
+    free_port,
+    private,
+    shared,
+    url_of,
+)
 
 pytest.importorskip("azure.storage.blob")
 
@@ -45,6 +57,7 @@ import json, os, sys, threading
 import tenure._backends.azure_storage, tenure._backends.etcd, tenure._backends.kubernetes
 import tenure._backends.postgres, tenure._backends.redis
 import tenure.cli, tenure._cli.group
+import tenure._backends.zookeeper
 for line in sys.stdin:
     arguments, environment, folder = json.loads(line)
     assert threading.active_count() == 1
@@ -349,6 +362,91 @@ def test_azurite_that_is_not_there(says: Says, capsys: Captured) -> None:
 )
 def test_azure_with_an_impossible_operation(says: Says, more: tuple[str, ...], words: list[str]) -> None:
     says("send", url_of(Azurite), code=78, words=words, more=more)
+
+
+# --- ZooKeeper ---------------------------------------------------------------------------------------------------
+
+ELECTIONS = ["doctor", "lead"]
+
+
+@pytest.fixture(scope="module")
+def guarded_zookeeper(authority: Authority) -> Iterator[ZooKeeper]:
+    with private(ZooKeeper, login=("ann", SECRET), needs_login=True, authority=authority) as server:
+        yield server
+
+
+@pytest.mark.parametrize("command", ELECTIONS)
+def test_zookeeper_with_a_wrong_password(says: Says, guarded_zookeeper: ZooKeeper, command: str) -> None:
+    url = f"{guarded_zookeeper.url.replace('//', f'//ann:{OTHER}@', 1)}&auth=sasl"
+    says(command, url, code=78, words=["refused the user or the password", "the option auth"])
+
+
+@pytest.mark.parametrize("command", ELECTIONS)
+def test_zookeeper_without_a_login(says: Says, guarded_zookeeper: ZooKeeper, command: str) -> None:
+    says(command, guarded_zookeeper.url, code=78, words=["requires a login", "zookeeper://USER:PASSWORD@", "auth=sasl"])
+
+
+@pytest.mark.parametrize("command", ELECTIONS)
+def test_zookeeper_with_the_wrong_authority(
+    says: Says, guarded_zookeeper: ZooKeeper, wrong_authority: Authority, command: str
+) -> None:
+    place = f"ann:{SECRET}@127.0.0.1:{guarded_zookeeper.port}"
+    url = f"zookeeper://{place}/?auth=sasl&tls=true&ca={wrong_authority.certificate}"
+    says(command, url, code=78, words=["not trusted", "the option ca"])
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("tls=true&ca=/nowhere.pem", ["ca=/nowhere.pem", "No such file"]),
+        ("ca=/nowhere.pem", ["options for TLS", "add tls=true"]),
+        ("tls=true&cert=/nowhere.pem", ["cert and key are given together"]),
+        ("tick=2000", ["tick must be from 0.01 to 60 seconds", "tickTime"]),
+        ("dialect=latc", ["must be one of latch, lock, kazoo", "did you mean 'latch'?"]),
+        ("timout=1", ["no option 'timout'", "did you mean 'timeout'?"]),
+    ],
+)
+def test_zookeeper_with_a_wrong_option(says: Says, query: str, words: list[str]) -> None:
+    says("doctor", f"zookeeper://127.0.0.1:1/?{query}", code=78, words=words)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("", ["names no server", "write zookeeper://"]),
+        ("a:b", ["has a server that is no host:port"]),
+        ("a:99999", ["has a server that is no host:port"]),
+        ("a,b:1:2", ["has a server that is no host:port"]),
+        ("ann@a", ["needs a user and a password before the @"]),
+        ("a/x//y", ["which can't be one of ZooKeeper's"]),
+        ("a/../y", ["which can't be one of ZooKeeper's"]),
+        ("a/zookeeper/y", ["which is ZooKeeper's own"]),
+    ],
+)
+def test_zookeeper_with_a_wrong_address(says: Says, place: str, words: list[str]) -> None:
+    says("doctor", f"zookeeper://{place}", code=78, words=words)
+
+
+def test_zookeeper_with_the_wrong_transport(says: Says, guarded_zookeeper: ZooKeeper) -> None:
+    plain = f"zookeeper://127.0.0.1:{guarded_zookeeper.port}/?timeout=1"
+    says("doctor", plain, code=69, words=["add tls=true if it requires TLS"])
+    port = shared(ZooKeeper, tick=0.1).port
+    says("doctor", f"zookeeper://127.0.0.1:{port}/?tls=true&timeout=1", code=69, words=["TLS"])
+
+
+def test_zookeeper_that_is_not_there(says: Says) -> None:
+    words = ["can't be reached: Connection refused", "check hosts and ports"]
+    says("doctor", f"zookeeper://127.0.0.1:{free_port()}/?timeout=0.5", code=69, words=words)
+
+
+def test_zookeeper_with_a_lease_that_is_too_long(says: Says) -> None:
+    words = ["lets a session last 60 s at most, and --ttl 120 s needs 120.25 s", "use --ttl 59.75 or less"]
+    says("lead", shared(ZooKeeper, tick=0.1).url, code=78, words=words, more=("--ttl", "120"))
+
+
+@pytest.mark.parametrize("command", ["send", "work"])
+def test_zookeeper_has_no_queues(says: Says, command: str) -> None:
+    says(command, "zookeeper://127.0.0.1:1", code=78, words=["has elections, but no queues"])
 
 
 @pytest.mark.parametrize("kind", [Postgres, Redis, Azurite, Etcd])
