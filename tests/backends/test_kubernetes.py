@@ -514,6 +514,21 @@ async def test_rights_that_are_changed_later_are_asked_for_again(server: Kuberne
         assert await backend.leases.renew([grant], 15.0) == [Granted(grant)]
 
 
+async def test_the_rights_to_one_lease_are_enough(server: Kubernetes, name: str) -> None:
+    server.set(roles=[{"verbs": ["get", "update", "watch"], "names": [name]}, {"verbs": ["create"]}])
+    async with opened(server.url) as backend:
+        heard = Heard(backend.leases, name)
+        await heard.one_more()
+        grant = await claim(backend.leases, name)
+        assert await backend.leases.renew([grant], 15.0) == [Granted(grant)]
+        await until(lambda: heard.count == 2)
+        assert has_hints(backend.leases)
+        assert await backend.leases.release(grant) == Released(grant)
+        with pytest.raises(ConfigError, match="grant the verb 'get'"):
+            await backend.leases.inspect(f"{name}-2")
+        await heard.close()
+
+
 async def test_a_missing_namespace_is_named(server: Kubernetes, name: str) -> None:
     async with opened(server.url.replace("default", "nowhere")) as backend:
         with pytest.raises(ConfigError, match="has no namespace 'nowhere'; create it, or correct the URL"):
@@ -672,6 +687,31 @@ async def test_a_watch_continues_where_it_broke_off(server: Kubernetes, name: st
         await ann.leases.release(grant)
         await until(lambda: heard.count > count)
         await heard.close()
+
+
+async def test_a_watch_keeps_the_pause_that_the_server_asks_for(server: Kubernetes, name: str) -> None:
+    server.fail(verb="watch", name=name, status=429, retry_after=1, times=1)
+    async with opened(server.url) as backend:
+        heard = Heard(backend.leases, name)
+        await watched(server, name, times=2)
+        first, second = watches(server, name)
+        assert second["at"] - first["at"] >= 1.0
+        await heard.close()
+
+
+async def test_watches_that_end_at_once_are_made_ever_less_often(
+    server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LASTS", (0.0, 0.0))
+    async with opened(server.url) as backend:
+        heard = Heard(backend.leases, name)
+        await until(lambda: pauses_of(server, name)[-1:] > [0.3])
+        assert len(pauses_of(server, name)) <= 10
+        await heard.close()
+
+
+def pauses_of(server: Kubernetes, name: str) -> list[float]:
+    return [later["at"] - earlier["at"] for earlier, later in pairwise(watches(server, name))]
 
 
 @pytest.mark.parametrize("inside", [True, False])

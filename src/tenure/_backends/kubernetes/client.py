@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
     """
     # A login that is refused concerns all verbs, a right or a namespace the one that was asked for.
     is_about_all = not isinstance(problem, Answer) or problem.status == 401
-    worked = bool(where.worked) if is_about_all else request.verb in where.worked
+    worked = bool(where.worked) if is_about_all else (request.verb, request.name) in where.worked
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
     match problem:
@@ -128,8 +128,8 @@ class Where:
     origin: str
     namespace: str
     within: float
-    worked: frozenset[str]
-    """The verbs that have worked."""
+    worked: Set[tuple[str, str]]
+    """The verbs that have worked, each with the name of the Lease."""
 
     def __str__(self) -> str:
         return f"the API server {self.server}"
@@ -248,7 +248,7 @@ class Client:
         self.address: Address = address
         self.options: Options = options
         self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
-        self._worked: frozenset[str] = frozenset()
+        self._worked: set[tuple[str, str]] = set()
         self._closed = False
 
     @property
@@ -327,6 +327,8 @@ class Client:
                         yield _lines_of(response)
                         return
                     answer = _answer_of(response, await response.read())
+                    if answer.status == _NOT_CARRIED_OUT:
+                        await asyncio.sleep(max(PAUSE_MIN, answer.pause))  # the caller will ask again at once
                     if answer.status == 403:  # even if other verbs work
                         raise ConfigError(str(self.refusal(answer, request)))
                     if answer.status != 401 or refused is not None or self.address.access.credential is None:
@@ -337,7 +339,7 @@ class Client:
 
     def note_worked(self, request: Request) -> None:
         """Note that this user may do this, and that the server has what it is about."""
-        self._worked |= {request.verb}
+        self._worked.add((request.verb, request.name))
 
     def refusal(self, answer: Answer, request: Request) -> TenureError:
         """Return the error for an answer that refuses *request*."""

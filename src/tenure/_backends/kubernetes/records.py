@@ -178,7 +178,7 @@ def acquired(lease: Json, holder: str, ttl: float, metadata: Metadata, *, after:
         annotations.pop(old, None)
     annotations |= {HOLDER: holder, TOKEN: str(token)}
     if metadata:
-        annotations[METADATA] = json.dumps(dict(metadata), ensure_ascii=False)
+        annotations[METADATA] = json.dumps(dict(metadata))
     labels = changed["metadata"].get("labels") or {}
     changed["metadata"]["labels"] = {**labels, LABEL: "true"}
     return changed
