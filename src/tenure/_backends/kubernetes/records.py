@@ -99,11 +99,14 @@ def is_ours(lease: Json) -> bool:
 def token_of(lease: Json) -> int:
     """Return the token of the present holder; if there is none, the newest one."""
     annotations = _annotations(lease)
-    counted = _created_at(lease) + _number(_spec(lease).get("leaseTransitions"))
+    created_at = _created_at(lease)
+    counted = created_at + _number(_spec(lease).get("leaseTransitions"))
     if TOKEN not in annotations:
         return counted
+    # When tenure creates a Lease, it can't know yet that its first token is the second of its creation.
+    noted = max(_number(annotations[TOKEN]), created_at)
     is_newest = annotations.get(HOLDER, "") == holder_of(lease)
-    return max(counted, _number(annotations[TOKEN]) + (not is_newest))
+    return max(counted, noted + (not is_newest))
 
 
 def grant_of(name: str, lease: Json) -> Grant:
