@@ -390,6 +390,9 @@ async def test_a_command_line_leads_with_a_credential_command(
 # --- what can't be used ------------------------------------------------------------------------------------------
 
 
+EXEC = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
+
+
 @pytest.mark.parametrize(
     ("user", "cluster", "why"),
     [
@@ -400,10 +403,14 @@ async def test_a_command_line_leads_with_a_credential_command(
         ({"exec": {}, "token": ""}, {}, None),
         ({"exec": {"apiVersion": "x"}}, {}, "names no command"),
         ({"exec": {"command": "x", "interactiveMode": "Always"}}, {}, "must be run at a terminal"),
+        ({"exec": "gke-gcloud-auth-plugin"}, {}, "names no command"),
+        ({"exec": {**EXEC, "args": "--token"}}, {}, "exec of user 'u' has args that are no list"),
+        ({"exec": {**EXEC, "env": ["A=b"]}}, {}, "has env that are no list of entries"),
         ({"client-certificate": "/nowhere/ann.pem"}, {}, "names /nowhere/ann.pem, which can't be read: No such file"),
         ({"client-certificate-data": "%"}, {}, "client-certificate-data of 'u' is no base64"),
         ({}, {"proxy-url": "http://proxy:3128"}, "has proxy-url, which tenure doesn't support"),
-        ({}, {"server": "10.0.0.1:6443"}, "must be an address such as https://10.0.0.1:6443"),
+        ({}, {"server": "10.0.0.1:6443"}, "must be an address such as https://10.0.0.1:6443, .*, not '10.0.0.1:6443'"),
+        ({}, {"server": "https://h:0"}, "must be an address such as"),
         ({}, {"server": "https://ann:s3cret@h"}, "must be an address such as"),
         ({}, {"certificate-authority": "/nowhere/ca"}, "names /nowhere/ca, which can't be read"),
     ],
@@ -431,6 +438,53 @@ async def test_a_file_that_is_no_kubeconfig_is_named(
     path.write_text(content)
     with pytest.raises(ConfigError, match=why):
         kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+
+
+@pytest.mark.parametrize(
+    "found", [5, "work", {"work": 1}, [None], [{"name": "work", "context": "c"}], [{"context": {}}]]
+)
+@pytest.mark.parametrize("kind", ["contexts", "clusters", "users"])
+async def test_a_kubeconfig_of_another_shape_is_named(
+    server: Kubernetes, tmp_path: Path, kind: str, found: Any
+) -> None:
+    path = written(tmp_path / "config", config(server) | {kind: found})
+    with pytest.raises(ConfigError, match=r"kubeconfig .*/config has "):
+        kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
+
+
+async def test_an_empty_file_among_kubeconfigs_is_skipped(
+    server: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").touch()
+    path = written(tmp_path / "config", config(server))
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'empty'}:{path}")
+    assert await ask() == "other"
+
+
+async def test_a_kubeconfig_of_the_url_may_be_in_the_home(server: Kubernetes, tmp_path: Path) -> None:
+    written(tmp_path / "home" / "work.yaml", config(server))
+    assert await ask("kubernetes://?kubeconfig=~/work.yaml") == "other"
+
+
+async def test_a_check_that_is_switched_off_by_a_text_is_on(server: Kubernetes, tmp_path: Path) -> None:
+    cluster = {"insecure-skip-tls-verify": "false"}
+    path = written(tmp_path / "config", config(server, cluster=cluster))
+    with pytest.raises(ConfigError, match="is not trusted"):
+        await ask(f"kubernetes://?kubeconfig={path}")
+
+
+async def test_the_scheme_of_a_server_may_be_written_in_capitals(server: Kubernetes, tmp_path: Path) -> None:
+    cluster = {"certificate-authority": str(authority(server).certificate), "server": server.server.upper()}
+    path = written(tmp_path / "config", config(server, cluster=cluster))
+    assert await ask(f"kubernetes://?kubeconfig={path}") == "other"
+
+
+@pytest.mark.parametrize("token", ["s3cret\nsecond line", "s3cret-ü", "s3cret\0"], ids=["lines", "accent", "nul"])
+async def test_a_token_that_is_none_is_not_shown(server: Kubernetes, tmp_path: Path, token: str) -> None:
+    path = written(tmp_path / "config", config(server, user={"token": token}))
+    with pytest.raises((ConfigError, Unavailable)) as raised:
+        await ask(f"kubernetes://?kubeconfig={path}")
+    assert "s3cret" not in str(raised.value)
 
 
 async def test_a_certificate_that_is_none_is_named(server: Kubernetes, tmp_path: Path) -> None:

@@ -190,6 +190,20 @@ async def test_a_stale_event_makes_no_lease_look_older(server: Kubernetes, name:
         assert answer.remaining == pytest.approx(TTL, abs=0.5)
 
 
+async def test_a_strategy_that_was_removed_is_not_remembered(server: Kubernetes, name: str) -> None:
+    async with opened(server.url) as ann:
+        await ann.leases.release(await claim(ann, name))
+        lease = server.lease(name)
+        lease["spec"]["strategy"] = "OldestEmulationVersion"
+        lease = server.put(lease)
+        await ann.leases.inspect(name)
+        with pytest.raises(ConfigError, match="the API server chooses its holder"):
+            await ann.leases.acquire(name, "ann#2", TTL)
+        del lease["spec"]["strategy"]
+        server.put(lease)
+        await claim(ann, name, "ann#2")
+
+
 async def test_a_lease_that_is_refused_ends_no_other_term(server: Kubernetes, name: str) -> None:
     """As an admission policy does, which an operator adds later."""
     async with opened(server.url) as ann:

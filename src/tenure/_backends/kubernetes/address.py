@@ -79,6 +79,8 @@ def address_of(
         )
     access = _access(options, env, account)
     namespace = url.netloc or access.namespace
+    if not namespace and options.server is not None:
+        raise ConfigError(f"{str(url)!r} names no namespace; add one to the URL: kubernetes://NAMESPACE?server=…")
     if not namespace:
         raise ConfigError(f"{str(url)!r} names no namespace, and neither does {access.origin}; add one to the URL")
     if not is_namespace(namespace):
@@ -90,7 +92,8 @@ def _access(options: Options, env: Mapping[str, str], account: Path) -> Access:
     if options.server is not None:
         return _named_server(options.server, options, env)
     home = Path(env.get("HOME") or os.path.expanduser("~"), ".kube", "config")
-    paths = [Path(each) for each in (options.kubeconfig or env.get("KUBECONFIG", "")).split(os.pathsep) if each]
+    named = options.kubeconfig or env.get("KUBECONFIG", "")
+    paths = [Path(each).expanduser() for each in named.split(os.pathsep) if each]
     in_cluster = bool(env.get("KUBERNETES_SERVICE_HOST")) and (account / "token").exists()
     if not paths and options.context is None and in_cluster:
         return _service_account(env, account)
@@ -106,6 +109,8 @@ def _named_server(server: str, options: Options, env: Mapping[str, str]) -> Acce
     require_server(server, "the option server")
     credential = None
     if options.token_env is not None:
+        if not options.token_env:
+            raise ConfigError("token_env names no environment variable; write token_env=NAME, or leave it out")
         token = env.get(options.token_env, "").strip()
         if not token:
             raise ConfigError(

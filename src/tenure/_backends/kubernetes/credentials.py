@@ -66,6 +66,11 @@ class Access:
     server_name: str | None = None
     """The name that the server's certificate must have, if not that of its address."""
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the server is asked over TLS."""
+        return urlsplit(self.server).scheme == "https"
+
 
 def require_server(server: str, origin: str) -> None:
     """Refuse the address of a server that isn't one.
@@ -75,11 +80,14 @@ def require_server(server: str, origin: str) -> None:
     """
     try:
         parts = urlsplit(server)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         parts, is_good = None, False
     if not is_good or parts is None or parts.username or parts.query or parts.fragment:
-        raise ConfigError(f"{origin} must be an address such as https://10.0.0.1:6443, without a login or a query")
+        found = f", not {server!r}" if "@" not in server and "?" not in server else ""  # these may hold a secret
+        raise ConfigError(
+            f"{origin} must be an address such as https://10.0.0.1:6443, without a login or a query{found}"
+        )
 
 
 def read_file(path: Path, origin: str) -> str:
@@ -101,7 +109,7 @@ def context_of(access: Access, login: Login) -> ssl.SSLContext | None:
     Raises:
         ConfigError: A certificate or key can't be used.
     """
-    if not access.server.startswith("https:"):
+    if not access.is_encrypted:
         return None
     try:
         context = ssl.create_default_context(cadata=access.ca)

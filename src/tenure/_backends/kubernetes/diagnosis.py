@@ -38,7 +38,7 @@ def _tls_advice(client: Client) -> str:
     access = client.address.access
     if access.is_insecure:
         return "its certificate is not checked (insecure-skip-tls-verify): anybody on the way can read the token"
-    if access.server.startswith("http:") and access.credential is not None:
+    if not access.is_encrypted and access.credential is not None:
         return "the token is sent without TLS"
     return ""
 

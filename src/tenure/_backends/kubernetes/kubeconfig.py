@@ -80,26 +80,36 @@ def read_kubeconfig(paths: Sequence[Path]) -> Kubeconfig:
     for path in paths:
         if len(paths) > 1 and not path.exists():
             continue
-        content = _parsed(path)
+        content = _parsed(path, may_be_empty=len(paths) > 1)
         files.append(path)
         current = current or str(content.get("current-context") or "")
         for kind, entries in found.items():
-            for one in content.get(kind) or []:
-                if isinstance(one, dict) and "name" in one:
-                    fields = one.get(kind.removesuffix("s")) or {}
-                    entries.setdefault(str(one["name"]), Entry(str(one["name"]), fields, path.absolute()))
+            for one in _list_in(content, kind, path):
+                fields = one.get(kind.removesuffix("s")) or {}
+                if "name" not in one or not isinstance(fields, dict):
+                    raise ConfigError(f"the kubeconfig {path} has an entry of {kind} without a name, or without fields")
+                entries.setdefault(str(one["name"]), Entry(str(one["name"]), fields, path.absolute()))
     if not files:
         raise ConfigError(f"no kubeconfig was found: there is none of {', '.join(map(str, paths))}")
     return Kubeconfig(files, current, found["contexts"], found["clusters"], found["users"])
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
+def _list_in(fields: Mapping[str, Any], name: str, path: Path) -> Sequence[Mapping[str, Any]]:
+    found = fields.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigError(f"the kubeconfig {path} has {name} that are no list of entries")
+    return found
+
+
+def _parsed(path: Path, *, may_be_empty: bool) -> Mapping[str, Any]:
     text = read_file(path, "the kubeconfig")
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise ConfigError(f"the kubeconfig {path} is no YAML{f' in line {mark.line + 1}' if mark else ''}") from None
+    if content is None and may_be_empty:
+        return {}
     if not isinstance(content, dict):
         raise ConfigError(f"the kubeconfig {path} is no kubeconfig: it has no clusters, users and contexts")
     return content
@@ -117,7 +127,9 @@ def access_of(config: Kubeconfig, wanted: str | None) -> Access:
         known = ", ".join(sorted(config.contexts)) or "none"
         raise ConfigError(f"the kubeconfig {where} has no current context; add ?context=NAME (known: {known})")
     context = _entry(config.contexts, name, "context", where)
-    cluster = _entry(config.clusters, str(context.fields.get("cluster")), "cluster", where)
+    if not context.fields.get("cluster"):
+        raise ConfigError(f"{context.file}: context {name!r} names no cluster")
+    cluster = _entry(config.clusters, str(context.fields["cluster"]), "cluster", where)
     user = _entry(config.users, str(context.fields["user"]), "user", where) if context.fields.get("user") else None
     origin = f"the context {name!r} of the kubeconfig {where}"
     server = str(cluster.fields.get("server") or "")
@@ -134,7 +146,7 @@ def access_of(config: Kubeconfig, wanted: str | None) -> Access:
         credential=_credential(user, cluster) if user else None,
         certificate=_certificate(user) if user else None,
         namespace=str(context.fields.get("namespace") or "default"),
-        is_insecure=bool(cluster.fields.get("insecure-skip-tls-verify")),
+        is_insecure=cluster.fields.get("insecure-skip-tls-verify") is True,
         server_name=str(cluster.fields["tls-server-name"]) if cluster.fields.get("tls-server-name") else None,
     )
 
@@ -183,6 +195,9 @@ def _command(user: Entry, fields: Any, cluster: Entry) -> Command:
     if fields.get("provideClusterInfo"):
         names = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data")
         told = {name: cluster.fields[name] for name in names if cluster.fields.get(name)}
-    env = {str(one["name"]): str(one["value"]) for one in fields.get("env") or []}
-    argv = [program, *map(str, fields.get("args") or [])]
+    env = {str(one.get("name")): str(one.get("value")) for one in _list_in(fields, "env", user.file)}
+    arguments = fields.get("args") or []
+    if not isinstance(arguments, list):
+        raise ConfigError(f"{user.file}: exec of user {user.name!r} has args that are no list")
+    argv = [program, *map(str, arguments)]
     return Command(require_version(fields.get("apiVersion")), argv, env, str(fields.get("installHint") or ""), told)

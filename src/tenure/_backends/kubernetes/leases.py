@@ -89,7 +89,8 @@ class KubernetesLeases:
         require_ttl(ttl, TRAITS)
         within = patience(ttl)
         seen = self._observed.find(name)
-        if seen is None or not (holder_of(seen.lease) == holder or seen.has_expired(self._observed.now)):
+        is_free = seen is not None and (holder_of(seen.lease) == holder or seen.has_expired(self._observed.now))
+        if seen is None or not is_free or strategy_of(seen.lease):
             seen = await self._read(name, within)  # otherwise it is written at once: that fails if it has changed
         for _ in range(TRIES):
             now = self._observed.now
