@@ -160,11 +160,15 @@ async def test_a_claim_ends_when_the_renewal_loop_is_blocked(server: ZooKeeper, 
 
 
 async def test_a_claim_ends_when_its_loop_was_left_without_closing(server: ZooKeeper, name: str) -> None:
+    left: list[zookeeper.ZooKeeperBackend] = []
+
     async def leave() -> None:
-        await claim(zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={TICK}")), name, "ann#1")
+        left.append(zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={TICK}")))
+        await claim(left[0], name, "ann#1")
 
     await asyncio.to_thread(asyncio.run, leave())
     async with opened(server.port) as bob, asyncio.timeout(2 * LASTS + 10.0):
         while not isinstance(await bob.leases.acquire(name, "bob#1", TTL), Granted):
             await asyncio.sleep(0.05)
     await until(lambda: not [thread for thread in threading.enumerate() if thread.name == "tenure-zookeeper"])
+    left[0].client.session(TTL)._driver.close()  # its sockets
