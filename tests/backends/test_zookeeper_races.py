@@ -172,3 +172,33 @@ async def test_a_claim_ends_when_its_loop_was_left_without_closing(server: ZooKe
             await asyncio.sleep(0.05)
     await until(lambda: not [thread for thread in threading.enumerate() if thread.name == "tenure-zookeeper"])
     left[0].client.session(TTL)._driver.close()  # its sockets
+
+
+async def test_a_release_whose_answer_is_lost_says_that_it_released(server: ZooKeeper, name: str) -> None:
+    """The request is repeated on the next connection, within the verb, and finds no node."""
+    async with FaultProxy("127.0.0.1", server.port) as proxy, opened(proxy.port) as ann:
+        grant = await claim(ann, name, "ann#1")
+        proxy.lose_answers()
+        releasing = asyncio.ensure_future(ann.leases.release(grant))
+        await until(lambda: releasing.done() or not ann.client.session(TTL).is_connected)
+        proxy.heal()
+        assert await releasing == Released(grant)
+
+
+@pytest.mark.parametrize("steps", range(0, 24, 2))
+async def test_a_renewal_beside_an_acquisition_that_replaces_its_node_is_answered(
+    server: ZooKeeper, name: str, steps: int
+) -> None:
+    async with opened(server.port) as ann:
+        grant, other = await claim(ann, name, "ann#1"), await claim(ann, f"{name}-other", "ann#1")
+        async with foreign(server) as client:
+            (node,) = client.get_children(f"/{name}")
+            client.delete(f"/{name}/{node}")
+        acquiring = asyncio.ensure_future(ann.leases.acquire(name, "ann#1", TTL))
+        for _ in range(steps):
+            await asyncio.sleep(0.0002)
+        assert await ann.leases.renew([grant, other], TTL) == [Lost(grant), Granted(other)]
+        answer = await acquiring
+        assert isinstance(answer, Granted)
+        assert answer.grant.token > grant.token
+        assert await ann.leases.renew([answer.grant], TTL) == [Granted(answer.grant)]

@@ -255,11 +255,11 @@ class ZooKeeperLeases:
 
     async def _renew(self, places: Sequence[Place], request: _Request) -> dict[Place, bool | NoAnswer]:
         """Return of each of these claims, which are in one session, whether it stands."""
-        lasting = list(places)
+        lasting = _with_nodes(places)
         try:
             while lasting and not await self._proven(lasting, request):
                 gone = await self._gone_of(lasting, request.until)
-                lasting = [place for place in lasting if place not in gone]
+                lasting = [place for place in _with_nodes(lasting) if place not in gone]
             await self._read_flags(lasting, request.until)
         except Unavailable as error:
             return {place: False if place.is_gone else NoAnswer(str(error)) for place in places}
@@ -281,13 +281,14 @@ class ZooKeeperLeases:
         """Return which of these places have lost their nodes, and forget those."""
         session = places[0].session
         await session.connected(until)
-        asked = [(place, session.send(exists(place.node_path))) for place in places]
+        asked = [(place, place.token, session.send(exists(place.node_path))) for place in _with_nodes(places)]
         gone = set()
-        for place, reply in asked:
+        for place, token, reply in asked:
             stat = await session.answer(reply, until)
-            if stat is None or stat.czxid != place.token:
-                self._places.note_gone(place)
+            if stat is None or stat.czxid != token:
                 gone.add(place)
+                if place.token == token:  # else an acquire has given up that node, and makes another one
+                    self._places.note_gone(place)
         return gone
 
     # --- proof ---
@@ -474,6 +475,11 @@ def _require_not_ended(place: Place) -> None:
     """
     if place.ending is not None or place.is_gone:
         raise Unavailable(f"the place of {place.holder!r} at {place.path} has ended meanwhile; ask again")
+
+
+def _with_nodes(places: Iterable[Place]) -> list[Place]:
+    """Return which of these places have a node: an acquire of the same holder may have given it up meanwhile."""
+    return [place for place in places if place.node is not None]
 
 
 def _note_node(place: Place, path: str, stat: Any) -> bool:

@@ -18,7 +18,7 @@ from kazoo.exceptions import NoNodeError
 from tenure._backends.zookeeper.errors import Expected
 from tenure._backends.zookeeper.names import is_of
 from tenure._backends.zookeeper.records import Record
-from tenure._backends.zookeeper.requests import children, delete, sync
+from tenure._backends.zookeeper.requests import check, children, delete
 from tenure._backends.zookeeper.session import Reply, Session
 from tenure._runtime.clock import Clock
 from tenure._runtime.tasks import Tasks
@@ -168,13 +168,16 @@ class Places:
         Raises:
             Unavailable: It is not known whether it is gone.
         """
+        session = place.session
         nodes = [place.node] if place.node is not None else await nodes_of(place, until)
         for node in nodes:
-            path = f"{place.path}/{node}"
+            await session.connected(until)
+            connections = session.connections
             try:
-                await place.session.ask(delete(path), until, writes=True)
+                await session.ask(delete(f"{place.path}/{node}"), until, writes=True)
             except NoNodeError:
-                continue
+                if session.connections == connections:  # else it was sent again, and the first one may have done it
+                    continue
             except Unavailable:
                 place.was_there = True  # perhaps
                 raise
@@ -242,8 +245,9 @@ async def nodes_of(place: Place, until: float) -> list[str]:
     if not place.creating.done():
         raise Unavailable(f"the request to create a node at {place.path} has not been answered yet")
     # A request on an earlier connection is refused once the session has moved to another one. What is under way is
-    # overtaken by no write, so after a write through the leader, the list is complete.
-    await session.ask(sync(place.path), until)
+    # overtaken by no write, so after a write through the leader, the list is complete. A "sync" would not do: it needs
+    # no majority, so a server that leads no more may answer it.
+    await session.ask(check([place.path]), until, writes=True)
     try:
         found = await session.ask(children(place.path), until)
     except NoNodeError:

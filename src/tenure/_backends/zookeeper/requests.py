@@ -53,11 +53,6 @@ def delete(path: str) -> Send:
     return lambda driver: driver.delete_async(path)
 
 
-def sync(path: str) -> Send:
-    """Let the server catch up with the leader."""
-    return lambda driver: driver.sync_async(path)
-
-
 def check(paths: Iterable[str], written: tuple[str, bytes, int] | None = None) -> Send:
     """In one step that goes through the leader: check that these nodes exist, and write data as ``set_data`` does.
 
