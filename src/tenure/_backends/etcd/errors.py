@@ -94,7 +94,9 @@ def translate(
         case aiohttp.ClientConnectorError():
             return Unavailable(f"{address} can't be reached: {_cause_of(error, address, worked=worked)}")
         case aiohttp.ClientError() | OSError():
-            hint = "" if worked or address.is_tls else "; if these servers require TLS, write etcds://"
+            # The alert of TLS is not always read: the request may fail before that.
+            by_tls = "; if these servers require a client's certificate, check cert and key"
+            hint = "" if worked else by_tls if address.is_tls else "; if these servers require TLS, write etcds://"
             return Unavailable(f"{address} closed the connection: {text}; the request may have been executed{hint}")
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
