@@ -58,6 +58,7 @@ EVENTS = [kind for kind in vars(events).values() if isinstance(kind, type) and i
 VALUES: list[Any] = [
     *map(event_of, EVENTS),
     LEADER,
+    tenure.CandidateStatus("chair", "leading", 7, 3.5, 0.5, is_ready=True),
     LIVE,
     DEAD,
     FAILURE,
