@@ -30,7 +30,8 @@ from tests.servers import Etcd, Kubernetes, Server, ZooKeeper, private
 pytestmark = [pytest.mark.process, pytest.mark.timeout(3_600)]
 
 FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-ROUNDS, LOAD = (20, Load(names=50, ttl=2.0)) if FULL else (1, Load(names=20, ttl=2.5))
+ROUNDS = 20 if FULL else 1
+LOAD = Load(names=20, ttl=2.5)  # a busy machine may fail to renew a shorter lease
 
 
 @pytest.mark.parametrize("kind", [Etcd, ZooKeeper, Kubernetes], ids=lambda kind: str(kind.__name__))
