@@ -1,7 +1,8 @@
 """Candidates of ``python -m benchmarks coordinators``, each a process: tenure, other libraries, loops written by hand.
 
-``python -m benchmarks.candidates KIND ADDRESS NAME TTL`` prints ``elected TIME`` when it begins to lead. A line on its
-input makes it print ``resigning TIME``, resign, and campaign again. Times are of the clock that all processes share.
+``python -m benchmarks.candidates KIND ADDRESS NAME TTL`` prints ``standing TIME`` before it campaigns, and ``elected
+TIME`` when it begins to lead. A line on its input makes it print ``resigning TIME``, resign, and campaign again. Times
+are of the clock that all processes share.
 
 The loops written by hand are the simplest that are safe while nothing stalls: they stop leading when their lease, or
 session, may have ended. They have no token, no hint of a vacancy where that takes more than a line, and one name each.
@@ -43,6 +44,11 @@ class Leading:
             self._resign.set()
         os._exit(0)  # the benchmark has ended
 
+    @staticmethod
+    def standing() -> None:
+        """Note that it begins to campaign: all is imported, and the store connected where that is explicit."""
+        print("standing", time.monotonic(), flush=True)
+
     def wait(self) -> None:
         """Lead until it is told to resign."""
         print("elected", time.monotonic(), flush=True)
@@ -60,6 +66,7 @@ async def tenure(address: str, name: str, ttl: float, leading: Leading) -> None:
 
     async with tenure.connect(address) as backend:
         election = backend.election(name, ttl=ttl)
+        leading.standing()
         await election.run(leading.work, again=True)
 
 
@@ -95,6 +102,7 @@ async def etcd_by_hand(address: str, name: str, ttl: float, leading: Leading) ->
                 found: dict[str, Any] = await answer.json()
                 return found
 
+        leading.standing()
         while True:
             while (await ask("kv/range", key=key, count_only=True)).get("count"):
                 await asyncio.sleep(ttl * RETRY)
@@ -124,6 +132,7 @@ def zookeeper_by_hand(address: str, name: str, ttl: float, leading: Leading) -> 
     client.start()
     path = f"/by-hand/{name}"
     client.ensure_path("/by-hand")
+    leading.standing()
     while True:
         gone = threading.Event()
         with suppress(NodeExistsError):
@@ -141,6 +150,7 @@ def kazoo_election(address: str, name: str, ttl: float, leading: Leading) -> Non
     client = KazooClient(address, timeout=ttl)
     client.start()
     election = client.Election(f"/kazoo/{name}", "bench")
+    leading.standing()
     while True:
         election.run(leading.wait)
 
@@ -151,6 +161,7 @@ def kazoo_lock(address: str, name: str, ttl: float, leading: Leading) -> None:
     client = KazooClient(address, timeout=ttl)
     client.start()
     lock = client.Lock(f"/kazoo/{name}", "bench")
+    leading.standing()
     while True:
         with lock:
             leading.wait()
@@ -199,6 +210,7 @@ async def client_go(address: str, name: str, ttl: float, leading: Leading) -> No
                 return False
             return await put(lease, record(spec.get("leaseTransitions", 0) + (other != me), holder))
 
+        leading.standing()
         while True:
             while not await try_to_lead():
                 await asyncio.sleep(ttl * RETRY * random.uniform(1.0, 2.2))
@@ -233,6 +245,7 @@ async def grelmicro_redis(address: str, name: str, ttl: float, leading: Leading)
 async def grelmicro(backend: Any, name: str, ttl: float, leading: Leading) -> None:
     from grelmicro.sync.leaderelection import LeaderElection
 
+    leading.standing()
     while True:
         times = {"lease_duration": ttl, "renew_deadline": ttl * DEADLINE, "retry_interval": ttl * RETRY}
         election = LeaderElection(name, backend=backend, backend_timeout=ttl / 3, **times)
@@ -254,6 +267,7 @@ def python_kubernetes(address: str, name: str, ttl: float, leading: Leading) -> 
     lock = LeaseLock(name, "default", uuid.uuid4().hex)
     times = [math.ceil(ttl), max(ttl * DEADLINE, 1.3), max(ttl * RETRY, 1.0)]
     config = electionconfig.Config(lock, *times, onstarted_leading=leading.wait, onstopped_leading=lambda: None)
+    leading.standing()
     leaderelection.LeaderElection(config).run()
 
 

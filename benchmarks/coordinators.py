@@ -17,10 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import queue
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +40,9 @@ from tests.servers import Etcd, Kubernetes, Redis, Server, ZooKeeper, private
 STANDING_TTL = 15.0
 CANDIDATES = 9
 MANY = 1_000
+LOOKS = 1.0
+"""Seconds from the beginning of a campaign until a candidate has surely looked at the leader; or from its start."""
+WAIT_MAX = 120.0
 SETTLED = 5.0
 """Seconds until the candidates that stand by have asked everything that they ask only once."""
 
@@ -138,22 +143,42 @@ class Candidate:
         self.process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"ETCDCTL_API": "3"}
         )
+        self._lines: queue.Queue[tuple[float, str]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for printed in self.process.stdout:
+            self._lines.put((time.monotonic(), printed.strip()))
+            if self.contender.kind == "elect":
+                self.process.stdout.readline()  # its proposal, after its key
+        self._lines.put((time.monotonic(), ""))
+
+    def stands(self) -> None:
+        """Wait until it has surely looked at the leader."""
+        if not self.contender.is_etcdctl:
+            self._printed("standing")
+        time.sleep(LOOKS)
 
     def elected(self) -> float:
         """Wait until it is elected; return when."""
         return self._printed("elected")
 
+    @property
+    def is_elected(self) -> bool:
+        """Whether it has printed more."""
+        return not self._lines.empty()
+
     def _printed(self, what: str) -> float:
-        assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        if not words:
+        """Return the time of the next line, which must be *what*; etcdctl prints its key when it is elected."""
+        at, printed = self._lines.get(timeout=WAIT_MAX)
+        if not printed:
             raise RuntimeError(f"a candidate of {self.contender.name} ended with {self.process.wait()}")
-        if self.contender.is_etcdctl:  # it prints its key
-            if self.contender.kind == "elect":
-                self.process.stdout.readline()
-            return time.monotonic()
-        assert words[0] == what, f"expected {what!r}, found {words!r}"
-        return float(words[1])
+        if self.contender.is_etcdctl:
+            return at
+        word, _, at_text = printed.partition(" ")
+        assert word == what, f"expected {what!r}, found {printed!r}"
+        return float(at_text)
 
     def resign(self) -> float:
         """Make it resign; return when that began. etcdctl ends by that."""
@@ -174,7 +199,7 @@ class Candidate:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
 
 Start = Callable[[], Candidate]
@@ -204,11 +229,12 @@ def failover(contender: Contender, server: Server, name: str, trials: int, ttl: 
     took = []
     with candidates(contender, server, name, ttl) as start:
         leader = start()
+        leader.stands()
         leader.elected()
         for trial in range(trials):
             successor = start()
-            # Let it look at the leader first; and spread the moment of the kill over the time between renewals.
-            time.sleep(1.5 + ttl * (trial % 7) / 7)
+            successor.stands()
+            time.sleep(ttl * (trial % 7) / 7)
             killed_at = leader.kill()
             took.append(successor.elected() - killed_at)
             leader = successor
@@ -227,19 +253,32 @@ def failovers(contender: Contender, server: Server, trials: int, ttl: float, lan
 
 def handover(contender: Contender, server: Server, trials: int, ttl: float) -> list[float]:
     """Return the seconds from the leader's decision to resign to the successor's first line."""
-    took = []
+    took: list[float] = []
     with candidates(contender, server, "handover", ttl) as start:
-        leader, other = start(), None
+        leader = start()
+        leader.stands()
         leader.elected()
         other = start()
-        time.sleep(1.5)
-        for _ in range(trials):
+        other.stands()
+        for _ in range(2 * trials):
             resigned_at = leader.resign()
-            took.append(other.elected() - resigned_at)
-            leader, other = other, start() if contender.is_etcdctl else leader
+            while not (other.is_elected or leader.is_elected):
+                time.sleep(0.001)
+            if leader.is_elected and not contender.is_etcdctl:
+                leader.elected()  # it may come again before the other has looked: then nothing was handed over
+            else:
+                took.append(other.elected() - resigned_at)
+                leader, other = other, leader
+                if contender.is_etcdctl:
+                    other = start()
+                    other.stands()
+            if len(took) == trials:
+                return took
             # After resigning, a candidate waits before it campaigns again.
             time.sleep(0.5 + Timing(ttl).retry_every * 2.5)
-    return took
+    raise RuntimeError(
+        f"of {2 * trials} leaders of {contender.name} that resigned, {len(took)} were replaced by another"
+    )
 
 
 def standing(contender: Contender, server: Server, store: Store, seconds: float) -> tuple[float, float]:
@@ -252,10 +291,12 @@ def standing(contender: Contender, server: Server, store: Store, seconds: float)
         return (store.requests(server) - before) / (time.monotonic() - begun)
 
     with candidates(contender, server, "standing", STANDING_TTL) as start:
-        start().elected()
+        leader = start()
+        leader.stands()
+        leader.elected()
         alone = rate()
-        for _ in range(CANDIDATES):
-            start()
+        for follower in [start() for _ in range(CANDIDATES)]:
+            follower.stands()
         return alone, (rate() - alone) / CANDIDATES
 
 

@@ -23,7 +23,6 @@ from tests.servers.process import START_MAX
 from tests.servers.sharing import require
 
 SIZE = 3
-CUT_FOLLOWER, CUT_LEADER = "cut_off_follower", "cut_off_store_leader"
 QUORUM_PORT, ELECTION_PORT = 2888, 3888
 
 
@@ -209,20 +208,28 @@ async def elect_through_cuts(
     async with recorded() as acts:
         candidates = [Candidate(url, (), acts, load, lab.on(SIZE, ())) for url in urls]
         async with standing(acts, candidates, load, seed) as setup:
-            while setup.struck[CUT_FOLLOWER].faults < cuts:
-                await _cut_off_one(lab, ensemble, setup)
+            for _ in range(cuts):
+                await _cut_off_a_follower(lab, ensemble, setup)
             await setup.judge()
             return setup
 
 
-async def _cut_off_one(lab: NetLab, ensemble: Ensemble, setup: ElectionSetup) -> None:
-    """Cut off the follower whose candidate leads most; if all names are led at the ensemble's leader, that one."""
-    leader = await asyncio.to_thread(leader_of, ensemble)
-    led = [act.process for act in (await setup.acts.leaders()).values()]
-    names = [led.count(candidate.process.pid) for candidate in setup.candidates]
-    target = max(range(SIZE), key=lambda number: (names[number] > 0, number != leader, names[number]))
+async def _cut_off_a_follower(lab: NetLab, ensemble: Ensemble, setup: ElectionSetup) -> None:
+    """Cut off the follower whose candidate leads most.
 
-    async def cut() -> None:
+    A leader of ZooKeeper 3.8.0 that is cut off, and joins again, may leave one server with nodes of sessions that have
+    ended, which no client can tell from others. So the ensemble keeps its leader here.
+    """
+    leader = await asyncio.to_thread(leader_of, ensemble)
+    followers = [number for number in range(SIZE) if number != leader]
+    names = await _names_led(setup)
+    while not any(names[number] for number in followers):
+        setup.candidates[leader].restart()
+        await setup.all_lead()
+        names = await _names_led(setup)
+    target = max(followers, key=names.__getitem__)
+
+    async def cut_off_follower() -> None:
         for other in range(SIZE):
             if other != target:
                 lab.cut_apart(target, other)
@@ -231,5 +238,11 @@ async def _cut_off_one(lab: NetLab, ensemble: Ensemble, setup: ElectionSetup) ->
         finally:
             lab.heal()
 
-    await setup.strike(cut, CUT_LEADER if target == leader else CUT_FOLLOWER)
+    await setup.strike(cut_off_follower)
     await asyncio.to_thread(ensemble.servers[target].until_ready)
+
+
+async def _names_led(setup: ElectionSetup) -> list[int]:
+    """Return how many names each candidate leads."""
+    led = [act.process for act in (await setup.acts.leaders()).values()]
+    return [led.count(candidate.process.pid) for candidate in setup.candidates]

@@ -220,9 +220,9 @@ class ElectionSetup:
         await until(acted, within=BOUND, what="every name to be led")
         return time.monotonic() - begun
 
-    async def strike(self, fault: Fault, kind: str = "") -> None:
-        """Let *fault* happen, and wait until every name is led again. It is counted as *kind*, or by its own name."""
-        kind = kind or fault.__name__
+    async def strike(self, fault: Fault) -> None:
+        """Let *fault* happen, and wait until every name is led again."""
+        kind = fault.__name__
         before, begun = await self.acts.leaders(), time.monotonic()
         await fault()
         lasted = time.monotonic() - begun
