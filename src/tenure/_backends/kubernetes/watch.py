@@ -182,12 +182,9 @@ class Watch:
             self.is_refused = False
             if is_new:  # anything may have changed before
                 self._notifier.notify(self._name)
-            began = asyncio.get_running_loop().time()
             async for event in events:
                 if not self._handle(str(event.get("type")), event.get("object")):
                     return
-            if asyncio.get_running_loop().time() - began > PAUSE_MAX:  # it was quiet, and did not just fail
-                self._pause = PAUSE_FIRST
 
     def _handle(self, kind: str, lease: Any) -> bool:
         """Handle an event; return whether the watch goes on."""
@@ -197,7 +194,6 @@ class Watch:
             return False
         self._version = str(lease["metadata"]["resourceVersion"])
         if kind != "BOOKMARK":
-            self._pause = PAUSE_FIRST
             if kind == "DELETED":
                 self._observed.note_missing(self._name)
             else:
