@@ -857,6 +857,17 @@ async def test_missing_rights_are_told_to_doctor(server: Kubernetes) -> None:
     assert "watch: candidates poll without it" in facts["rights"].advice
 
 
+async def test_doctor_works_with_the_rights_to_one_lease(server: Kubernetes) -> None:
+    server.set(roles=[{"verbs": ["get", "update", "watch"], "names": ["nightly-report"]}, {"verbs": ["create"]}])
+    server.fail(verb="get", name="", status=403)  # the version
+    async with opened(server.url) as backend:
+        facts = {fact.name: fact for fact in await backend.describe()}
+    assert facts["version"].value == "unknown"
+    assert facts["rights"].value == "without get, update, list, watch on leases"
+    assert "rights to single Leases (resourceNames) are not seen here" in facts["rights"].advice
+    assert facts["priority"].value
+
+
 async def test_a_missing_namespace_is_told_to_doctor(server: Kubernetes) -> None:
     async with opened(server.url.replace("default", "nowhere")) as backend:
         facts = {fact.name: fact for fact in await backend.describe()}

@@ -56,7 +56,8 @@ def _login(client: Client) -> str:
 
 
 async def _version(client: Client) -> str:
-    answer = await client.send(Request("get", resource="the version"), "GET", "/version")
+    request = Request("get", resource="the version")
+    answer = await client.send(request, "GET", "/version", expected=(403, 404))
     return str(answer.body.get("gitVersion") or "unknown")
 
 
@@ -99,7 +100,8 @@ async def _rights(client: Client, namespace: str) -> Fact:
 
 async def _flow(client: Client) -> Fact:
     """Return which priority the server's flow control gives these requests."""
-    answer = await client.send(Request("get", "tenure-doctor"), "GET", client.path_of("tenure-doctor"), expected=(404,))
+    request = Request("get", "tenure-doctor")  # rights may be limited to other names: the refusal has a priority, too
+    answer = await client.send(request, "GET", client.path_of("tenure-doctor"), expected=(403, 404))
     if answer.priority:
         return Fact("priority", f"level {answer.priority} of API Priority and Fairness")
     return Fact("priority", "the server has no API Priority and Fairness")
