@@ -12,10 +12,11 @@ from typing import TypeVar
 from urllib.parse import quote
 
 import pytest
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper.touches import MARGIN
-from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -309,6 +310,23 @@ async def test_a_claim_whose_node_was_removed_is_lost_at_once(server: ZooKeeper,
         await asyncio.wait_for(anext(hints), 10.0)
         assert list(await ann.leases.renew(grants, TTL)) == [Granted(grants[0]), Lost(grants[1]), Granted(grants[2])]
         assert (await claim(ann, grants[1].name, "ann#1")).token > grants[1].token
+
+
+async def test_one_claim_that_is_refused_does_not_harm_the_others(server: ZooKeeper, name: str) -> None:
+    """As when the rights of one election, or its data, are changed by others."""
+    async with opened(server) as ann:
+        grants = [await claim(ann, f"{name}-{number}", "ann#1") for number in range(3)]
+        with server.client(auth_data={("digest", "admin:of this test")}) as client:
+            (child,) = client.get_children(f"/{grants[0].name}")
+            rights = make_acl("digest", make_digest_acl_credential("admin", "of this test"), all=True)
+            client.set_acls(f"/{grants[0].name}/{child}", [rights])
+            client.set(f"/{grants[1].name}", b"of another program")
+            refused, *others = await ann.leases.renew(grants, TTL)
+            assert isinstance(refused, NoAnswer)
+            assert "does not permit this client an operation" in refused.why
+            assert others == [Granted(grants[1]), Granted(grants[2])]
+            client.set_acls(f"/{grants[0].name}/{child}", OPEN_ACL_UNSAFE)
+        assert list(await ann.leases.renew(grants, TTL)) == [Granted(grant) for grant in grants]
 
 
 @pytest.mark.parametrize("dialect", ["latch", "lock", "kazoo"])

@@ -13,6 +13,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from tenure._backends import zookeeper
+from tenure._backends.zookeeper import leases, proof
 from tenure._backends.zookeeper.touches import MARGIN
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure._url import Url
@@ -113,7 +114,7 @@ async def test_a_claim_that_is_granted_while_the_backend_closes_is_not_ended(
     closing: asyncio.Future[None] | None = None
     async with opened(server.port) as bob:
         ann = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={TICK}"))
-        prove = ann.leases._proven
+        prove = proof.proven
 
         async def prove_and_close(*arguments: Any, **options: Any) -> bool:
             nonlocal closing
@@ -123,7 +124,7 @@ async def test_a_claim_that_is_granted_while_the_backend_closes_is_not_ended(
                 await asyncio.sleep(0)
             return is_proven
 
-        monkeypatch.setattr(ann.leases, "_proven", prove_and_close)
+        monkeypatch.setattr(leases, "proven", prove_and_close)
         try:
             answer = await ann.leases.acquire(name, "ann#1", TTL)
         except Unavailable:

@@ -45,7 +45,7 @@ class ZooKeeperHarness(LeaseHarness):
     ends_within = 0.2  # a busy machine may delay the request that deletes a node
     has_sessions = True
 
-    patience: ClassVar[float] = 5.0
+    patience: ClassVar[float] = 20.0
     """Seconds for a request."""
     options: ClassVar[tuple[tuple[str, str], ...]] = ()
     """The server's options; other options start another server."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, NoNodeError
@@ -24,9 +24,11 @@ from kazoo.exceptions import BadVersionError, NoNodeError
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.elections import ATTEMPTS, Elections
 from tenure._backends.zookeeper.errors import Broken
+from tenure._backends.zookeeper.flags import note_readings, read_flags, resign_asked, send_readings
 from tenure._backends.zookeeper.names import Queue, node_prefix, queue_of
 from tenure._backends.zookeeper.places import Place, Places, nodes_of
-from tenure._backends.zookeeper.records import Record, read_record, require_metadata
+from tenure._backends.zookeeper.proof import Request, proven
+from tenure._backends.zookeeper.records import Record, require_metadata
 from tenure._backends.zookeeper.requests import (
     check,
     children,
@@ -37,11 +39,11 @@ from tenure._backends.zookeeper.requests import (
     failure_of,
     get,
 )
-from tenure._backends.zookeeper.session import Reply, Session
+from tenure._backends.zookeeper.session import Session
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
     ttl_min=4.0,
@@ -54,30 +56,11 @@ TRAITS = LeaseTraits(
 )
 """With the default tick of 2 s: a lease lasts two ticks at least. The most is up to the server's settings."""
 
-REVOKED = b"__REVOKE__"
-"""The data by which Curator asks the holder of an ``InterProcessMutex`` to give it up."""
 CHECKED_MAX = 200_000
 """The characters of paths in one request; one of a million bytes breaks the connection."""
 
 
 NOBODY = Queue((), ())
-_Readings = tuple[asyncio.Future[Reply] | None, asyncio.Future[Reply] | None]
-"""The requests for the record of an election and for the data of our own node; None for what is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A claim that is asked for, and the times of the request."""
-
-    asked_at: float
-    ttl: float
-    until: float
-    metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
-
-    @property
-    def ends_at(self) -> float:
-        """When the claim ends that it asks for."""
-        return self.asked_at + self.ttl
 
 
 class ZooKeeperLeases:
@@ -124,10 +107,10 @@ class ZooKeeperLeases:
                     if place.node is None and (place.creating is None or place.session.is_over):
                         self._places.drop(place)
 
-    def _request(self, ttl: float, metadata: Metadata = NO_METADATA) -> _Request:
-        return _Request(self._clock.now(), ttl, self._client.until(ttl), metadata)
+    def _request(self, ttl: float, metadata: Metadata = NO_METADATA) -> Request:
+        return Request(self._clock.now(), ttl, self._client.until(ttl), metadata)
 
-    async def _acquire(self, place: Place, request: _Request) -> Granted | HeldBy:
+    async def _acquire(self, place: Place, request: Request) -> Granted | HeldBy:
         session, until = place.session, request.until
         await session.connected(until)
         self._client.require_time(session, request.ttl)
@@ -142,7 +125,7 @@ class ZooKeeperLeases:
                 return self._kept(place, request, answer)
         raise Unavailable(f"the queue at {place.path} changes too often to be read; ask again")
 
-    async def _ask_once(self, place: Place, request: _Request) -> Granted | HeldBy | None:
+    async def _ask_once(self, place: Place, request: Request) -> Granted | HeldBy | None:
         """Stand in the queue, and look who is first; None if that has changed meanwhile."""
         session, elections, until = place.session, self._elections, request.until
         if place.node is None:
@@ -160,7 +143,7 @@ class ZooKeeperLeases:
             return await elections.held_by(session, place.name, queue.nodes[0], until)
         return None
 
-    def _kept(self, place: Place, request: _Request, answer: Granted | HeldBy) -> Granted | HeldBy:
+    def _kept(self, place: Place, request: Request, answer: Granted | HeldBy) -> Granted | HeldBy:
         """Let the place last for the time asked for, unless it has ended meanwhile; return *answer*."""
         self._client.require_open()  # closing may have ended the session already
         _require_not_ended(place)
@@ -179,7 +162,7 @@ class ZooKeeperLeases:
         if path not in self._made:  # its answer doesn't matter: that of the next request says whether it is there
             session.send(create(path, acl), writes=True)
         place.creating = session.send(create_candidate(prefix, place.holder.encode(), acl), writes=True)
-        listing, readings = session.send(children(path)), self._send_readings(place)
+        listing, readings = session.send(children(path)), send_readings(place)
         try:
             created, stat = await session.answer(place.creating, until)
         except NoNodeError:
@@ -192,7 +175,7 @@ class ZooKeeperLeases:
         self._made.add(path)
         if not _note_node(place, created, stat):
             return NOBODY
-        await self._note_readings(place, readings, until)
+        await note_readings(place, readings, until)
         return queue_of(await session.answer(listing, until), self._client.options.dialect)
 
     async def _adopt(self, place: Place, until: float) -> bool:
@@ -204,16 +187,16 @@ class ZooKeeperLeases:
                 return True
         return False
 
-    async def _take(self, place: Place, request: _Request) -> Granted | None:
+    async def _take(self, place: Place, request: Request) -> Granted | None:
         """Claim the name for the first place in the queue; None if that place, or the record, has changed meanwhile."""
         session, path, own = place.session, place.path, place.node_path
-        await self._read_flags([place], request.until)
+        await read_flags(place, request.until)
         assert place.record is not None
         record, version = place.record
         is_new = record.token != place.token
         written = Record(place.token, place.holder, request.metadata).written()
         claiming = session.send(check([own], (path, written, version) if is_new else None), writes=True)
-        readings = self._send_readings(place, anew=is_new)
+        readings = send_readings(place, anew=is_new)
         failure = failure_of(await session.answer(claiming, request.until))
         if isinstance(failure, BadVersionError):
             place.record = None
@@ -223,13 +206,13 @@ class ZooKeeperLeases:
             return None
         if failure is not None:
             raise session.translated(failure) from failure
-        await self._note_readings(place, readings, request.until)
-        if not await self._proven([place], request, is_checked=True):
+        await note_readings(place, readings, request.until)
+        if not await proven(self._client, [place], request, is_checked=True):
             place.forget_node()
             return None
         if is_new:
             self._client.notifier.notify(place.name)
-        return Granted(Grant(place.name, place.holder, place.token), _resign_asked(place))
+        return Granted(Grant(place.name, place.holder, place.token), resign_asked(place))
 
     # --- renew ---
 
@@ -253,19 +236,31 @@ class ZooKeeperLeases:
             return None
         return place
 
-    async def _renew(self, places: Sequence[Place], request: _Request) -> dict[Place, bool | NoAnswer]:
+    async def _renew(self, places: Sequence[Place], request: Request) -> dict[Place, bool | NoAnswer]:
         """Return of each of these claims, which are in one session, whether it stands."""
-        lasting = _with_nodes(places)
+        # An acquire of the same holder may give a node up meanwhile, and make another one, with another token.
+        tokens = {place: place.token for place in places if place.node is not None}
+        lasting = list(tokens)
         try:
-            while lasting and not await self._proven(lasting, request):
-                gone = await self._gone_of(lasting, request.until)
-                lasting = [place for place in _with_nodes(lasting) if place not in gone]
-            await self._read_flags(lasting, request.until)
-        except Unavailable as error:
-            return {place: False if place.is_gone else NoAnswer(str(error)) for place in places}
-        for place in lasting:
-            if place.ending is None:
-                self._places.keep(place, request.ends_at)
+            stand = not lasting or await proven(self._client, lasting, request)
+        except TenureError as error:
+            in_time = lasting[0].session.is_connected and self._clock.now() < request.until
+            if len(lasting) == 1 or not in_time:
+                return {place: False if place.is_gone else NoAnswer(str(error)) for place in places}
+            stand = False
+        if not stand and len(lasting) > 1:  # one of them is gone, or refused, which must not harm the others
+            answers: dict[Place, bool | NoAnswer] = dict.fromkeys(places, False)
+            for some in await asyncio.gather(*(self._renew([place], request) for place in lasting)):
+                answers |= some
+            return answers
+        for place, token in tokens.items():
+            if place.ending is None and place.token == token:
+                if stand:
+                    self._places.keep(place, request.ends_at)
+                else:
+                    self._places.note_gone(place)
+        # A claim that stands is renewed, whether the rest can be read or not.
+        await asyncio.gather(*(_read_if_possible(place, request.until) for place in lasting if not place.is_gone))
         return {place: await self._stands(place, request.until) for place in places}
 
     async def _stands(self, place: Place, until: float) -> bool | NoAnswer:
@@ -276,110 +271,6 @@ class ZooKeeperLeases:
         except Unavailable as error:
             return NoAnswer(str(error))
         return False
-
-    async def _gone_of(self, places: Sequence[Place], until: float) -> set[Place]:
-        """Return which of these places have lost their nodes, and forget those."""
-        session = places[0].session
-        await session.connected(until)
-        asked = [(place, place.token, session.send(exists(place.node_path))) for place in _with_nodes(places)]
-        gone = set()
-        for place, token, reply in asked:
-            stat = await session.answer(reply, until)
-            if stat is None or stat.czxid != token:
-                gone.add(place)
-                if place.token == token:  # else an acquire has given up that node, and makes another one
-                    self._places.note_gone(place)
-        return gone
-
-    # --- proof ---
-
-    async def _proven(self, places: Sequence[Place], request: _Request, *, is_checked: bool = False) -> bool:
-        """Prove that these places, of one session, stand, and that the leader of the ensemble lets them last.
-
-        Args:
-            places: The places.
-            request: How long they are to last, from when.
-            is_checked: Whether a write within this request has found them.
-
-        Returns:
-            False if one of their nodes is gone.
-
-        Raises:
-            Unavailable: It could not be proven in time.
-            ConfigError: The session is too short for such a lease.
-        """
-        session = places[0].session
-        paths = [place.node_path for place in places]
-
-        while True:
-            if not is_checked:
-                failure = failure_of(await session.ask(check(paths), request.until, writes=True))
-                if isinstance(failure, NoNodeError):
-                    return False
-                if failure is not None:
-                    raise session.translated(failure) from failure
-            self._client.require_time(session, request.ttl)
-            needed = request.ends_at - session.negotiated
-            if session.touches.heard_at >= needed:
-                return True
-            await self._until_heard(session, needed, request.until)
-            is_checked = False
-
-    async def _until_heard(self, session: Session, needed: float, until: float) -> None:
-        """Wait until a write can prove that the leader has heard of a request that was sent after *needed*."""
-        now, tick = self._clock.now(), self._client.options.tick
-        wait = min(session.touches.write_at(needed) - now, tick)
-        if now + wait > until:
-            raise Unavailable(
-                f"{self._client.address} answers, but its leader may not have heard of this session for too long; that "
-                f"is known a tick ({tick:g} s) after the next request"
-            )
-        await asyncio.sleep(max(wait, tick / 100))
-
-    # --- requests to resign ---
-
-    async def _read_flags(self, places: Sequence[Place], until: float) -> None:
-        """Read for these places, of one session, what a watch has reported as changed."""
-        while places:
-            await places[0].session.connected(until)
-            try:
-                for place, readings in [(place, self._send_readings(place)) for place in places]:
-                    await self._note_readings(place, readings, until)
-            except Broken:
-                if self._clock.now() >= until:
-                    raise
-            else:
-                return
-
-    def _send_readings(self, place: Place, *, anew: bool = False) -> _Readings:
-        """Read what a watch has reported as changed: the record of the election, and the data of our own node.
-
-        With *anew*, read the record in any case: the request before this one changes it.
-        """
-        session, path = place.session, place.path
-        record = own = None
-        watched = "record", path
-        if anew or place.record is None or not session.is_armed(watched):
-            record = session.send(get(path, session.watcher(watched, place.name, anew=anew)), arms=watched)
-        if place.node is not None and not session.is_armed(watched := ("own", place.node_path)):
-            own = session.send(get(place.node_path, session.watcher(watched, place.name)), arms=watched)
-        return record, own
-
-    async def _note_readings(self, place: Place, readings: _Readings, until: float) -> None:
-        record, own = readings
-        if record is not None:
-            data, stat = await place.session.answer(record, until)
-            found = read_record(data, place.path)
-            if found is None:
-                raise ConfigError(
-                    f"{place.path} holds data that is not tenure's ({data[:40]!r}); tenure keeps its record there, and "
-                    "overwrites nothing else: use another name, or another path in the URL"
-                )
-            place.record = found, stat.version
-        if own is not None:
-            with suppress(NoNodeError):  # the write beside it says so, too
-                data, _ = await place.session.answer(own, until)
-                place.is_revoked = data == REVOKED
 
     # --- release ---
 
@@ -467,6 +358,11 @@ class _Hints(AsyncIterator[None]):
         await anext(self._listener)
 
 
+async def _read_if_possible(place: Place, until: float) -> None:
+    with suppress(TenureError, NoNodeError):
+        await read_flags(place, until)
+
+
 def _require_not_ended(place: Place) -> None:
     """Refuse to use a place that has ended while this request for it was under way, as by its deadline.
 
@@ -475,11 +371,6 @@ def _require_not_ended(place: Place) -> None:
     """
     if place.ending is not None or place.is_gone:
         raise Unavailable(f"the place of {place.holder!r} at {place.path} has ended meanwhile; ask again")
-
-
-def _with_nodes(places: Iterable[Place]) -> list[Place]:
-    """Return which of these places have a node: an acquire of the same holder may have given it up meanwhile."""
-    return [place for place in places if place.node is not None]
 
 
 def _note_node(place: Place, path: str, stat: Any) -> bool:
@@ -511,9 +402,4 @@ def _renewed(grant: Grant, place: Place | None, answers: dict[Place, bool | NoAn
     answer = answers.get(place, False) if place is not None else False
     if isinstance(answer, NoAnswer):
         return answer
-    return Granted(grant, _resign_asked(place)) if place is not None and answer else Lost(grant)
-
-
-def _resign_asked(place: Place) -> bool:
-    """Return whether the holder was asked to step down, by us or by a client of Curator."""
-    return place.is_revoked or (place.record is not None and place.record[0].resign == place.token)
+    return Granted(grant, resign_asked(place)) if place is not None and answer else Lost(grant)
