@@ -192,6 +192,16 @@ def test_a_server_that_was_left_may_have_told_the_leader_nothing() -> None:
     assert touches.heard_at == 11.0
 
 
+def test_a_session_with_many_requests_is_proven_as_soon_as_any_other() -> None:
+    touches, now = Touches(TICK), 0.0
+    touches.connected(now)
+    while now < 3 * TICK:
+        now += TICK / 10_000
+        touches.answered(now, now)
+        touches.written(now)
+    assert now - touches.heard_at < 1.1 * HEARD_AFTER * TICK
+
+
 def test_the_next_write_that_proves_enough_is_known() -> None:
     touches = Touches(TICK)
     assert touches.write_at(0.0) == math.inf

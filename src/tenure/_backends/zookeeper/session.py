@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ class Session:
         self._news = asyncio.Event()  # set when the connection has changed, or could not be made
         self._over: str | None = None
         self._armed: set[Watched] = set()
-        self._unanswered: deque[tuple[float, asyncio.Future[Reply]]] = deque()
+        self._unanswered: dict[asyncio.Future[Reply], float] = {}  # when each was sent; the oldest first
         self._heard_at = clock.now()  # when the newest answer came, to any request
         self._sent_at = clock.now()
         self._used_until = 0.0
@@ -230,7 +229,7 @@ class Session:
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._sent_at = sent_at = self._clock.now()
         note = partial(self._note, reply, sent_at, self.connections, writes, arms, self._ensemble.has_worked)
-        self._unanswered.append((sent_at, reply))
+        self._unanswered[reply] = sent_at
         send(self._driver).rawlink(note)
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(self._silence, self._watch_silence)
@@ -269,7 +268,7 @@ class Session:
     ) -> None:
         """Note the outcome of a request; called on the loop."""
         error, now = result.exception, self._clock.now()
-        self._unanswered = deque(each for each in self._unanswered if each[1] is not reply)
+        del self._unanswered[reply]
         if not isinstance(error, NO_ANSWER) and connection == self.connections and self.is_connected:
             self._heard_at = now
             self.touches.answered(sent_at, now)
@@ -288,7 +287,7 @@ class Session:
         if not self._unanswered or self._over is not None:
             return
         now = self._clock.now()
-        silent_since = max(self._unanswered[0][0], self._heard_at)
+        silent_since = max(next(iter(self._unanswered.values())), self._heard_at)
         if self.is_connected and now - silent_since >= self._silence:
             self.drop()
             silent_since = now

@@ -27,6 +27,8 @@ EVERY = 1.25
 """Ticks between the requests of a session that is in use."""
 HEARD_AFTER = 1.0
 """Ticks after which the leader has heard of an answered request: half a tick to the next ping, and as much to spare."""
+NOTED_EVERY = 1 / 64
+"""Ticks between answers that are noted: with each one, a busy session would forget all those that are a tick old."""
 MARGIN = 2.5
 """Ticks by which a session lasts longer than its leases: ``EVERY`` and ``HEARD_AFTER``, and a quarter to spare."""
 
@@ -40,7 +42,8 @@ class Touches:
 
     def __init__(self, tick: float) -> None:
         self._heard_after = HEARD_AFTER * tick
-        self._answered: deque[tuple[float, float]] = deque(maxlen=4_096)  # sent at, answered at; the oldest first
+        self._noted_every = NOTED_EVERY * tick
+        self._answered: deque[tuple[float, float]] = deque(maxlen=1_024)  # sent at, answered at; the oldest first
         self.heard_at: float = -math.inf
         """When the newest request was sent that the leader has certainly heard of."""
 
@@ -51,7 +54,8 @@ class Touches:
 
     def answered(self, sent_at: float, answered_at: float) -> None:
         """Note the answer to a request."""
-        self._answered.append((sent_at, answered_at))
+        if not self._answered or answered_at - self._answered[-1][1] >= self._noted_every:
+            self._answered.append((sent_at, answered_at))
 
     def written(self, sent_at: float) -> None:
         """Note the answer to a write that was sent at *sent_at*, on this connection."""
