@@ -401,6 +401,8 @@ def test_zookeeper_with_the_wrong_authority(
         ("tls=true&ca=/nowhere.pem", ["ca=/nowhere.pem", "No such file"]),
         ("ca=/nowhere.pem", ["options for TLS", "add tls=true"]),
         ("tls=true&cert=/nowhere.pem", ["cert and key are given together"]),
+        ("check_hostname=false", ["options for TLS", "add tls=true"]),
+        ("auth=sasl", ["needs a user and a password", "zookeeper://USER:PASSWORD@127.0.0.1:1/?auth=sasl"]),
         ("tick=2000", ["tick must be from 0.01 to 60 seconds", "tickTime"]),
         ("dialect=latc", ["must be one of latch, lock, kazoo", "did you mean 'latch'?"]),
         ("timout=1", ["no option 'timout'", "did you mean 'timeout'?"]),

@@ -55,8 +55,8 @@ class Options:
             )
         if not 0.01 <= self.timeout <= 60.0:
             raise ConfigError(f"timeout must be from 0.01 to 60 seconds, not {self.timeout:g}; try timeout=5")
-        if not self.tls and (self.ca or self.cert or self.key):
-            raise ConfigError("ca, cert and key are options for TLS, which is not used; add tls=true")
+        if not self.tls and (self.ca or self.cert or self.key or not self.check_hostname):
+            raise ConfigError("ca, cert, key and check_hostname are options for TLS, which is not used; add tls=true")
         if bool(self.cert) != bool(self.key):
             raise ConfigError("cert and key are given together: the client's certificate, and its key")
 
@@ -116,6 +116,15 @@ def _root(url: Url, form: str) -> str:
     if parts[:1] == ["zookeeper"]:
         raise ConfigError(f"{str(url)!r} has the path {written!r}, which is ZooKeeper's own; use another one")
     return "".join(f"/{part}" for part in parts)
+
+
+def require_login(address: Address, options: Options) -> None:
+    """Refuse a login by SASL without a user: nobody would be logged in."""
+    if options.auth == "sasl" and not address.user:
+        raise ConfigError(
+            "auth=sasl needs a user and a password, and the URL has none; write zookeeper://USER:PASSWORD@"
+            f"{address.servers}{address.root or '/'}?auth=sasl"
+        )
 
 
 def require_files(address: Address, options: Options) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from tenure._backends.zookeeper.address import Address, Options, require_files
+from tenure._backends.zookeeper.address import Address, Options, require_files, require_login
 from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.session import Ensemble, Session
 from tenure._backends.zookeeper.touches import MARGIN
@@ -48,6 +48,7 @@ class Client:
     """
 
     def __init__(self, address: Address, options: Options, clock: Clock) -> None:
+        require_login(address, options)
         require_files(address, options)
         self.address = address
         self.options = options
