@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,21 @@ async def test_a_command_that_fails_is_no_answer(server: Kubernetes, tmp_path: P
     path = written(tmp_path / "config", config(server, user))
     with pytest.raises(Unavailable, match=r"get-token' ended with status 3: please log in; log in with it"):
         await ask(f"kubernetes://?kubeconfig={path}")
+
+
+async def test_a_command_that_hangs_is_named_and_awaited(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+    os.mkfifo(plugin.folder / "answer")
+    path = written(tmp_path / "config", config(server, plugin.user()))
+    backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}&timeout=0.3"))
+    try:
+        with pytest.raises(Unavailable, match=r"the credential command '.*get-token' gave no answer within 0.3 s"):
+            await backend.leases.inspect("nothing")
+        await asyncio.to_thread(plugin.answers, token="first-token")  # returns when the command reads it
+        backend._client.options = replace(backend._client.options, timeout=10.0)
+        assert await backend.leases.inspect("nothing") == Vacant("nothing")
+        assert len(plugin.calls) == 1
+    finally:
+        await backend.close()
 
 
 async def test_the_output_of_a_command_is_not_shown(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from tenure._backends.kubernetes.address import Address, Options
-from tenure._backends.kubernetes.credentials import Access, Login, context_of
+from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of
 from tenure._backends.kubernetes.records import Json
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
@@ -106,7 +106,7 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
         case Answer():
             return Unavailable(f"{where} failed with status {problem.status}: {problem.message}")
         case TimeoutError():
-            return Unavailable(f"{where} gave no answer within {where.within:g} s (option timeout)")
+            return Unavailable(f"{where.awaited or where} gave no answer within {where.within:g} s (option timeout)")
         case aiohttp.ClientConnectorCertificateError():
             return lasting(
                 f"the certificate of {where} is not trusted: {problem.certificate_error}; name its authority in the "
@@ -130,6 +130,8 @@ class Where:
     within: float
     worked: Set[tuple[str, str]]
     """The verbs that have worked, each with the name of the Lease."""
+    awaited: str = ""
+    """What a request waits for before it can be sent, if not for the server."""
 
     def __str__(self) -> str:
         return f"the API server {self.server}"
@@ -365,7 +367,8 @@ class Client:
 
     def _where(self, within: float | None = None) -> Where:
         access, within = self.address.access, within or self.options.timeout
-        return Where(access.server, access.origin, self.address.namespace, within, self._worked)
+        awaited = access.credential.awaited if isinstance(access.credential, CommandLogin) else ""
+        return Where(access.server, access.origin, self.address.namespace, within, self._worked, awaited)
 
 
 async def _lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:

@@ -202,6 +202,12 @@ class CommandLogin:
         self._expires_at: float | None = None
         self._running: asyncio.Task[Login] | None = None
 
+    @property
+    def awaited(self) -> str:
+        """The command in words, while it runs."""
+        runs = self._running is not None and not self._running.done()
+        return f"the credential command {self._command.argv[0]!r}" if runs else ""
+
     async def login(self, *, refused: Login | None) -> Login:
         """Return the newest credential, or wait for a new one."""
         is_over = self._expires_at is not None and time.time() > self._expires_at - EXPIRES_EARLY
