@@ -795,13 +795,14 @@ async def test_a_watch_comes_back_with_its_server(name: str) -> None:
             grant = await claim(backend.leases, name)
             heard = Heard(backend.leases, name)
             await heard.one_more()
+            before = heard.count
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
-            await heard.one_more()
+            await until(lambda: heard.count > before)
             await until(lambda: bool(watches(server, name)))
-            count = heard.count
+            again = heard.count
             assert await backend.leases.release(grant) == Released(grant)
-            await until(lambda: heard.count > count)
+            await until(lambda: heard.count > again)
             await heard.close()
 
 
