@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tenure._backends import etcd
-from tenure._backends.etcd.client import Client, Reply
+from tenure._backends.etcd.client import Client, Member, Reply
 from tenure._backends.etcd.diagnosis import FULL, is_before, release_of
+from tenure._backends.etcd.errors import Refused
 from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
+from tenure._runtime.clock import SystemClock
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -422,6 +424,117 @@ async def test_a_fence_that_was_raised_by_a_lost_answer_is_raised_again(server: 
         await granted(leases, name, "ann#2")
 
 
+def is_raised_fence(body: Any) -> bool:
+    """Whether *body* is the transaction that ends a place for good."""
+    return any("fence/" in from_base64(one.get("request_put", {}).get("key", "")) for one in body.get("success", ()))
+
+
+async def test_a_place_that_is_ended_twice_takes_no_other_with_it(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with proxied(server) as (backend, proxy):
+        leases = backend.leases
+        await granted(leases, f"{name}-other")
+        proxy.lose_answers()
+        with pytest.raises(Unavailable):
+            await leases.acquire(name, "ann#1", TTL)
+        proxy.heal()
+        sent, both, next_leads = 0, asyncio.Event(), asyncio.Event()
+
+        async def change(carry_out: Call, path: str, body: Any) -> Reply:
+            nonlocal sent
+            if is_raised_fence(body):
+                sent += 1
+                await (both if sent == 1 else next_leads).wait()
+            return await carry_out()
+
+        intercepted(backend, monkeypatch, change)
+        first = asyncio.create_task(leases.withdraw(name, "ann#1"))
+        await until(lambda: sent == 1)
+        second = asyncio.create_task(leases.withdraw(name, "ann#1"))
+        await asyncio.sleep(0)
+        both.set()
+        await first
+        grant = await granted(leases, name, "ann#2")
+        next_leads.set()
+        await second
+        assert list(await leases.renew([grant], TTL)) == [Granted(grant)]
+
+
+async def test_a_place_is_not_given_again_while_a_request_that_ends_it_is_under_way(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url) as backend:
+        leases = backend.leases
+        await granted(leases, f"{name}-other")
+        sent: list[str] = []
+        entered, ended = asyncio.Event(), asyncio.Event()
+
+        async def change(carry_out: Call, path: str, body: Any) -> Reply:
+            if is_raised_fence(body):
+                sent.append("fence")
+                await ended.wait()
+            reply = await carry_out()
+            if path == "kv/txn" and not sent:
+                sent.append("put")
+                await entered.wait()
+            return reply
+
+        intercepted(backend, monkeypatch, change)
+        asking = asyncio.create_task(leases.acquire(name, "ann#1", TTL))
+        await until(lambda: sent == ["put"])
+        first = asyncio.create_task(leases.withdraw(name, "ann#1"))
+        await until(lambda: "fence" in sent)
+        entered.set()
+        with pytest.raises(Unavailable, match="gave up its place"):
+            await asking
+        second = asyncio.create_task(leases.withdraw(name, "ann#1"))
+        await asyncio.wait({second}, timeout=0.2)  # it waits for the first one
+        await leases.acquire(name, "ann#2", TTL)
+        place = leases._sessions.find(name, "ann#2")
+        assert place is not None
+        token = place.revision
+        ended.set()
+        await asyncio.gather(first, second)
+        assert (await granted(leases, name, "ann#2")).token == token
+
+
+async def test_a_request_that_a_proxy_gave_up_is_not_taken_for_refused(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url) as backend:
+        leases = backend.leases
+        await granted(leases, f"{name}-other")
+        held: list[Any] = []
+        real = Member.post
+
+        async def post(self: Member, path: str, body: Any, token: str) -> Any:
+            held.append(body)
+            raise Refused(504, "gateway time-out", is_of_etcd=False)
+
+        with monkeypatch.context() as context:
+            context.setattr(Member, "post", post)
+            with pytest.raises(Unavailable, match="status 504, as a proxy does"):
+                await leases.acquire(name, "ann#1", TTL)
+        await leases.withdraw(name, "ann#1")
+        for body in held:
+            await real(backend._client.members[0], "kv/txn", body, "")
+        assert places(server, name) == []
+
+
+async def test_a_deadline_is_kept_although_its_timer_ends_early(server: Etcd, name: str) -> None:
+    class Slow(SystemClock):
+        def now(self) -> float:
+            return 0.8 * super().now()
+
+    backend = etcd.open(Url.parse(server.url), clock=Slow())
+    try:
+        await granted(backend.leases, name, ttl=2.0)
+        await until(lambda: not backend.leases._sessions._places)
+    finally:
+        await backend.close()
+
+
 # --- hints -------------------------------------------------------------------------------------------------------
 
 
@@ -525,14 +638,21 @@ async def test_a_full_etcd_keeps_its_leaders_and_takes_no_new_one(name: str) -> 
             await granted(bob.leases, f"{name}-new", "bob#1", ttl=30.0)
 
 
-async def test_another_server_is_named() -> None:
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        ("404 Not Found", ConfigError, r"no JSON gateway under /v3.*'nope'.*3\.4"),
+        ("503 Service Unavailable", Unavailable, r"status 503, as a proxy does.*'nope'.*check that etcd runs"),
+    ],
+)
+async def test_another_server_is_named(status: str, error: type[Exception], words: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\nConnection: close\r\n\r\nnope")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 4\r\nConnection: close\r\n\r\nnope".encode())
         writer.close()
         await writer.wait_closed()
 
     other = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with other, opened(f"etcd://127.0.0.1:{other.sockets[0].getsockname()[1]}/") as backend:
-        with pytest.raises(ConfigError, match=r"no JSON gateway under /v3.*'nope'.*3\.4"):
+        with pytest.raises(error, match=words):
             await backend.leases.inspect("name")

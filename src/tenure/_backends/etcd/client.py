@@ -188,7 +188,7 @@ class Client:
                 async with asyncio.timeout(share):
                     answer = await self._logged_in(asked, path, body)
             except Refused as error:
-                error.was_only = not in_doubt
+                error.was_only = not in_doubt and not error.may_be_executed
                 if handles is not None and error.means(handles):
                     raise
                 if not error.is_of_member:

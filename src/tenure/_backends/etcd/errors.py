@@ -14,6 +14,11 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 # Codes of gRPC
 PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED = 7, 8, 12, 14, 15, 16
 
+_DECIDED = frozenset({3, 5, 6, 7, 8, 9, 11, 12, 16})
+"""The codes of refusals that are final; others, such as a time limit's, may come while the request is executed."""
+_GATEWAYS = frozenset({502, 503, 504})
+"""What a proxy answers while the servers behind it can't be reached, or are too slow."""
+
 NO_LEASE = "requested lease not found"
 LEASE_EXISTS = "lease already exists"
 NO_SPACE = "database space exceeded"
@@ -57,7 +62,19 @@ class Refused(Exception):
     @property
     def is_of_member(self) -> bool:
         """Whether another member may answer instead."""
-        return self.code == UNAVAILABLE or (self.code == RESOURCE_EXHAUSTED and "too many requests" in self.text)
+        if self.is_temporary or self.code == UNAVAILABLE:
+            return True
+        return self.code == RESOURCE_EXHAUSTED and "too many requests" in self.text
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether a proxy in front of etcd gave this answer, because it got none itself."""
+        return self.code is None and self.status in _GATEWAYS
+
+    @property
+    def may_be_executed(self) -> bool:
+        """Whether the request may be executed, or be executed later, all the same."""
+        return self.code not in _DECIDED
 
     def means(self, text: str) -> bool:
         """Return whether this is the refusal with *text*."""
@@ -113,6 +130,9 @@ def _cause_of(error: aiohttp.ClientConnectorError, address: Address, *, worked: 
 def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, permitted: bool) -> TenureError:
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     text = error.text
+    if error.is_temporary:
+        proxy = f"{address} answers with status {error.status}, as a proxy does that can't reach etcd: {text!r}"
+        return Unavailable(f"{proxy}; check that etcd runs; the request may have been executed")
     if not error.is_of_etcd:
         return lasting(_foreign(error, address))
     if error.code == PERMISSION_DENIED or "permission denied" in text:

@@ -305,8 +305,9 @@ class Sessions:
 
     async def _raise_fence(self, place: Place, until: float) -> None:
         session = place.session
+        place.unanswered += 1  # for good: only a raised fence keeps this deletion from the key of a later place
         async with session.fencing:
-            while True:
+            while place in self._ending:  # else another call has ended it, and the key may be a later place's
                 body = requests.leave_for_good(self._keys, place.name, session.lease, session.fence)
                 reply = await self._client.call("kv/txn", body, until=until, handles=NO_LEASE)
                 answer = TxnAnswer.of(reply.body)
@@ -325,7 +326,12 @@ class Sessions:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock.now()), self.end_overdue)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock.now()), self._timer_ended)
+
+    def _timer_ended(self) -> None:
+        """Look at the deadlines, and set the timer again: it may have ended a little before our clock got there."""
+        self._timer, self._timer_at = None, -math.inf
+        self.end_overdue()
 
     async def close(self) -> None:
         """End what is still waiting, as far as etcd can be reached; claims that were granted run out."""
@@ -341,6 +347,8 @@ class Sessions:
             for place in session.places.values()
             if not place.is_granted
         ]
+        for place in waiting:
+            self._begin_ending(place)
         ending = [*(session.revoke(until) for session in unused), *(self._delete(place, until) for place in waiting)]
         await asyncio.gather(*ending, return_exceptions=True)
         self._sessions.clear()
