@@ -74,6 +74,18 @@ async def test_a_login_that_has_ended_is_made_again(guarded: Etcd, name: str) ->
         assert (await granted(bob.leases, name, "bob#1", ttl=30.0)).token > grant.token
 
 
+async def test_a_watch_ends_with_a_failed_request_to_its_member_and_logs_in_again(guarded: Etcd, name: str) -> None:
+    async with opened(url_of_app(guarded)) as ann:
+        client, hints = ann._client, ann.leases.hints(name)
+        async with asyncio.timeout(20):
+            await anext(hints)
+        token, member = client._token, client.members[0]
+        guarded.call("auth/user/changepw", {"name": "app", "password": SECRET}, token=guarded.login())
+        member.retire(member.connections())  # that ends the watch
+        await until(lambda: client._token not in (None, token))
+        await until(lambda: all(watch.is_live for watch in ann.leases._hints._watches.values()))
+
+
 async def test_campaigns_go_on_after_the_server_has_forgotten_their_logins(name: str) -> None:
     with private(Etcd, password=ROOT) as server:
         async with tenure.connect(server.url) as backend:

@@ -54,6 +54,7 @@ class Member:
         self._tls = tls
         self._requests: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
+        self._running: set[aiohttp.StreamReader] = set()
         self._closing = Tasks()
         self._retired: set[aiohttp.ClientSession] = set()
 
@@ -84,10 +85,14 @@ class Member:
             if reply.status != 200:
                 _read(reply.status, await reply.read())
             rest = b""
-            async for data in reply.content.iter_any():
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    yield _read(reply.status, line)
+            self._running.add(reply.content)
+            try:
+                async for data in reply.content.iter_any():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        yield _read(reply.status, line)
+            finally:
+                self._running.discard(reply.content)
 
     async def metrics(self) -> str:
         """Return its metrics as text; raises as :meth:`post` does."""
@@ -103,6 +108,8 @@ class Member:
         streams, self._requests, self._streams = self._streams, None, None
         if streams is not None:
             self._closing.spawn(streams.close())
+        for content in self._running:  # aiohttp does not wake a reader when it closes the connection
+            content.set_exception(aiohttp.ClientConnectionError("another request to this member has failed"))
         self._retired.add(connections)
         # Requests that are under way on other connections may still be answered; by then they have ended.
         asyncio.get_running_loop().call_later(60.0, self._close_retired, connections)
