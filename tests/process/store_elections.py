@@ -7,6 +7,7 @@ what it accepts under a fence.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.process.store_candidate import UNEXPECTED
 from tests.servers import Redis, Server, private
+from tests.servers.guard import MARK
+from tests.servers.process import run_folder
 
 PROGRAM = Path(__file__).with_name("store_candidate.py")
 CANDIDATES = 3
@@ -98,7 +101,8 @@ class Candidate:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            return subprocess.Popen(self._argv, stderr=log)
+            # With the mark of the servers, so that their guard also ends it after this run was killed.
+            return subprocess.Popen(self._argv, stderr=log, env=os.environ | {MARK: str(run_folder())})
 
     def end(self) -> None:
         self.process.kill()

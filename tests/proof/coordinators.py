@@ -14,7 +14,7 @@ from tests.process.store_elections import ElectionSetup, Load, elect_through_fau
 from tests.proof.state import Part
 from tests.servers import Etcd, Kubernetes, ZooKeeper
 
-LOAD = Load(names=50, ttl=2.0)
+LOAD = Load(names=20, ttl=3.0)
 
 Course = Callable[[int], Coroutine[Any, Any, ElectionSetup]]
 
