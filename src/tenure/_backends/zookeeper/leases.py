@@ -60,7 +60,7 @@ CHECKED_MAX = 200_000
 """The characters of paths in one request; one of a million bytes breaks the connection."""
 
 
-NOBODY = Queue((), ())
+EMPTY = Queue((), ())
 
 
 class ZooKeeperLeases:
@@ -168,13 +168,13 @@ class ZooKeeperLeases:
         except NoNodeError:
             place.creating = None
             await self._elections.make(session, path, until)
-            return NOBODY
+            return EMPTY
         except ConfigError:  # it was not created
             place.creating = None
             raise
         self._made.add(path)
         if not _note_node(place, created, stat):
-            return NOBODY
+            return EMPTY
         await note_readings(place, readings, until)
         return queue_of(await session.answer(listing, until), self._client.options.dialect)
 
