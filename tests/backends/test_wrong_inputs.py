@@ -288,7 +288,7 @@ def test_etcd_with_a_file_that_is_not_there(says: Says, name: str) -> None:
 
 @pytest.mark.parametrize("command", ["send", "work"])
 def test_etcd_has_no_queues(says: Says, command: str) -> None:
-    says(command, url_of(Etcd), code=78, words=["has no queues", "use another backend"])
+    says(command, url_of(Etcd), code=78, words=["has elections, but no queues", "use another store"])
 
 
 def test_etcd_that_is_not_there(says: Says) -> None:
