@@ -41,7 +41,7 @@ class ZooKeeperHarness(LeaseHarness):
     """A ZooKeeper for one test; each client has its own proxy, so that faults concern it alone."""
 
     traits = replace(zookeeper.TRAITS, ttl_min=2 * TICK)
-    ttl = 2.0
+    ttl = 3.0
     ends_within = 0.2  # a busy machine may delay the request that deletes a node
     has_sessions = True
 
