@@ -42,7 +42,11 @@ def translate(error: Exception, place: str, *, worked: bool = False) -> TenureEr
             refused = f"{place} refused the user or the password; check both, and the option auth, in the URL"
             return Unavailable(refused) if worked else ConfigError(refused)
         case exceptions.SessionClosedRequireSaslError():
-            required = f"{place} requires a login; write zookeeper://USER:PASSWORD@… with the option auth=sasl"
+            # Also after a wrong password, if the server closes the session before kazoo reads the refusal.
+            required = (
+                f"{place} requires a login, and got none, or refused the user or the password; write "
+                "zookeeper://USER:PASSWORD@… with the option auth=sasl"
+            )
             return Unavailable(required) if worked else ConfigError(required)
         case exceptions.InvalidACLError():
             return ConfigError(
