@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from typing import Any
@@ -17,8 +17,8 @@ from tenure._backends.kubernetes import leases as leases_module
 from tenure._backends.kubernetes import records
 from tenure._backends.kubernetes.client import Client, Request
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer
-from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
+from tests.backends.test_kubernetes import opened
 from tests.clocks import TurnedClock
 from tests.servers import Kubernetes, shared
 
@@ -45,15 +45,6 @@ def _name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(name="clock")
 def _clock() -> TurnedClock:
     return TurnedClock()
-
-
-@asynccontextmanager
-async def opened(url: str, clock: TurnedClock | None = None) -> AsyncIterator[kubernetes.KubernetesBackend]:
-    backend = kubernetes.open(Url.parse(url), clock=clock)
-    try:
-        yield backend
-    finally:
-        await backend.close()
 
 
 async def claim(backend: kubernetes.KubernetesBackend, name: str, holder: str = "ann#1") -> Grant:

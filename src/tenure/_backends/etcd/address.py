@@ -91,18 +91,3 @@ def _member(written: str, url: Url, form: str, *, is_tls: bool) -> str:
             "password"
         )
     return f"{'https' if is_tls else 'http'}://{found['host']}:{found['port'] or PORT}"
-
-
-def require_files(address: Address, options: Options) -> None:
-    """Refuse an option that names a file that can't be read."""
-    for name in ("ca", "cert", "key"):
-        path = getattr(options, name)
-        if path is None:
-            continue
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"{name}={path} of {address} can't be read: {error.strerror}; name the file as this process finds it"
-            ) from error

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from tenure._backends.etcd.address import Address, Options, require_files
+from tenure._backends.etcd.address import Address, Options
 from tenure._backends.etcd.errors import NoAnswerInTime, Refused, translate
 from tenure._backends.etcd.requests import Json
 from tenure._runtime.tasks import Tasks
+from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError
 
 CONNECTIONS_MAX = 32
@@ -144,7 +145,7 @@ class Client:
     """
 
     def __init__(self, address: Address, options: Options) -> None:
-        require_files(address, options)
+        require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address: Address = address
         self.options: Options = options
         tls = _context(address, options) if address.is_tls else None

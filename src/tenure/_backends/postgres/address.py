@@ -90,18 +90,3 @@ def dsn_of(url: Url) -> str:
 
 
 assert {field.name for field in fields(Options)} >= _OURS
-
-
-def require_files(url: Url, options: Options) -> None:
-    """Refuse an option that names a file that can't be read: the driver would only report that it can't connect."""
-    for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
-        path = getattr(options, name)
-        if path is None or path == "system":  # the system's own authorities
-            continue
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"{name}={path} of {url} can't be read: {error.strerror}; name the file as this process finds it"
-            ) from error

@@ -100,21 +100,6 @@ def address_of(url: Url) -> Address:
     )
 
 
-def require_files(address: Address, options: Options) -> None:
-    """Refuse an option that names a file that can't be read: the driver would only report that it can't connect."""
-    for name in ("ca", "cert", "key"):
-        path = getattr(options, name)
-        if path is None:
-            continue
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"{name}={path} of {address} can't be read: {error.strerror}; name the file as this process finds it"
-            ) from error
-
-
 def escaped(name: str) -> str:
     """Return *name* without braces, so that it can't change the slot of a key; no two names give the same."""
     return re.sub("[%{}]", lambda found: f"%{ord(found[0]):02X}", name)

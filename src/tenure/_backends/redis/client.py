@@ -20,9 +20,10 @@ from weakref import WeakKeyDictionary
 from redis import asyncio as aioredis
 from redis import exceptions
 
-from tenure._backends.redis.address import Address, Endpoint, Options, require_files
+from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.connections import LoopConnections, on_loop, pipelined
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
+from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -170,7 +171,7 @@ class Client:
     """Whether a script can reach the keys of one slot only."""
 
     def __init__(self, address: Address, options: Options) -> None:
-        require_files(address, options)
+        require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address = address
         self.options = options
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()

@@ -125,18 +125,3 @@ def require_login(address: Address, options: Options) -> None:
             "auth=sasl needs a user and a password, and the URL has none; write zookeeper://USER:PASSWORD@"
             f"{address.servers}{address.root or '/'}?auth=sasl"
         )
-
-
-def require_files(address: Address, options: Options) -> None:
-    """Refuse an option that names a file that can't be read: the driver would only report that it can't connect."""
-    for name in ("ca", "cert", "key"):
-        path = getattr(options, name)
-        if path is None:
-            continue
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"{name}={path} of {address} can't be read: {error.strerror}; name the file as this process finds it"
-            ) from error

@@ -16,13 +16,14 @@ from typing import Any
 
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from tenure._backends.zookeeper.address import Address, Options, require_files, require_login
+from tenure._backends.zookeeper.address import Address, Options, require_login
 from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.session import Ensemble, Session
 from tenure._backends.zookeeper.touches import MARGIN
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
+from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, Unavailable
 
 READING = 0.0
@@ -49,7 +50,7 @@ class Client:
 
     def __init__(self, address: Address, options: Options, clock: Clock) -> None:
         require_login(address, options)
-        require_files(address, options)
+        require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address = address
         self.options = options
         self.clock = clock
