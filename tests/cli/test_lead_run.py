@@ -8,14 +8,17 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from tenure._cli.child import environment
+from tenure._cli.exits import Exit
 from tenure._cli.lead_run import PAUSE_MOST, QUICK, _next_pause
 from tenure._cli.output import log_to_stderr
 from tenure._url import redact
+from tenure.cli import main
 
 
 def environment_of(url: str) -> dict[str, str]:
@@ -47,20 +50,35 @@ def test_a_command_that_ends_at_once_is_started_with_growing_pauses() -> None:
     assert _next_pause(pauses[-1], ran_for=QUICK) == 0.0
 
 
-def test_the_same_line_is_not_printed_twice_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    log_to_stderr(0)
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    """The log of tenure; as it was, afterwards."""
     log = logging.getLogger("tenure")
     try:
-        log.warning("down")
-        log.warning("down")
-        log.info("not asked for")
-        log.error("worse")
-        log_to_stderr(1)
-        log.info("up")
+        yield log
     finally:
-        log_to_stderr(0)
+        log_to_stderr(-1)
         log.handlers, log.propagate = [], True
         log.setLevel(logging.NOTSET)
+
+
+def test_a_command_does_not_have_the_verbosity_of_the_one_before(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_to_stderr(1)
+    assert main(["status", "job", "--on", "nosuch:"]) == Exit.CONFIG
+    assert log.level == logging.ERROR
+    assert re.match(r"tenure: error: [a-z]", capsys.readouterr().err)
+
+
+def test_the_same_line_is_not_printed_twice_in_a_row(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr(0)
+    log.warning("down")
+    log.warning("down")
+    log.info("not asked for")
+    log.error("worse")
+    log_to_stderr(1)
+    log.info("up")
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["tenure: warning: down", "tenure: error: worse"]
     assert re.fullmatch(r"tenure: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 up", lines[2])

@@ -19,7 +19,7 @@ from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, duration, json_option
 from tenure._cli.live import can_be_live
-from tenure._cli.output import log_to_stderr, print_json
+from tenure._cli.output import print_json
 from tenure._demo.job import survey
 from tenure._demo.processes import Failed
 from tenure._demo.run import DemoSettings, run_demo
@@ -78,7 +78,6 @@ def command(
 
     Ends with 0 if all of this worked, and with 1 if not; the last lines say why. TENURE_URL is ignored.
     """
-    log_to_stderr(-1)
     if ttl is not None:
         Timing(ttl)
     if url is not None and url.partition(":")[0] in NOT_SHARED:

@@ -17,7 +17,6 @@ import click
 import tenure
 from tenure._cli.examples import Command
 from tenure._cli.exits import OTHER_CODES, Exit, Failure
-from tenure._cli.output import log_to_stderr
 from tenure.errors import ConfigError, TenureError, nearest
 
 if TYPE_CHECKING:
@@ -274,8 +273,7 @@ def one_url(ctx: click.Context, address: str | None, on: str | None, example: st
 
 
 def connect(url: str) -> Backend:
-    """Open the store for a short command: only errors are logged."""
-    log_to_stderr(-1)
+    """Open the store for a short command."""
     return tenure.connect(url)
 
 

@@ -11,7 +11,7 @@ import click
 
 from tenure._cli.exits import Exit
 from tenure._cli.group import BROKEN_PIPE, NoCommand, exit_of, group
-from tenure._cli.output import print_error
+from tenure._cli.output import log_to_stderr, print_error
 
 COMPLETION = "_TENURE_COMPLETE"
 """The variable by which a shell asks for completion; the name is click's."""
@@ -23,6 +23,7 @@ def run(arguments: Sequence[str]) -> int:
         from tenure._cli.completion import answer
 
         return answer(group, COMPLETION, asked)
+    log_to_stderr(-1)  # until the command asks for more; also after another command in this process
     try:
         result = group.main(list(arguments), prog_name="tenure", standalone_mode=False)
         sys.stdout.flush()
