@@ -42,7 +42,8 @@ class CandidateSetup:
 
     def rows(self) -> list[list[str]]:
         path = self.folder / "acts"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]  # the last may be half written
 
     def lines(self) -> list[tuple[str, int, int]]:
         return [(what, int(token), int(pid)) for what, token, pid, *_ in self.rows()]
