@@ -59,7 +59,11 @@ class EtcdLeases:
     # --- acquire --------------------------------------------------------------------------------------
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Take a place in the queue for *name*, or keep it; the first one has the name."""
+        """Take a place in the queue for *name*, or keep it; the first one has the name.
+
+        Raises:
+            Unavailable: Also while an earlier request for this place is under way.
+        """
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
@@ -70,7 +74,7 @@ class EtcdLeases:
             place = None
         place = place or self._sessions.add(name, holder, ttl)
         place.prolong(asked_at + ttl)
-        async with place.turn:
+        with place.asking():
             for _ in range(ROUNDS):
                 try:
                     answer = await self._ask(place, FrozenDict(metadata) if metadata else NO_METADATA, until)

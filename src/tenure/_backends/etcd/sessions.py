@@ -17,8 +17,8 @@ import asyncio
 import math
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from tenure._backends.etcd import requests
 from tenure._backends.etcd.client import Client, patience
@@ -26,13 +26,13 @@ from tenure._backends.etcd.errors import LEASE_EXISTS, NO_LEASE, Refused
 from tenure._backends.etcd.requests import CHECKED_MAX, Keys, TxnAnswer
 from tenure._runtime.clock import Clock
 from tenure._runtime.tasks import Tasks
-from tenure.errors import ConfigError, TenureError
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 IDLE_SHARE = 0.5
 """A session that wasn't kept alive for this share of its time is not used for new places: it may be over."""
 
-PAUSE_MAX = 5.0
-"""Seconds at most between two attempts to end a place."""
+PAUSE_MAX = 1.0
+"""Seconds at most between two attempts to end a place: its session may be kept alive, and others wait behind it."""
 
 
 class SessionGone(Exception):
@@ -63,11 +63,29 @@ class Place:
     is_ending: bool = False
     before: bytes | None = None
     """The key of the candidate before it, when it last asked."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_asked_for: bool = False
+    """Whether a request for it is under way."""
 
     def prolong(self, deadline: float) -> None:
         """Let it end at *deadline*, unless it ends later; also if the request that asks for it gets no answer."""
         self.deadline = max(self.deadline, deadline)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Hold it for one request. Others don't wait: with a slow etcd, their own time would pass in the queue.
+
+        Then each would be given up shortly before its answer, and none would ever get one.
+
+        Raises:
+            Unavailable: A request for it is under way.
+        """
+        if self.is_asked_for:
+            raise Unavailable(f"an earlier request of {self.holder!r} for {self.name!r} is still under way")
+        self.is_asked_for = True
+        try:
+            yield
+        finally:
+            self.is_asked_for = False
 
     def key(self, keys: Keys) -> bytes:
         """Return its key in etcd."""

@@ -84,7 +84,11 @@ class ZooKeeperLeases:
     # --- acquire ---
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Stand in the queue for *name*, or keep the place there; the first one has the name."""
+        """Stand in the queue for *name*, or keep the place there; the first one has the name.
+
+        Raises:
+            Unavailable: Also while an earlier request for this place is under way.
+        """
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, self.traits)
@@ -96,6 +100,10 @@ class ZooKeeperLeases:
                 place = Place(name, holder, self._elections.path(name), self._client.session(ttl))
                 self._places.add(place)
                 self._places.keep(place, request.ends_at)
+            if place.turn.locked():
+                # It doesn't wait: with a slow ZooKeeper, its own time would pass in the queue. Then each request would
+                # be given up shortly before its answer, and none would ever get one.
+                raise Unavailable(f"an earlier request of {holder!r} for {name!r} is still under way")
             async with place.turn:
                 if place.ending is not None:
                     await self._places.ended(place, request.until)
