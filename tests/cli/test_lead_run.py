@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -63,10 +64,10 @@ def log() -> Iterator[logging.Logger]:
 
 
 def test_a_command_does_not_have_the_verbosity_of_the_one_before(
-    log: logging.Logger, capsys: pytest.CaptureFixture[str]
+    log: logging.Logger, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     log_to_stderr(1)
-    assert main(["status", "job", "--on", "nosuch:"]) == Exit.CONFIG
+    assert main(["status", "job", "--me", "--socket-dir", str(tmp_path)]) != Exit.DONE
     assert log.level == logging.ERROR
     assert re.match(r"tenure: error: [a-z]", capsys.readouterr().err)
 
