@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -246,6 +247,16 @@ def test_errors_are_translated(error: Exception, has_user: bool, kind: type[Tenu
     assert "\n" not in str(found)
     # What has worked may work again.
     assert type(translated(error, has_user=has_user, worked=True)) is Unavailable
+
+
+async def test_a_request_without_time_is_not_said_to_be_perhaps_executed() -> None:
+    backend = etcd.open(Url.parse("etcd://127.0.0.1:1/"))
+    try:
+        with pytest.raises(Unavailable, match=r"no time was left to ask .*; the request was not sent$") as raised:
+            await backend._client.call("kv/txn", {}, until=asyncio.get_running_loop().time())
+        assert "executed" not in str(raised.value)
+    finally:
+        await backend.close()
 
 
 def test_an_error_that_is_not_the_clients_is_a_bug() -> None:

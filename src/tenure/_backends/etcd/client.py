@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from tenure._backends.etcd.address import Address, Options
-from tenure._backends.etcd.errors import NoAnswerInTime, Refused, translate
+from tenure._backends.etcd.errors import NoAnswerInTime, NoTimeLeft, Refused, translate
 from tenure._backends.etcd.requests import Json
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
@@ -182,7 +182,7 @@ class Client:
         self.require_open()
         end = self.until() if until is None else until
         loop = asyncio.get_running_loop()
-        last: Exception = NoAnswerInTime("before it was sent")
+        last: Exception = NoTimeLeft()
         # At least two: a connection that was kept may turn out to be broken, then the member is asked over another one.
         count = 1 if member else max(2, len(self.members))
         in_doubt = False

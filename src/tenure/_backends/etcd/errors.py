@@ -85,6 +85,10 @@ class NoAnswerInTime(Exception):
     """No answer came in time; *args* says how long that was."""
 
 
+class NoTimeLeft(Exception):
+    """The time for a request was over before it was sent."""
+
+
 def translate(
     error: Exception, address: Address, *, prefix: str, has_certificate: bool, worked: bool, permitted: bool
 ) -> TenureError:
@@ -97,6 +101,10 @@ def translate(
     match error:
         case Refused():
             return _refusal(error, address, prefix, worked=worked, permitted=permitted)
+        case NoTimeLeft():
+            return Unavailable(
+                f"no time was left to ask {address}: it, or this process, is too slow; the request was not sent"
+            )
         case NoAnswerInTime() | TimeoutError():
             return Unavailable(f"{address} gave no answer ({text or 'in time'}); the request may have been executed")
         case aiohttp.ClientConnectorCertificateError():
