@@ -522,6 +522,26 @@ async def test_a_request_that_a_proxy_gave_up_is_not_taken_for_refused(
         assert places(server, name) == []
 
 
+async def test_a_release_whose_first_attempt_lost_its_answer_is_one(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url) as backend:
+        grant = await granted(backend.leases, name)
+        real, attempts = Member.post, 0
+
+        async def post(self: Member, path: str, body: Any, token: str) -> Any:
+            nonlocal attempts
+            answer, attempts = await real(self, path, body, token), attempts + 1
+            if attempts == 1:
+                raise ConnectionResetError
+            return answer
+
+        monkeypatch.setattr(Member, "post", post)
+        assert await backend.leases.release(grant) == Released(grant)
+        assert attempts == 2
+        assert await backend.leases.release(grant) == Lost(grant)
+
+
 async def test_a_deadline_is_kept_although_its_timer_ends_early(server: Etcd, name: str) -> None:
     class Slow(SystemClock):
         def now(self) -> float:

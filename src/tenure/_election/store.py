@@ -62,7 +62,12 @@ class LeaseStore(Protocol):
         ...
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Release a claim, so that the name is free at once; its token is kept."""
+        """Release a claim, so that the name is free at once; its token is kept.
+
+        ``Lost`` means that it was over before this call: also if an earlier call released it, and its answer was lost.
+        Within one call, the store may be asked more than once; if an attempt without an answer may have released the
+        claim, that is ``Released``.
+        """
         ...
 
     async def inspect(self, name: str) -> HeldBy | Vacant:

@@ -260,7 +260,7 @@ class Sessions:
             self._set_timer(min(place.deadline for place in self._places.values()))
 
     async def release(self, place: Place, until: float) -> bool:
-        """Delete the key of *place*, which was granted; return whether it was there.
+        """Delete the key of *place*, which was granted; return whether it was there, for all that is known.
 
         Raises:
             Unavailable: etcd can't be reached.
@@ -268,9 +268,10 @@ class Sessions:
         session = place.session
         assert place.revision is not None, "it was granted"
         body = requests.leave(self._keys, place.name, session.lease, place.revision)
-        existed = TxnAnswer.of((await self._client.call("kv/txn", body, until=until)).body).succeeded
+        reply = await self._client.call("kv/txn", body, until=until)
         self.drop(place)
-        return existed
+        # If it is gone, an attempt of this request that got no answer may have deleted it.
+        return TxnAnswer.of(reply.body).succeeded or not reply.is_only
 
     def forget(self, place: Place) -> None:
         """Forget *place*, whose key is known to be gone for good."""
