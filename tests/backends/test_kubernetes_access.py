@@ -26,7 +26,7 @@ from tenure._backends.kubernetes.address import Options, address_of
 from tenure._lease import Vacant
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
-from tests.servers import Authority, Kubernetes, shared
+from tests.servers import Authority, Kubernetes, private, shared
 
 Json = dict[str, Any]
 
@@ -261,6 +261,44 @@ async def test_an_untrusted_server_is_refused(server: Kubernetes, tmp_path: Path
     path = written(tmp_path / "config", config(server, cluster={"certificate-authority": str(other.certificate)}))
     with pytest.raises(ConfigError, match=r"the certificate of .* is not trusted: .*name its authority"):
         await ask(f"kubernetes://?kubeconfig={path}")
+
+
+async def test_a_rotated_authority_is_read_when_a_server_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server is restarted with a certificate of another authority, and the file has that one a little later."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "ca.crt"
+    with private(Kubernetes, tls=True) as server:
+        file.write_bytes(authority(server).certificate.read_bytes())
+        cluster = {"certificate-authority": "ca.crt"}
+        by_config = f"kubernetes://?kubeconfig={written(tmp_path / 'config', config(server, cluster=cluster))}"
+        by_option = f"kubernetes://other?server={server.server}&ca={file}"
+        backends = [kubernetes.open(Url.parse(url)) for url in (by_config, by_option)]
+        watches = [backend.leases.hints("nothing") for backend in backends]
+        try:
+            for backend in backends:
+                await backend.leases.inspect("nothing")
+            server.stop()
+            server.authority = Authority("the next authority")
+            server.authority.issue(server.folder)
+            server.start()
+            for written_now in (file.read_text(), "half of a cert", None):
+                if written_now is None:
+                    file.unlink()
+                else:
+                    file.write_text(written_now)
+                for backend in backends:
+                    with pytest.raises(Unavailable, match=r"is not trusted.*it worked before"):
+                        await backend.leases.inspect("nothing")
+            file.write_bytes(server.authority.certificate.read_bytes())
+            for backend, hints in zip(backends, watches, strict=True):
+                await asyncio.wait_for(anext(hints), 10.0)
+                answers = await asyncio.gather(*(backend.leases.inspect(f"nothing-{number}") for number in range(5)))
+                assert answers == [Vacant(f"nothing-{number}") for number in range(5)]
+        finally:
+            for backend in backends:
+                await backend.close()
 
 
 async def test_the_certificate_of_a_server_need_not_be_checked(server: Kubernetes, tmp_path: Path) -> None:

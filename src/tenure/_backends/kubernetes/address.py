@@ -121,6 +121,7 @@ def _named_server(server: str, options: Options, env: Mapping[str, str]) -> Acce
         origin="the URL",
         server=server.rstrip("/"),
         ca=read_file(Path(options.ca), "the option ca") if options.ca else None,
+        ca_file=Path(options.ca) if options.ca else None,
         credential=credential,
     )
 
@@ -133,6 +134,7 @@ def _service_account(env: Mapping[str, str], account: Path) -> Access:
         origin="this pod's service account",
         server=f"https://{host}:{port}",
         ca=read_file(account / "ca.crt", "this pod's service account"),
+        ca_file=account / "ca.crt",
         credential=TokenFile(account / "token"),
         namespace=read_file(namespace, "its namespace").strip() if namespace.exists() else "",
     )

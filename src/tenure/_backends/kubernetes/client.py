@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from tenure._backends.kubernetes.address import Address, Options
-from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of
+from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of, with_new_authority
 from tenure._backends.kubernetes.records import Json
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
@@ -165,24 +165,42 @@ class Session:
         self, method: str, path: str, query: Mapping[str, str], body: Json | None, *, refused: Login | None = None
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, Login]]:
         """Send a request, and yield its response, and the login with which it was sent."""
-        http, login = await self._ready(refused)
-        headers = {"Accept": "application/json", "User-Agent": AGENT}
-        if login.token:
-            headers["Authorization"] = f"Bearer {login.token}"
-        data = None
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-            data = json.dumps(body).encode()
-        async with http.request(
-            method,
-            self._access.server + path,
-            params=query,
-            data=data,
-            headers=headers,
-            allow_redirects=False,
-            server_hostname=self._access.server_name,
-        ) as response:
+        response, login = await self._sent(method, path, query, body, refused)
+        async with response:
             yield response, login
+
+    async def _sent(
+        self, method: str, path: str, query: Mapping[str, str], body: Json | None, refused: Login | None
+    ) -> tuple[aiohttp.ClientResponse, Login]:
+        data = json.dumps(body).encode() if body is not None else None
+        while True:
+            http, login = await self._ready(refused)
+            try:
+                response = await http.request(
+                    method,
+                    self._access.server + path,
+                    params=query,
+                    data=data,
+                    headers=_headers(login, has_body=body is not None),
+                    allow_redirects=False,
+                    server_hostname=self._access.server_name,
+                )
+            except aiohttp.ClientConnectorCertificateError:  # so it was not sent
+                if not await self._trusts_others_than(http):
+                    raise
+            else:
+                return response, login
+
+    async def _trusts_others_than(self, http: aiohttp.ClientSession) -> bool:
+        """Return whether new connections trust other certificates than those of *http*; read them again if needed."""
+        async with self._making:
+            if self._http is http:
+                renewed = await in_thread("tenure-tls", with_new_authority, self._access)
+                if renewed is None:
+                    return False
+                self._access = renewed
+                self.retire()
+            return True
 
     def retire(self) -> None:
         """Send no new request over the present connections: one is silent, and the others may be, too."""
@@ -226,6 +244,15 @@ class Session:
                 )
                 self._shown = shown
             return self._http, login
+
+
+def _headers(login: Login, *, has_body: bool) -> dict[str, str]:
+    headers = {"Accept": "application/json", "User-Agent": AGENT}
+    if login.token:
+        headers["Authorization"] = f"Bearer {login.token}"
+    if has_body:
+        headers["Content-Type"] = "application/json"
+    return headers
 
 
 def _answer_of(response: aiohttp.ClientResponse, content: bytes) -> Answer:

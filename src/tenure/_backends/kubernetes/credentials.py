@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,6 +57,8 @@ class Access:
     server: str
     ca: str | None = field(default=None, repr=False)
     """The certificates to trust, as PEM; None: those of the system."""
+    ca_file: Path | None = None
+    """The file that they are from, if any."""
     credential: Credential | None = None
     certificate: Login | None = field(default=None, repr=False)
     """A client certificate."""
@@ -101,6 +103,21 @@ def read_file(path: Path, origin: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise ConfigError(f"{origin} names {path}, which can't be read: {why}") from error
+
+
+def with_new_authority(access: Access) -> Access | None:
+    """Return *access* with the certificates that its file has by now; None if it has no others that can be used.
+
+    A cluster replaces them while its clients run. It reads files, so call it in a thread.
+    """
+    if access.ca_file is None:
+        return None
+    with suppress(ConfigError):  # the file may be being replaced just now
+        renewed = replace(access, ca=read_file(access.ca_file, access.origin))
+        if renewed.ca != access.ca:
+            context_of(renewed, Login())
+            return renewed
+    return None
 
 
 def context_of(access: Access, login: Login) -> ssl.SSLContext | None:

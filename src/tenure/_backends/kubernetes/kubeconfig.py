@@ -143,6 +143,7 @@ def access_of(config: Kubeconfig, wanted: str | None) -> Access:
         origin=origin,
         server=server.rstrip("/"),
         ca=cluster.text("certificate-authority"),
+        ca_file=None if cluster.fields.get("certificate-authority-data") else cluster.path("certificate-authority"),
         credential=_credential(user, cluster) if user else None,
         certificate=_certificate(user) if user else None,
         namespace=str(context.fields.get("namespace") or "default"),
