@@ -26,6 +26,7 @@ from tenure._backends.kubernetes.address import Options, address_of
 from tenure._lease import Vacant
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
+from tenure.testing import until
 from tests.servers import Authority, Kubernetes, private, shared
 
 Json = dict[str, Any]
@@ -423,6 +424,44 @@ async def test_a_command_that_hangs_is_named_and_awaited(server: Kubernetes, tmp
         assert len(plugin.calls) == 1
     finally:
         await backend.close()
+
+
+HOLDS_OUTPUT = """#!/bin/sh
+exec 3> alive
+sleep 60 &
+[ "$1" = waits ] && wait
+exit 0
+"""
+
+
+@pytest.mark.parametrize("command", ["waits", "ends"])
+async def test_all_that_a_command_has_started_is_killed_with_it(
+    server: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A process of the command keeps its output open, also after the command's own end."""
+    monkeypatch.setattr(credentials, "COMMAND_MAX", 1.0)
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "holds-output"
+    program.write_text(HOLDS_OUTPUT)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    os.mkfifo(tmp_path / "alive")
+    alive = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "args": [command]}}
+        path = written(tmp_path / "config", config(server, user))
+        with pytest.raises(Unavailable, match=r"the credential command '.*holds-output' took over 1 s"):
+            await ask(f"kubernetes://?kubeconfig={path}")
+        await until(lambda: is_at_end(alive))
+    finally:
+        os.close(alive)
+
+
+def is_at_end(pipe: int) -> bool:
+    """Return whether no process has the other end of *pipe* open any more."""
+    try:
+        return os.read(pipe, 1) == b""
+    except BlockingIOError:
+        return False
 
 
 async def test_the_output_of_a_command_is_not_shown(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:

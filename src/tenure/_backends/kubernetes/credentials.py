@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import ssl
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -244,22 +246,30 @@ class CommandLogin:
         env = {**os.environ, **command.env, "KUBERNETES_EXEC_INFO": info}
         pipe = asyncio.subprocess.PIPE
         try:
+            # In a session of its own: it has no terminal, and a group that can be killed with all that it has started.
             process = await asyncio.create_subprocess_exec(
-                *command.argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+                *command.argv,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
             )
         except OSError as error:
             raise ConfigError(
                 f"the kubeconfig's credential command {command.argv[0]!r} can't be run: {error.strerror}"
                 f"{'; ' + command.hint if command.hint else ''}"
             ) from error
+        is_over = False
         try:
             async with asyncio.timeout(COMMAND_MAX):
                 written, errors = await process.communicate()
+            is_over = True
         except TimeoutError:
             raise Unavailable(f"the credential command {command.argv[0]!r} took over {COMMAND_MAX:g} s") from None
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
+            if not is_over:
+                _kill(process)
         if process.returncode:
             said = errors.decode(errors="replace").strip().splitlines()[-1:]
             raise Unavailable(
@@ -268,6 +278,15 @@ class CommandLogin:
             )
         self._login, self._expires_at = _credential_in(written, command)
         return self._login
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a command with all that it has started: one of them may hold its output open after its end."""
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _credential_in(written: bytes, command: Command) -> tuple[Login, float | None]:
