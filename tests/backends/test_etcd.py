@@ -278,6 +278,20 @@ async def test_closing_ends_the_places_that_wait_and_no_claim(server: Etcd, name
 # --- interleavings -----------------------------------------------------------------------------------------------
 
 
+async def test_a_request_beside_another_is_refused_at_once(server: Etcd, name: str) -> None:
+    async with opened(server.url) as ann, proxied(server) as (bob, proxy):
+        grant = await granted(ann.leases, name)
+        await waiting(bob.leases, name)
+        proxy.stall()
+        asking = asyncio.ensure_future(bob.leases.acquire(name, "bob#1", TTL))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match=f"an earlier request of 'bob#1' for '{name}' is still under way"):
+            await bob.leases.acquire(name, "bob#1", TTL)
+        await ann.leases.release(grant)
+        proxy.heal()
+        assert isinstance(await asking, Granted)
+
+
 async def test_a_session_that_ends_while_its_candidate_waits_gives_no_phantom(server: Etcd, name: str) -> None:
     """etcd issue 22387: a waiter's own lease has ended, and then the key before its own is deleted."""
     async with opened(server.url) as ann, opened(server.url) as bob, opened(server.url) as cat:

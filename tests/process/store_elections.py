@@ -31,7 +31,7 @@ from tests.servers.process import run_folder
 
 PROGRAM = Path(__file__).with_name("store_candidate.py")
 CANDIDATES = 3
-BOUND = 300.0
+BOUND = 60.0
 """Seconds in which every name is led again; long, for the machine may be busy."""
 
 Fault = Callable[[], Awaitable[None]]

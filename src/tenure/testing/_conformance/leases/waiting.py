@@ -124,6 +124,20 @@ class LeaseQueueSuite(LeaseSuite):
             await ann.release(grant)
         assert (await claim(cat, name, "cat#1", harness.ttl)).token > grant.token
 
+    async def test_asking_again_beside_the_request_takes_nothing_from_it(
+        self, harness: LeaseHarness, name: str
+    ) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        for _ in range(2):
+            first, *others = await asyncio.gather(
+                *(bob.acquire(name, "bob#1", harness.ttl) for _ in range(5)), return_exceptions=True
+            )
+            assert isinstance(first, HeldBy)
+            assert all(isinstance(one, HeldBy | Unavailable) for one in others)
+        await ann.release(grant)
+        await claim(bob, name, "bob#1", harness.ttl)
+
     @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8])
     async def test_a_cancelled_request_or_withdrawal_leaves_no_place(
         self, harness: LeaseHarness, name: str, steps: int
