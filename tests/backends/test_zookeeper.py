@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -468,6 +469,34 @@ async def test_tls_trusts_the_named_authority_only(name: str) -> None:
         async with opened(server, "&timeout=1") as plain:
             with pytest.raises(Unavailable, match="add tls=true if it requires TLS"):
                 await plain.leases.inspect(name)
+
+
+@pytest.mark.parametrize("protocol", ["TLSv1.2", "TLSv1.3"])
+async def test_a_client_shows_its_certificate(name: str, tmp_path: Path, protocol: str) -> None:
+    """By TLS 1.3, a server refuses it after the handshake."""
+    authority, other = Authority(), Authority("another")
+    certificate, key = other.issue(tmp_path, "a client", usage="clientAuth")
+    options = [("ssl.protocol", protocol), ("ssl.enabledProtocols", protocol)]
+    if protocol == "TLSv1.3":
+        options.append(("ssl.ciphersuites", "TLS_AES_128_GCM_SHA256"))
+    with private(ZooKeeper, tick=TICK, authority=authority, client_certificates=True, options=options) as server:
+        backend = zookeeper.open(Url.parse(server.url))
+        try:
+            grant = await claim(backend, name, "ann#1")
+            assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+        finally:
+            await backend.close()
+        assert server.certificate is not None
+        ours = "&cert={}&key={}".format(*server.certificate)
+        for options_of_tls, reason in (
+            (f"&ca={authority.certificate}", "with cert and key|check cert and key"),
+            (f"&ca={authority.certificate}&cert={certificate}&key={key}", "with cert and key|check cert and key"),
+            (f"&ca={other.certificate}{ours}", "not trusted.*check the option ca"),
+        ):
+            async with opened(server, f"&tls=true{options_of_tls}") as backend:
+                # A refusal is not always read: sending may fail before that.
+                with pytest.raises((ConfigError, Unavailable), match=reason):
+                    await backend.leases.acquire(f"{name}-other", "ann#1", TTL)
 
 
 async def test_an_unreachable_server_is_told(name: str) -> None:

@@ -40,6 +40,7 @@ class ZooKeeper(Server):
         login: User and password that it accepts by SASL, mechanism DIGEST-MD5.
         needs_login: Whether it refuses clients without this login.
         authority: Issues its certificate; it then accepts TLS only.
+        client_certificates: Whether it accepts only clients that show a certificate of the authority.
         options: More lines of its configuration, as ``("enforce.auth.enabled", "true")``.
         members: The lines ``server.N`` of its ensemble.
         number: Its number in the ensemble.
@@ -56,6 +57,7 @@ class ZooKeeper(Server):
         login: tuple[str, str] | None = None,
         needs_login: bool = False,
         authority: Authority | None = None,
+        client_certificates: bool = False,
         options: Sequence[tuple[str, str]] = (),
         members: Sequence[tuple[str, str]] = (),
         number: int = 1,
@@ -66,6 +68,9 @@ class ZooKeeper(Server):
         self.login = login
         self.needs_login = needs_login
         self.authority = authority
+        self.client_certificates = client_certificates
+        self.certificate: tuple[Path, Path] | None = None
+        """A client's certificate and key, if it requires one."""
         self.options = options
         self.members = members
         self.number = number
@@ -100,6 +105,10 @@ class ZooKeeper(Server):
 
     def _tls(self) -> list[tuple[str, str]]:
         assert self.authority is not None
+        if self.client_certificates:
+            folder = self.folder / "client"
+            folder.mkdir()
+            self.certificate = self.authority.issue(folder, "a client", usage="clientAuth")
         certificate, key = self.authority.issue(self.folder)
         both = self.write("server-with-key.pem", key.read_text() + certificate.read_text())
         return [
@@ -110,7 +119,7 @@ class ZooKeeper(Server):
             ("ssl.keyStore.type", "PEM"),
             ("ssl.trustStore.location", str(self.authority.certificate)),
             ("ssl.trustStore.type", "PEM"),
-            ("ssl.clientAuth", "none"),
+            ("ssl.clientAuth", "need" if self.client_certificates else "none"),
         ]
 
     def argv(self) -> Sequence[str]:
@@ -139,13 +148,21 @@ class ZooKeeper(Server):
         answer = b""
         try:
             plain = socket.create_connection(("127.0.0.1", self.port), 1.0)
-            with plain, self.authority.context().wrap_socket(plain) if self.authority else plain as connection:
+            with plain, self._secured(plain) as connection:
                 connection.sendall(command.encode())
                 while more := connection.recv(65_536):
                     answer += more
         except (OSError, ssl.SSLError):
             return ""
         return answer.decode(errors="replace")
+
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        if self.authority is None:
+            return plain
+        context = self.authority.context()
+        if self.certificate:
+            context.load_cert_chain(*self.certificate)
+        return context.wrap_socket(plain)
 
     @contextmanager
     def client(self, **options: Any) -> Iterator[Any]:
@@ -164,7 +181,10 @@ class ZooKeeper(Server):
     def url(self) -> str:
         query = [f"tick={self.tick:g}"]
         if self.authority:
-            query += ["tls=true", f"ca={quote(str(self.authority.certificate), safe='/')}"]
+            files = {"ca": self.authority.certificate}
+            if self.certificate:
+                files["cert"], files["key"] = self.certificate
+            query += ["tls=true", *(f"{option}={quote(str(file), safe='/')}" for option, file in files.items())]
         return f"zookeeper://127.0.0.1:{self.port}/?{'&'.join(query)}"
 
 

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import SASLException, SessionClosedRequireSaslError
+from kazoo.exceptions import ConnectionDropped, SASLException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 from kazoo.protocol.connection import _CONNECTION_DROP, STOP_CONNECTING, ConnectionHandler
 from kazoo.protocol.serialization import Connect
@@ -150,11 +150,15 @@ class _Handler(SequentialThreadingHandler):
             if self._context is not None:
                 made = self._context.wrap_socket(made, server_hostname=hostname)
         except Exception as error:
-            self.failure = error
-            self.completion_queue.put(self._on_failure)
+            self.note_failure(error)
             raise
         self.failure = None
         return made
+
+    def note_failure(self, error: Exception) -> None:
+        """Note why an attempt to connect has failed."""
+        self.failure = error
+        self.completion_queue.put(self._on_failure)
 
 
 class _Connection(ConnectionHandler):
@@ -163,7 +167,13 @@ class _Connection(ConnectionHandler):
     negotiated: float = 0.0
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
-        answer = super()._invoke(timeout, request, xid)
+        try:
+            answer = super()._invoke(timeout, request, xid)
+        except ConnectionDropped as error:
+            # By TLS 1.3, a server refuses the client's certificate after the handshake.
+            if isinstance(error.__context__, ssl.SSLError):
+                self.handler.note_failure(error.__context__)
+            raise
         if isinstance(request, Connect):
             self.negotiated = answer[0].time_out / 1_000
         return answer

@@ -76,12 +76,19 @@ def not_connected(failure: Exception | None, place: str, within: float, *, worke
         case ssl.SSLCertVerificationError():
             untrusted = f"{place} has a certificate that is not trusted: {failure.verify_message}; check the option ca"
             return Unavailable(untrusted) if worked else ConfigError(untrusted)
+        case ssl.SSLError() if is_about_certificates(failure):
+            unknown = (
+                f"{place} refused to connect by TLS: {failure.reason}; name a client's certificate that it trusts, and "
+                "its key, with cert and key"
+            )
+            return Unavailable(unknown) if worked else ConfigError(unknown)
         case ssl.SSLError():
             hint = "check that its port is the one for TLS, and the options cert and key"
             return Unavailable(f"{place} refused to connect by TLS: {failure.reason or failure}; {hint}")
         case None:
-            other = "remove tls=true if it doesn't use TLS" if is_tls else "add tls=true if it requires TLS"
-            hint = "" if worked else f"; {other}"
+            # The alert of TLS is not always read: sending may fail before that.
+            by_tls = "remove tls=true if it doesn't use TLS; if it requires a client's certificate, check cert and key"
+            hint = "" if worked else f"; {by_tls if is_tls else 'add tls=true if it requires TLS'}"
             return Unavailable(f"{place} accepted connections and opened no session within {within:.3g} s{hint}")
         case OSError():
             return Unavailable(
@@ -89,6 +96,15 @@ def not_connected(failure: Exception | None, place: str, within: float, *, worke
                 "majority of the servers runs"
             )
     return Unavailable(f"{place} can't be reached: {text_of(failure)}")
+
+
+def is_about_certificates(failure: Exception | None) -> bool:
+    """Return whether a certificate was refused, the server's or the client's: the next attempt would fail, too."""
+    if not isinstance(failure, ssl.SSLError):
+        return False
+    reason = failure.reason or ""
+    is_alert = "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
+    return is_alert or isinstance(failure, ssl.SSLCertVerificationError)
 
 
 def text_of(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,14 @@ from kazoo.exceptions import AuthFailedError, KazooException, SessionExpiredErro
 from kazoo.protocol.states import KeeperState, WatchedEvent
 
 from tenure._backends.zookeeper.driver import OVER, Driver
-from tenure._backends.zookeeper.errors import NO_ANSWER, Broken, Expected, not_connected, translate
+from tenure._backends.zookeeper.errors import (
+    NO_ANSWER,
+    Broken,
+    Expected,
+    is_about_certificates,
+    not_connected,
+    translate,
+)
 from tenure._backends.zookeeper.requests import Send, exists
 from tenure._backends.zookeeper.touches import EVERY, Touches
 from tenure._runtime.clock import Clock
@@ -130,12 +136,12 @@ class Session:
 
         Raises:
             Unavailable: There is none at *until*, or the session has expired.
-            ConfigError: The login is wrong, or the certificate of the server.
+            ConfigError: The login is wrong, or the certificate of the server or of this client.
         """
         began = self._clock.now()
         while not self._is_connected.is_set():
             news, failure, known = self._news, self._driver.failure, self._ensemble
-            is_hopeless = isinstance(failure, ssl.SSLCertVerificationError) and not known.has_worked
+            is_hopeless = is_about_certificates(failure) and not known.has_worked
             if is_hopeless or self._clock.now() >= until:
                 raise not_connected(
                     failure, known.place, until - began, worked=known.has_worked, is_tls=known.is_tls
