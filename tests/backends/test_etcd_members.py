@@ -244,6 +244,25 @@ async def test_a_request_goes_on_to_the_members_that_answer(
         release(nobody)
 
 
+async def test_a_silent_member_is_asked_after_those_that_have_answered_since(
+    cluster: EtcdCluster, silent: FaultProxy, name: str
+) -> None:
+    async with (
+        FaultProxy("127.0.0.1", cluster.nodes[0].port) as one,
+        FaultProxy("127.0.0.1", cluster.nodes[1].port) as other,
+    ):
+        hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in (silent, one, other))
+        async with opened(f"etcd://{hosts}/", "timeout=6") as backend:  # 2 s for each member
+            grant = await granted(backend.leases, name, ttl=20.0)
+            for failing, healthy in ((one, other), (other, one)) * 2:
+                healthy.heal()
+                failing.refuse()
+                failing.reset()
+                asked_at = time.monotonic()
+                assert list(await backend.leases.renew([grant], 20.0)) == [Granted(grant)]
+                assert time.monotonic() - asked_at < 2.0
+
+
 async def test_a_leader_goes_on_while_members_die(name: str) -> None:
     """Each member is killed in turn, with the one that leads etcd first, and the one that the client uses."""
     with private(EtcdCluster) as cluster:
@@ -254,7 +273,7 @@ async def test_a_leader_goes_on_while_members_die(name: str) -> None:
             hints = bob.leases.hints(name)
             async with asyncio.timeout(10):
                 await anext(hints)
-            for dead in (cluster.leader(), cluster.nodes[ann._client._current]):
+            for dead in (cluster.leader(), cluster.nodes[ann._client.members.index(ann._client.present)]):
                 dead.kill()
                 answers = [await renewed(leases, grant, ttl)]
                 while not isinstance(answers[-1], Granted):

@@ -5,7 +5,8 @@ House rules:
 - Each request has a time limit for everything: all members, the connections and the login included.
 - A request that got no answer may be executed later, all the same. So every request can be repeated, and
   ``Reply.is_only`` says whether an attempt of it may still be under way.
-- All members' answers are worth the same: etcd passes writes on to its leader. A member that failed is asked last.
+- All members' answers are worth the same: etcd passes writes on to its leader. The members that have failed since they
+  last answered are asked last; of these, the one that answered last is asked first.
 - It is used on one event loop, the renewal loop.
 """
 
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -58,6 +60,21 @@ class Member:
         self._running: set[aiohttp.StreamReader] = set()
         self._closing = Tasks()
         self._retired: set[aiohttp.ClientSession] = set()
+        self._answered_at = -math.inf
+        self._failed_at = -math.inf
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The place of this member in the order in which members are asked; members of equal rank, in their own."""
+        has_failed = self._failed_at > self._answered_at
+        return has_failed, -self._answered_at if has_failed else 0.0
+
+    def failed(self, sent_at: float) -> bool:
+        """Note that a request got no answer; False if others were answered since then: it is slow, and works."""
+        if self._answered_at > sent_at:
+            return False
+        self._failed_at = asyncio.get_running_loop().time()
+        return True
 
     def connections(self) -> aiohttp.ClientSession:
         """Return the connections for requests."""
@@ -74,7 +91,9 @@ class Member:
         """
         url, data = f"{self.url}/v3/{path}", json.dumps(body)
         async with self.connections().post(url, data=data, headers=_headers(token)) as reply:
-            return _read(reply.status, await reply.read())
+            found = _read(reply.status, await reply.read())
+        self._answered_at = asyncio.get_running_loop().time()
+        return found
 
     async def stream(self, path: str, body: Mapping[str, object], token: str) -> AsyncGenerator[Json, None]:
         """Yield the messages of an answer that goes on; raises as :meth:`post` does."""
@@ -150,7 +169,6 @@ class Client:
         self.options: Options = options
         tls = _context(address, options) if address.is_tls else None
         self.members: tuple[Member, ...] = tuple(Member(url, tls) for url in address.members)
-        self._current = 0
         self._token: str | None = None
         """Of the present login; empty if the servers have no users, None if the login is still to be made."""
         self._login_turn = asyncio.Lock()
@@ -185,13 +203,14 @@ class Client:
         last: Exception = NoTimeLeft()
         # At least two: a connection that was kept may turn out to be broken, then the member is asked over another one.
         count = 1 if member else max(2, len(self.members))
-        in_doubt = False
+        in_doubt, tried = False, list[Member]()
         for left in range(count, 0, -1):
-            asked = member or self.members[self._current]
+            asked = member or self._next(tried)
+            tried.append(asked)
             share = (end - loop.time()) / (left if len(self.members) > 1 else 1)
             if share <= 0:
                 break
-            connections = asked.connections()
+            connections, sent_at = asked.connections(), loop.time()
             try:
                 async with asyncio.timeout(share):
                     answer = await self._logged_in(asked, path, body)
@@ -202,16 +221,25 @@ class Client:
                 if not error.is_of_member:
                     raise self.translated(error) from error
                 last, in_doubt = error, True
+                asked.failed(math.inf)
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 last = NoAnswerInTime(f"within {share:.2g} s") if isinstance(error, TimeoutError) else error
                 in_doubt = in_doubt or not isinstance(error, aiohttp.ClientConnectorError)  # then it was never sent
-                asked.retire(connections)
+                if asked.failed(sent_at if isinstance(error, TimeoutError) else math.inf):
+                    asked.retire(connections)
             else:
                 self._worked = True
                 return Reply(answer, not in_doubt)
-            if member is None and asked is self.members[self._current]:
-                self._current = (self._current + 1) % len(self.members)
         raise self.translated(last) from last
+
+    @property
+    def present(self) -> Member:
+        """The member that is asked first at present."""
+        return self._next(())
+
+    def _next(self, tried: Sequence[Member]) -> Member:
+        """Return the member to ask after those that were *tried*."""
+        return min([one for one in self.members if one not in tried] or self.members, key=lambda one: one.rank)
 
     async def _logged_in(self, member: Member, path: str, body: Mapping[str, object]) -> Json:
         """Return the answer of *member*; log in before, and again if the login has ended."""
@@ -256,7 +284,7 @@ class Client:
             ConfigError: It refuses this for good.
         """
         self.require_open()
-        member, token = self.members[self._current], ""
+        member, token, sent_at = self.present, "", asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self.options.timeout) as limit:
                 token = await self._login(member)
@@ -272,8 +300,7 @@ class Client:
                 self.forget_login(token)
             raise self.translated(error) from error
         except (aiohttp.ClientError, OSError) as error:
-            if member is self.members[self._current]:
-                self._current = (self._current + 1) % len(self.members)
+            member.failed(sent_at if isinstance(error, TimeoutError) else math.inf)
             raise self.translated(error) from error
 
     async def metric(self, member: Member, name: str) -> float:
