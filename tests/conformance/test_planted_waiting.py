@@ -40,6 +40,15 @@ class ATurnBeginsWhenItIsTaken(QueuedMemoryLeases):
         return seen if is_told else Vacant(name, self.queues.newest.get(name, 0))
 
 
+class ANewerRequestEndsTheOneBefore(QueuedMemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        self.newest_request = request = object()
+        await asyncio.sleep(0)
+        if self.newest_request is not request:
+            raise Unavailable("a newer request has begun")
+        return await super().acquire(name, holder, ttl, metadata)
+
+
 class WithdrawalDoesNothing(QueuedMemoryLeases):
     async def withdraw(self, name: str, holder: str) -> None:
         pass
@@ -168,6 +177,7 @@ PLANTED: dict[type[QueuedMemoryLeases] | type[FaultyLeaseStore], tuple[str, ...]
     LastComeFirstServed: ("test_the_first_to_ask_is_the_first_to_be_granted",),
     AskingAgainGoesToTheEnd: ("test_the_first_to_ask_is_the_first_to_be_granted",),
     ATurnBeginsWhenItIsTaken: ("test_a_holder_whose_turn_comes_has_the_name_before_it_asks",),
+    ANewerRequestEndsTheOneBefore: ("test_asking_again_beside_the_request_takes_nothing_from_it",),
     WithdrawalDoesNothing: (
         "test_a_holder_that_withdrew_is_passed_over",
         "test_a_holder_that_withdrew_may_ask_again_at_the_end_of_the_queue",

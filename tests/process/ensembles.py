@@ -34,7 +34,7 @@ class EtcdEnsemble:
 
     def url(self, ports: Sequence[int]) -> str:
         """Return the URL of a candidate that reaches the servers through proxies on *ports*."""
-        return f"etcd://{','.join(f'127.0.0.1:{port}' for port in ports)}/?timeout=1"
+        return f"etcd://{','.join(f'127.0.0.1:{port}' for port in ports)}/?timeout=2"
 
     def leads(self, number: int) -> bool:
         """Return whether a server answers, and says that it leads the others."""
@@ -50,7 +50,7 @@ class ZooKeeperEnsemble:
     def url(self, ports: Sequence[int]) -> str:
         """Return the URL of a candidate that reaches the servers through proxies on *ports*."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-        return f"zookeeper://{hosts}/?timeout=1&tick={self.servers[0].tick:g}"
+        return f"zookeeper://{hosts}/?timeout=2&tick={self.servers[0].tick:g}"
 
     def leads(self, number: int) -> bool:
         """Return whether a server answers, and says that it leads the others."""
@@ -165,7 +165,7 @@ def etcd_on_hosts(lab: NetLab) -> Iterator[tuple[EtcdEnsemble, Sequence[str]]]:
     for node in nodes:
         node.members = members
     with _started(nodes):
-        yield EtcdEnsemble(nodes), [f"etcd://{lab.address(node.host)}:{node.port}/?timeout=1" for node in nodes]
+        yield EtcdEnsemble(nodes), [f"etcd://{lab.address(node.host)}:{node.port}/?timeout=2" for node in nodes]
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def zookeeper_on_hosts(lab: NetLab) -> Iterator[tuple[ZooKeeperEnsemble, Sequenc
         (f"server.{node.number}", f"{lab.address(node.host)}:{QUORUM_PORT}:{ELECTION_PORT};0.0.0.0:{node.port}")
         for node in nodes
     ]
-    options = f"?timeout=1&tick={nodes[0].tick:g}"
+    options = f"?timeout=2&tick={nodes[0].tick:g}"
     with _started(nodes):
         yield (
             ZooKeeperEnsemble(nodes),

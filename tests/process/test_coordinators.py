@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(3_600)]
 
 FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
 ROUNDS = 20 if FULL else 1
-LOAD = Load(names=20, ttl=2.5)  # a busy machine may fail to renew a shorter lease
+LOAD = Load(names=20 if FULL else 10, ttl=4.0)  # a busy machine may fail to renew a shorter lease
 
 
 @pytest.mark.parametrize("kind", [Etcd, ZooKeeper, Kubernetes], ids=lambda kind: str(kind.__name__))
