@@ -591,8 +591,10 @@ async def test_a_token_that_is_none_is_not_shown(server: Kubernetes, tmp_path: P
     assert "s3cret" not in str(raised.value)
 
 
-async def test_a_certificate_that_is_none_is_named(server: Kubernetes, tmp_path: Path) -> None:
-    (tmp_path / "ca").write_text("no certificate")
+@pytest.mark.parametrize("text", ["no certificate", "", "\n"], ids=["text", "empty", "blank"])
+async def test_a_certificate_that_is_none_is_named(server: Kubernetes, tmp_path: Path, text: str) -> None:
+    """An empty file doesn't mean that the authorities of this machine are trusted."""
+    (tmp_path / "ca").write_text(text)
     path = written(tmp_path / "config", config(server, cluster={"certificate-authority": "ca"}))
     with pytest.raises(ConfigError, match=r"the certificate authority of the context 'work' .* is no PEM certificate"):
         await ask(f"kubernetes://?kubeconfig={path}")

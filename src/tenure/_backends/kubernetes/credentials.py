@@ -131,6 +131,8 @@ def context_of(access: Access, login: Login) -> ssl.SSLContext | None:
     if not access.is_encrypted:
         return None
     try:
+        if access.ca is not None and not access.ca.strip():  # then Python would trust the authorities of this machine
+            raise ValueError("it is empty")
         context = ssl.create_default_context(cadata=access.ca)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"the certificate authority of {access.origin} is no PEM certificate: {error}") from error
