@@ -141,7 +141,8 @@ class Session:
         began = self._clock.now()
         while not self._is_connected.is_set():
             news, failure, known = self._news, self._driver.failure, self._ensemble
-            is_hopeless = is_about_certificates(failure) and not known.has_worked
+            # Of several servers, another one may accept the certificate: then each has its turn.
+            is_hopeless = is_about_certificates(failure) and not known.has_worked and known.servers == 1
             if is_hopeless or self._clock.now() >= until:
                 raise not_connected(
                     failure, known.place, until - began, worked=known.has_worked, is_tls=known.is_tls
