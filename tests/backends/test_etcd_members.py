@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,6 +262,27 @@ async def test_a_silent_member_is_asked_after_those_that_have_answered_since(
                 asked_at = time.monotonic()
                 assert list(await backend.leases.renew([grant], 20.0)) == [Granted(grant)]
                 assert time.monotonic() - asked_at < 2.0
+
+
+async def test_a_member_that_answers_only_some_requests_is_asked_last(
+    cluster: EtcdCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a follower whose disk stands still: it passes keep-alives on to the leader."""
+    async with opened(cluster.url, "timeout=3") as backend:  # 1 s for each member
+        grant = await granted(backend.leases, name, ttl=20.0)
+        member = backend._client.present
+        answer = member.post
+
+        async def post(path: str, *args: Any) -> Any:
+            if path == "kv/txn":
+                while True:
+                    await asyncio.sleep(0.1)
+                    await answer("lease/keepalive", {"ID": "1"}, "")
+            return await answer(path, *args)
+
+        monkeypatch.setattr(member, "post", post)
+        assert list(await backend.leases.renew([grant], 20.0)) == [Granted(grant)]
+        assert backend._client.present is not member
 
 
 async def test_a_leader_goes_on_while_members_die(name: str) -> None:

@@ -29,6 +29,9 @@ from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError
 
+TRUSTED_FOR = 5.0
+"""Seconds in which the connections to a member are not replaced because it was too slow for one request."""
+
 CONNECTIONS_MAX = 32
 """Connections to one member, besides those of watches; more requests than that wait for each other."""
 
@@ -62,6 +65,7 @@ class Member:
         self._retired: set[aiohttp.ClientSession] = set()
         self._answered_at = -math.inf
         self._failed_at = -math.inf
+        self._connected_at = -math.inf
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -69,17 +73,20 @@ class Member:
         has_failed = self._failed_at > self._answered_at
         return has_failed, -self._answered_at if has_failed else 0.0
 
-    def failed(self, sent_at: float) -> bool:
-        """Note that a request got no answer; False if others were answered since then: it is slow, and works."""
-        if self._answered_at > sent_at:
-            return False
+    def failed(self) -> None:
+        """Note that a request got no answer."""
         self._failed_at = asyncio.get_running_loop().time()
-        return True
+
+    def is_slow(self, sent_at: float) -> bool:
+        """Whether others were answered since a request was sent at *sent_at*, over connections that are quite new."""
+        now = asyncio.get_running_loop().time()
+        return self._answered_at > sent_at and now - self._connected_at < TRUSTED_FOR
 
     def connections(self) -> aiohttp.ClientSession:
         """Return the connections for requests."""
         if self._requests is None:
             self._requests = self._new_session(CONNECTIONS_MAX)
+            self._connected_at = asyncio.get_running_loop().time()
         return self._requests
 
     async def post(self, path: str, body: Mapping[str, object], token: str) -> Json:
@@ -91,7 +98,13 @@ class Member:
         """
         url, data = f"{self.url}/v3/{path}", json.dumps(body)
         async with self.connections().post(url, data=data, headers=_headers(token)) as reply:
-            found = _read(reply.status, await reply.read())
+            raw = await reply.read()
+        try:
+            found = _read(reply.status, raw)
+        except Refused as error:
+            if error.is_of_etcd and not error.is_of_member:
+                self._answered_at = asyncio.get_running_loop().time()
+            raise
         self._answered_at = asyncio.get_running_loop().time()
         return found
 
@@ -220,12 +233,13 @@ class Client:
                     raise
                 if not error.is_of_member:
                     raise self.translated(error) from error
-                last, in_doubt = error, True
-                asked.failed(math.inf)
+                last, in_doubt = error, in_doubt or error.may_be_executed
+                asked.failed()
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
                 last = NoAnswerInTime(f"within {share:.2g} s") if isinstance(error, TimeoutError) else error
                 in_doubt = in_doubt or not isinstance(error, aiohttp.ClientConnectorError)  # then it was never sent
-                if asked.failed(sent_at if isinstance(error, TimeoutError) else math.inf):
+                asked.failed()
+                if not (isinstance(error, TimeoutError) and asked.is_slow(sent_at)):
                     asked.retire(connections)
             else:
                 self._worked = True
@@ -284,7 +298,7 @@ class Client:
             ConfigError: It refuses this for good.
         """
         self.require_open()
-        member, token, sent_at = self.present, "", asyncio.get_running_loop().time()
+        member, token = self.present, ""
         try:
             async with asyncio.timeout(self.options.timeout) as limit:
                 token = await self._login(member)
@@ -300,7 +314,7 @@ class Client:
                 self.forget_login(token)
             raise self.translated(error) from error
         except (aiohttp.ClientError, OSError) as error:
-            member.failed(sent_at if isinstance(error, TimeoutError) else math.inf)
+            member.failed()
             raise self.translated(error) from error
 
     async def metric(self, member: Member, name: str) -> float:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from tenure._backends.etcd import requests
 from tenure._backends.etcd.client import Client, patience
-from tenure._backends.etcd.errors import NO_LEASE, Refused
+from tenure._backends.etcd.errors import NO_LEASE, NoTimeLeft, Refused
 from tenure._backends.etcd.hints import Hints
 from tenure._backends.etcd.requests import Change, Holder, Keys, KeyValue, Record, TxnAnswer
 from tenure._backends.etcd.sessions import Extension, Place, Session, SessionGone, Sessions
@@ -130,7 +130,8 @@ class EtcdLeases:
             except Refused:
                 raise SessionGone from None
             except TenureError as error:
-                if isinstance(error.__cause__, Refused) and error.__cause__.was_only:
+                cause = error.__cause__
+                if isinstance(cause, NoTimeLeft) or (isinstance(cause, Refused) and cause.was_only):
                     place.unanswered -= 1  # it was not executed
                 raise
             place.unanswered -= reply.is_only
