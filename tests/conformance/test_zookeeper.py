@@ -129,15 +129,15 @@ class FaultyHarness(ZooKeeperHarness):
 
     ttl = 2.5
     patience = 0.6
-    faults = frozenset({"lose_answer", "cut", "late", "away"})
+    faults = frozenset({"lose_answer", "cut", "late"})
 
 
 class RestartedHarness(ZooKeeperHarness):
-    """A server that is killed; leases outlast its absence."""
+    """A server that is killed, or revokes all rights; leases outlast its absence."""
 
     options = (("globalOutstandingLimit", "1000"),)  # the default; but no other test uses such a server
     ttl = 20.0
-    faults = frozenset({"restart"})
+    faults = frozenset({"restart", "away"})
 
 
 class CountedHarness(ZooKeeperHarness):
