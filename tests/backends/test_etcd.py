@@ -569,65 +569,6 @@ async def test_a_deadline_is_kept_although_its_timer_ends_early(server: Etcd, na
         await backend.close()
 
 
-# --- candidates that wait ----------------------------------------------------------------------------------------
-
-
-def recorded(backend: etcd.EtcdBackend, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that each request of *backend* adds its path to."""
-    paths: list[str] = []
-
-    async def change(carry_out: Call, path: str, body: Any) -> Reply:
-        paths.append(path)
-        return await carry_out()
-
-    intercepted(backend, monkeypatch, change)
-    return paths
-
-
-async def test_a_candidate_that_waits_keeps_its_session_alive_each_second_time(
-    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ahead(SystemClock):
-        by = 0.0
-
-        def now(self) -> float:
-            return super().now() + self.by
-
-    clock = Ahead()
-    async with opened(server.url) as ann:
-        await granted(ann.leases, name, ttl=60.0)
-        bob = etcd.open(Url.parse(server.url), clock=clock)
-        try:
-            await waiting(bob.leases, name, ttl=60.0)
-            paths = recorded(bob, monkeypatch)
-            for _ in range(4):
-                clock.by += 20.0
-                await waiting(bob.leases, name, ttl=60.0)
-            assert paths == ["kv/txn", "lease/keepalive", "kv/txn"] * 2
-        finally:
-            await bob.close()
-
-
-@pytest.mark.parametrize("is_seen", [True, False], ids=["deletion seen", "deletion not seen"])
-async def test_a_candidate_that_waited_is_granted_only_with_a_keep_alive(
-    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
-) -> None:
-    """Its session may have been kept alive long before, so that its lease would end earlier than it trusts."""
-    async with opened(server.url) as ann, opened(server.url) as bob:
-        grant = await granted(ann.leases, name)
-        hints = bob.leases.hints(name)
-        if is_seen:
-            async with asyncio.timeout(10):
-                await anext(hints)
-        await waiting(bob.leases, name)
-        await ann.leases.release(grant)
-        if is_seen:
-            await until(lambda: name in bob.leases._hints._deleted)
-        paths = recorded(bob, monkeypatch)
-        await granted(bob.leases, name, "bob#1")
-        assert paths == [*([] if is_seen else ["kv/txn"]), "lease/keepalive", "kv/txn"]
-
-
 # --- hints -------------------------------------------------------------------------------------------------------
 
 

@@ -96,9 +96,9 @@ class LeaseStore(Protocol):
 class QueuedLeaseStore(LeaseStore, Protocol):
     """A store in which the candidates that wait stand in a queue; its ``traits.queued`` is true.
 
-    A holder that was refused has a place in the queue. Each ``acquire`` of that holder keeps the place for at least
-    half of *ttl*; it ends by itself *ttl* seconds after the last one, and a claim too if it isn't renewed, also if its
-    process lives. A holder whose place has come to the front has the name, and learns that from its next ``acquire``.
+    A holder that was refused has a place in the queue. Each ``acquire`` of that holder keeps the place for another
+    *ttl* seconds; a place ends by itself after that, and a claim too if it isn't renewed, also if its process lives. A
+    holder whose place has come to the front has the name, and learns that from its next ``acquire``.
 
     Closing the backend may end places, and never a claim that was granted: its work may still run, so it runs out.
     """

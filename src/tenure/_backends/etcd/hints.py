@@ -53,12 +53,8 @@ class Hints:
 
     def notify_if_deleted_since(self, name: str, revision: int) -> None:
         """Notify the listeners for *name* if a key was deleted after *revision*: that may have been the awaited one."""
-        if self.has_deleted_since(name, revision):
+        if self._deleted.get(name, 0) > revision:
             self._notifier.notify(name)
-
-    def has_deleted_since(self, name: str, revision: int) -> bool:
-        """Return whether a key of *name* was deleted after *revision*, as far as its watch has seen."""
-        return self._deleted.get(name, 0) > revision
 
     def begin(self, name: str) -> None:
         """Watch the keys of *name*, if that isn't done yet."""

@@ -90,38 +90,27 @@ class EtcdLeases:
     async def _ask(self, place: Place, metadata: Metadata, until: float) -> Granted | HeldBy | None:
         """Return the answer of etcd; None if it can't be relied on, or the key is gone: then ask again."""
         revision = place.revision if place.revision is not None else await self._enter(place, until)
-        is_extended = not self._waits_in_fresh_session(place)
-        extension = await place.session.extend(until) if is_extended else None
+        extension = await place.session.extend(until)
         record = Record(revision, place.holder, metadata)
         body = requests.decide(self._keys, place.name, place.session.lease, record)
         answer = TxnAnswer.of((await self._client.call("kv/txn", body, until=until)).body)
         if answer.succeeded:
             self._client.note_permitted()
-            place.before = None
             if not _is_judged(extension, answer):
                 return None
-            place.is_granted = True
+            place.is_granted, place.before = True, None
             grant = Grant(place.name, place.holder, revision)
             return Granted(grant, requests.is_asked(answer.first(1), revision))
         own, first, before = answer.first(0), answer.first(1), answer.first(2)
         if own is None or own.create_revision != revision or first is None:
-            # Its session has ended, or an operator has deleted it.
-            place.revision, place.is_granted, place.before = None, False, None
+            place.revision, place.is_granted = None, False  # its session has ended, or an operator has deleted it
             return None
-        if is_extended and extension is None:
+        if extension is None:
             return None
-        place.before, place.seen = before.key if before else None, answer.revision
-        self._hints.notify_if_deleted_since(place.name, place.seen)
+        place.before = before.key if before else None
+        self._hints.notify_if_deleted_since(place.name, answer.revision)
         found = Holder.of(first, Record.read(answer.first(3)))
         return HeldBy(place.name, found.holder, found.token, None, found.metadata)
-
-    def _waits_in_fresh_session(self, place: Place) -> bool:
-        """Return whether *place* is behind another, for all that is known, in a session that needs no keep-alive yet.
-
-        Then a transaction alone says whether it still waits; if not, it asks again with a keep-alive before.
-        """
-        waits = place.before is not None and not self._hints.has_deleted_since(place.name, place.seen)
-        return waits and place.session.is_fresh
 
     async def _enter(self, place: Place, until: float) -> int:
         """Put the key of *place*, and return its create revision.

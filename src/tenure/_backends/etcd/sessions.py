@@ -31,12 +31,6 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 IDLE_SHARE = 0.5
 """A session that wasn't kept alive for this share of its time is not used for new places: it may be over."""
 
-FRESH_SHARE = 0.4
-"""For this share of its time after a keep-alive, candidates that wait in a session ask without another one.
-
-They ask each third of its time, so each second time with one; if that fails, two more fit in before the session ends.
-"""
-
 PAUSE_MAX = 1.0
 """Seconds at most between two attempts to end a place: its session may be kept alive, and others wait behind it."""
 
@@ -69,8 +63,6 @@ class Place:
     is_ending: bool = False
     before: bytes | None = None
     """The key of the candidate before it, when it last asked."""
-    seen: int = 0
-    """The revision of etcd then."""
     is_asked_for: bool = False
     """Whether a request for it is under way."""
 
@@ -124,11 +116,6 @@ class Session:
         """Whether a new place may be put into it."""
         is_idle = not self.places and self._clock.now() - self._kept_at > IDLE_SHARE * self.ttl
         return not self.is_gone and not is_idle and len(self.places) < CHECKED_MAX
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether it was kept alive so lately that a place in it may wait without another keep-alive."""
-        return self._is_granted and self._clock.now() - self._kept_at < FRESH_SHARE * self.ttl
 
     async def begin(self, until: float) -> None:
         """Grant the lease, unless that was done.
