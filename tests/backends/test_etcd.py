@@ -598,6 +598,29 @@ async def test_hints_come_after_a_compaction(server: Etcd, name: str) -> None:
             await anext(hints)
 
 
+async def test_hints_are_not_repeated_after_revisions_have_fallen(server: Etcd, name: str) -> None:
+    """As by a restore from a snapshot: each answer is older than a deletion that was seen before."""
+    async with opened(server.url) as ann, proxied(server) as (bob, proxy):
+        await granted(ann.leases, name)
+        hints = bob.leases.hints(name)
+        async with asyncio.timeout(20):
+            await anext(hints)
+            bob.leases._hints._deleted[name] = 1_000_000
+            await waiting(bob.leases, name)
+            await anext(hints)  # that deletion is taken for one after the answer
+            (watch,) = bob.leases._hints._watches.values()
+            place = bob.leases._sessions.find(name, "bob#1")
+            assert place is not None
+            await until(lambda: (watch.next_revision or 0) > (place.revision or 0))  # it has seen the place's key
+            watch.next_revision = 1_000_000
+            proxy.reset()
+            await anext(hints)  # the watch has begun again
+        await waiting(bob.leases, name)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await anext(hints)
+
+
 async def test_candidates_that_wait_are_notified_of_the_key_before_only(server: Etcd, name: str) -> None:
     async with opened(server.url) as ann, opened(server.url) as bob, opened(server.url) as cat:
         grant = await granted(ann.leases, name)

@@ -101,6 +101,11 @@ class Hints:
             if beginning in self._keys.ranges(name):
                 self._notifier.notify(name)
 
+    def revisions_fell(self, beginning: bytes) -> None:
+        """Forget the deletions that a watch has seen: etcd counts its revisions from an earlier one again."""
+        for name in [name for name in self._deleted if beginning in self._keys.ranges(name)]:
+            del self._deleted[name]
+
     def changed(self, event: Json) -> None:
         """Notify the listeners that *event* concerns."""
         change = self._keys.change(event)
@@ -154,7 +159,10 @@ class Watch:
     def _begun(self, revision: int) -> None:
         self.is_live, self._began_at = True, revision
         # After a restore from a snapshot, revisions begin again at an earlier one.
-        if self.next_revision is None or self.next_revision > revision + 1:
+        fell = self.next_revision is not None and self.next_revision > revision + 1
+        if fell:
+            self._hints.revisions_fell(self.beginning)
+        if fell or self.next_revision is None:
             self.next_revision = revision + 1
             self._hints.notify_all(self.beginning)
 
