@@ -236,7 +236,8 @@ class Backend:
         """Reach the store; return its facts, its round trip, and warnings.
 
         Args:
-            write: Whether to try a message, too: it is sent, received and completed, in a queue that is then deleted.
+            write: Whether to find out more by writing what is then removed: a message is sent, received and completed
+                in a queue of its own; on etcd, the shortest lease is asked for.
 
         Raises:
             Unavailable: The store could not be asked.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tenure._election.store import LeaseStore, LeaseTraits
@@ -40,7 +40,7 @@ class Diagnosis:
 
 
 async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Diagnosis:
-    """Return what is found about the store at *url*, which is open; with *write*, try a message, too.
+    """Return what is found about the store at *url*, which is open; with *write*, also what only a write can find.
 
     Raises:
         Unavailable: The store could not be asked.
@@ -51,6 +51,9 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
         *await opened.describe(),
         Fact("clock", f"{type(clock).__name__}, at {clock.now():.3f} s"),
     ]
+    by_writing: Callable[[], Awaitable[Sequence[Fact]]] | None = getattr(opened, "describe_by_writing", None)
+    if by_writing is not None and write:
+        facts += await by_writing()
     broker: Broker | None = getattr(opened, "broker", None)
     failure = None
     if broker is not None and write:

@@ -26,7 +26,8 @@ class Fact:
 class Opened(Protocol):
     """A backend: its store of leases, and its broker.
 
-    It may also have ``warnings``: facts that are logged whenever it is opened, before the first request.
+    It may also have ``warnings``: facts that are logged whenever it is opened, before the first request. And
+    ``describe_by_writing()``: further facts for ``tenure doctor``, found by a write that leaves nothing behind.
     """
 
     @property
@@ -40,7 +41,7 @@ class Opened(Protocol):
         ...
 
     async def describe(self) -> Sequence[Fact]:
-        """Return facts about the backend, for ``tenure doctor``."""
+        """Return facts about the backend, for ``tenure doctor``; it only reads."""
         ...
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 import tenure
 from tenure._backends import etcd
 from tenure._lease import Granted, HeldBy, Lost, NoAnswer
+from tenure._opened import Fact
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -331,11 +332,25 @@ async def test_no_claim_is_lost_while_the_leader_of_etcd_moves(cluster: EtcdClus
 # --- doctor ------------------------------------------------------------------------------------------------------
 
 
+async def test_doctor_asks_for_a_lease_only_if_it_may_write(cluster: EtcdCluster) -> None:
+    def leases_granted() -> int:
+        return sum(node.requests().get("LeaseGrant", 0) for node in cluster.nodes)
+
+    async with tenure.connect(cluster.url) as backend:
+        before = leases_granted()
+        looked = await backend.diagnose()
+        assert leases_granted() == before
+        wrote = await backend.diagnose(write=True)
+        assert leases_granted() > before
+    assert {fact.name for fact in wrote.facts} - {fact.name for fact in looked.facts} == {"shortest lease"}
+
+
 async def test_doctor_describes_the_cluster(cluster: EtcdCluster) -> None:
     nobody = free_port()
     try:
         async with opened(f"{cluster.url.rstrip('/')},127.0.0.1:{nobody}/") as backend:
             facts = {fact.name: fact for fact in await backend.describe()}
+            assert await backend.describe_by_writing() == [Fact("shortest lease", "1 s")]
     finally:
         release(nobody)
     members = [facts[f"member 127.0.0.1:{node.port}"].value for node in cluster.nodes]
@@ -345,7 +360,6 @@ async def test_doctor_describes_the_cluster(cluster: EtcdCluster) -> None:
     assert facts["members"].value.startswith("3: etcd-")
     assert facts["members"].advice == ""
     assert facts["alarms"].value == "none"
-    assert facts["shortest lease"].value == "1 s"
     if facts["version"].value.startswith("3.4.23"):
         assert "issue 15247" in facts["version"].advice
         assert "issue 20418" in facts["version"].advice

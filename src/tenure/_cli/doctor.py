@@ -24,7 +24,7 @@ FAR = 0.25
 @click.command("doctor", cls=Command)
 @click.argument("address", required=False, metavar="[URL]")
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
-@click.option("--look-only", is_flag=True, help="Only read; otherwise a message is sent, received and completed.")
+@click.option("--look-only", is_flag=True, help="Only read; write no message, and no lease.")
 @click.option("--strict", is_flag=True, help="End with 1 if there are warnings.")
 @json_option
 @click.pass_context

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tenure._backends.etcd.address import Options, address_of
 from tenure._backends.etcd.client import Client
-from tenure._backends.etcd.diagnosis import diagnose
+from tenure._backends.etcd.diagnosis import diagnose, shortest_lease
 from tenure._backends.etcd.leases import TRAITS, EtcdLeases
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
@@ -42,6 +42,10 @@ class EtcdBackend:
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the members of the cluster."""
         return await diagnose(self._client)
+
+    async def describe_by_writing(self) -> Sequence[Fact]:
+        """Return the shortest lease that the cluster grants, by asking for one."""
+        return [await shortest_lease(self._client)]
 
     async def close(self) -> None:
         """End the places of candidates that wait, and close every connection."""

@@ -44,7 +44,7 @@ async def diagnose(client: Client) -> list[Fact]:
     if not statuses:
         return facts
     facts += _versions([str(status.get("version", "unknown")) for status in statuses])
-    return [*facts, await _members(client), await _alarms(client), await _shortest(client), _login(client)]
+    return [*facts, await _members(client), await _alarms(client), _login(client)]
 
 
 async def _member(client: Client, member: Member, name: str, status: Json) -> list[Fact]:
@@ -137,17 +137,6 @@ async def _alarms(client: Client) -> Fact:
     return Fact("alarms", ", ".join(kinds) or "none", "; ".join(advice))
 
 
-async def _shortest(client: Client) -> Fact:
-    """Return the shortest lease that it grants; found out by asking for one, which is revoked at once."""
-    lease = str(secrets.randbits(62) + 1)
-    try:
-        granted = int((await client.call("lease/grant", {"TTL": "1", "ID": lease})).body.get("TTL", 0))
-        await client.call("lease/revoke", {"ID": lease})
-    except TenureError as error:
-        return Fact("shortest lease", "can't be asked for", str(error))
-    return Fact("shortest lease", f"{granted} s")
-
-
 def _login(client: Client) -> Fact:
     if client.has_login:
         return Fact("users", "this program has logged in")
@@ -156,3 +145,14 @@ def _login(client: Client) -> Fact:
     return Fact(
         "users", "none", "every program that reaches it can end leases and read all keys; require a login or TLS"
     )
+
+
+async def shortest_lease(client: Client) -> Fact:
+    """Return the shortest lease that it grants, by asking for one, which is revoked at once."""
+    lease = str(secrets.randbits(62) + 1)
+    try:
+        granted = int((await client.call("lease/grant", {"TTL": "1", "ID": lease})).body.get("TTL", 0))
+        await client.call("lease/revoke", {"ID": lease})
+    except TenureError as error:
+        return Fact("shortest lease", "can't be asked for", str(error))
+    return Fact("shortest lease", f"{granted} s")
