@@ -48,7 +48,9 @@ class Contestant(Protocol):
 
     def stand(self, name: str) -> None: ...
 
-    def until_leads(self, name: str) -> None: ...
+    def until_leads(self, name: str) -> str:
+        """Return the token that it prints, if it does."""
+        ...
 
     def release(self, name: str) -> None: ...
 
@@ -120,8 +122,8 @@ class Program:
     def stand(self, name: str) -> None:
         self._say(f"stand {name}")
 
-    def until_leads(self, name: str) -> None:
-        self.lines.take(rf"leading {name} ?(.*)")
+    def until_leads(self, name: str) -> str:
+        return self.lines.take(rf"leading {name} ?(.*)")
 
     def release(self, name: str) -> None:
         self._say(f"release {name}")
@@ -244,8 +246,9 @@ class Etcdctl:
         kind = Elect if self.kind == "elect" else Lock
         self.candidacies[name] = kind(self, name)
 
-    def until_leads(self, name: str) -> None:
+    def until_leads(self, name: str) -> str:
         self.candidacies[name].until_leads()
+        return ""
 
     def release(self, name: str) -> None:
         self.candidacies[name].release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol
 
@@ -48,8 +49,8 @@ class Store(Protocol):
         """Return how many stand in the queue for *name*, the leader included, if candidates stand in a queue."""
         ...
 
-    def stored(self, name: str, contestant: str) -> list[dict[str, Any]]:
-        """Return what is stored for an election in which only this contestant stands, with ids as forms."""
+    def stored(self, name: str, known: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return what is stored for an election, whose *name* is as the store has it; *known* gives forms of ids."""
         ...
 
     def close(self) -> None: ...
@@ -80,8 +81,9 @@ class EtcdStore:
         asked = {"key": in_base64(prefix), "range_end": in_base64(end_of(prefix)), "count_only": True}
         return int(self.server.call("kv/range", asked).get("count", 0))
 
-    def stored(self, name: str, contestant: str) -> list[dict[str, Any]]:
-        return in_etcd(self.server, self.PREFIX, name, contestant)
+    def stored(self, name: str, known: Mapping[str, str]) -> list[dict[str, Any]]:
+        shown = known.get(name, name)
+        return [one for one in in_etcd(self.server, self.PREFIX, known) if shown in one["key"].split("/")]
 
     def close(self) -> None:
         pass
@@ -126,9 +128,8 @@ class ZooKeeperStore:
         path = f"{self.PREFIX}/{name}"
         return len(self.client.get_children(path)) if self.client.exists(path) else 0
 
-    def stored(self, name: str, contestant: str) -> list[dict[str, Any]]:
-        nodes = in_zookeeper(self.client, f"{self.PREFIX}/{name}", contestant)
-        return [nodes[0] | {"name": "NAME"}, *nodes[1:]]
+    def stored(self, name: str, known: Mapping[str, str]) -> list[dict[str, Any]]:
+        return in_zookeeper(self.client, f"{self.PREFIX}/{name}", known)
 
     def close(self) -> None:
         self.client.stop()
@@ -162,10 +163,10 @@ class KubernetesStore:
     def places(self, name: str) -> int:
         raise NotImplementedError("there is no queue")
 
-    def stored(self, name: str, contestant: str) -> list[dict[str, Any]]:
+    def stored(self, name: str, known: Mapping[str, str]) -> list[dict[str, Any]]:
         status, lease = self.server.ask("GET", lease_path(name, self.NAMESPACE))
         assert status == 200, lease
-        return [in_kubernetes(lease, contestant)]
+        return [in_kubernetes(lease, known)]
 
     def close(self) -> None:
         pass
