@@ -41,7 +41,7 @@ class Queues:
     newest: dict[str, int] = field(default_factory=dict)
     """The newest token under which each name was held."""
     told: set[tuple[str, int]] = field(default_factory=set)
-    """The names and tokens that were granted as an answer to a request."""
+    """The names and tokens that were granted as an answer to a request: only then are the metadata known."""
     revision: int = 100
     notifier: Notifier = field(default_factory=Notifier)
 
@@ -70,8 +70,10 @@ class QueuedMemoryLeases:
         self._keep(place, ttl)
         first = self._line(name)[0]
         if first is not place:
-            return HeldBy(name, first.holder, first.token, None, first.metadata)
-        self.queues.told.add((name, place.token))
+            return self._held_by(name, first)
+        if (name, place.token) not in self.queues.told:
+            self.queues.told.add((name, place.token))
+            self._changed(name)
         return Granted(Grant(name, holder, place.token), place.resign_asked)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
@@ -103,7 +105,7 @@ class QueuedMemoryLeases:
         require_name(name)
         line = self._line(name)
         if line:
-            return HeldBy(name, line[0].holder, line[0].token, None, line[0].metadata)
+            return self._held_by(name, line[0])
         return Vacant(name, self.queues.newest.get(name, 0))
 
     async def names(self) -> Sequence[str]:
@@ -131,6 +133,10 @@ class QueuedMemoryLeases:
             line.remove(next(place for place in line if place.ends_at <= now))
             self._changed(name)
         return line
+
+    def _held_by(self, name: str, first: Place) -> HeldBy:
+        metadata = first.metadata if (name, first.token) in self.queues.told else NO_METADATA
+        return HeldBy(name, first.holder, first.token, None, metadata)
 
     def _place_of(self, name: str, holder: str) -> Place | None:
         return next((place for place in self._line(name) if place.holder == holder), None)

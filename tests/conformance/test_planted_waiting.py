@@ -9,11 +9,12 @@ from contextlib import suppress
 import pytest
 
 from tenure._lease import NO_METADATA, Granted, HeldBy, Metadata, Vacant
+from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
 from tenure.testing.conformance import FaultyLeaseStore, LeaseQueueSuite, LeaseStoreSuite
 from tests.conformance.planted import calls, failing_tests
-from tests.conformance.queued_memory import Place, QueuedMemoryLeases
+from tests.conformance.queued_memory import Place, QueuedMemoryLeases, Queues
 from tests.conformance.test_queued import QueuedHarness
 
 
@@ -38,6 +39,18 @@ class ATurnBeginsWhenItIsTaken(QueuedMemoryLeases):
         seen = await super().inspect(name)
         is_told = isinstance(seen, HeldBy) and (name, seen.token) in self.queues.told
         return seen if is_told else Vacant(name, self.queues.newest.get(name, 0))
+
+
+class ATermIsReadOnce(QueuedMemoryLeases):
+    """A process shows a term to its end as it saw it first."""
+
+    def __init__(self, clock: Clock | None = None, queues: Queues | None = None) -> None:
+        super().__init__(clock, queues)
+        self._read: dict[tuple[str, int], HeldBy] = {}
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        seen = await super().inspect(name)
+        return self._read.setdefault((name, seen.token), seen) if isinstance(seen, HeldBy) else seen
 
 
 class ANewerRequestEndsTheOneBefore(QueuedMemoryLeases):
@@ -177,6 +190,7 @@ PLANTED: dict[type[QueuedMemoryLeases] | type[FaultyLeaseStore], tuple[str, ...]
     LastComeFirstServed: ("test_the_first_to_ask_is_the_first_to_be_granted",),
     AskingAgainGoesToTheEnd: ("test_the_first_to_ask_is_the_first_to_be_granted",),
     ATurnBeginsWhenItIsTaken: ("test_a_holder_whose_turn_comes_has_the_name_before_it_asks",),
+    ATermIsReadOnce: ("test_metadata_of_a_holder_whose_turn_came_are_shown_once_it_has_asked",),
     ANewerRequestEndsTheOneBefore: ("test_asking_again_beside_the_request_takes_nothing_from_it",),
     WithdrawalDoesNothing: (
         "test_a_holder_that_withdrew_is_passed_over",

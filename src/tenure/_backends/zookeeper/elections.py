@@ -116,14 +116,25 @@ class Elections:
             if queue.first is None:
                 record, _ = await self.record(session, path, until)
                 return Vacant(name, record.token if record else 0)
-            if held := await self.held_by(session, name, queue.first, until):
+            if held := await self.held_by(session, name, queue.first, until, guesses=False):
                 return held
         raise _unsteady(path)
 
-    async def held_by(self, session: Session, name: str, first: str, until: float) -> HeldBy | None:
-        """Return the holder of *name* by its node, which is the *first* one; None if it is gone."""
+    async def held_by(
+        self, session: Session, name: str, first: str, until: float, *, guesses: bool = True
+    ) -> HeldBy | None:
+        """Return the holder of *name* by its node, which is the *first* one; None if it is gone.
+
+        Args:
+            session: Asks.
+            name: The election.
+            first: The node.
+            until: When to give up.
+            guesses: Whether one without a record is soon taken for another program, and not read again. If it is one
+                of ours that was slow, its metadata are missing then, which candidates don't need.
+        """
         seen = self._seen.get(name)
-        if seen is not None and seen.node == first and seen.is_sure:
+        if seen is not None and seen.node == first and seen.is_sure and (seen.is_known or guesses):
             return seen.held
         path = self.path(name)
         node = f"{path}/{first}"

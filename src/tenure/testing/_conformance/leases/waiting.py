@@ -48,6 +48,21 @@ class LeaseQueueSuite(LeaseSuite):
         assert (await waits(cat, name, "cat#1", harness)).holder == "bob#1"
         assert (await claim(bob, name, "bob#1", harness.ttl)).token > grant.token
 
+    async def test_metadata_of_a_holder_whose_turn_came_are_shown_once_it_has_asked(
+        self, harness: LeaseHarness, name: str
+    ) -> None:
+        ann, bob, cat = [await harness.open() for _ in range(3)]
+        metadata = {"url": "http://bob"}
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl, metadata), HeldBy)
+        await ann.release(grant)
+        for _ in range(5):
+            assert await holder(cat, name) == "bob#1"  # its metadata may be missing
+        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl, metadata), Granted)
+        seen = await cat.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert seen.metadata == metadata
+
     async def test_a_holder_that_withdrew_is_passed_over(self, harness: LeaseHarness, name: str) -> None:
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
