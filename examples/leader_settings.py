@@ -29,7 +29,7 @@ async def main() -> None:
         stop = asyncio.Event()
         leading = asyncio.create_task(election.run(coordinate, stop=stop))
         async for leader in election.observe():  # at first, and then at every change
-            if leader is not None:
+            if leader is not None and "address" in leader.metadata:
                 print(f"{leader.metadata['address']} leads")
                 break
         stop.set()  # don't campaign again

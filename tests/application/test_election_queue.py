@@ -57,18 +57,22 @@ class Setup:
         """The candidates in the queue, by their labels; the first one leads."""
         return [place.holder.partition("-")[0] for place in self.queues.places.get("chair", [])]
 
-    async def campaign(self, label: str, **options: Any) -> Election:
-        """Start a candidate, and wait until it has a place."""
+    def election(self, label: str, metadata: Metadata = NO_METADATA) -> Election:
         self.stores.append(Store(QueuedMemoryLeases(self.clock, self.queues)))
         self.drivers.append(Driver(self.stores[-1], self.clock))
-        election = Election(
+        return Election(
             "chair",
             TIMING,
             driver=self.drivers[-1],
             renewal_thread=RenewalThread.here(),
             on_event=self.events.append,
             label=label,
+            metadata=metadata,
         )
+
+    async def campaign(self, label: str, metadata: Metadata = NO_METADATA, **options: Any) -> Election:
+        """Start a candidate, and wait until it has a place."""
+        election = self.election(label, metadata)
         options.setdefault("again", True)
         self.tasks.append(asyncio.create_task(election.run(forever, **options)))
         await asyncio.sleep(1.0)
@@ -129,6 +133,27 @@ async def test_terms_are_in_the_order_of_the_queue_and_a_hand_over_takes_millise
     began, ended = setup.emitted(TermBegan), setup.emitted(TermEnded)
     gaps = [later.at - earlier.at for earlier, later in zip(ended, began[1:], strict=True)]
     assert max(gaps) < 0.02
+
+
+@in_virtual_time
+async def test_a_leader_seen_before_its_metadata_is_observed_again_with_them(setup: Setup) -> None:
+    for label in "ab":
+        await setup.campaign(label, {"url": label})
+    seen: list[tuple[str, Metadata]] = []
+    note = seen.append
+
+    async def watch() -> None:
+        async for leader in setup.election("w").observe():
+            assert leader is not None
+            note((leader.holder[0], leader.metadata))
+
+    setup.tasks.append(asyncio.create_task(watch()))
+    await asyncio.sleep(1.0)
+    async with setup.stores[1].cut():
+        setup.tasks[0].cancel()
+        await asyncio.sleep(TIMING.ttl / 3)
+    await asyncio.sleep(TIMING.ttl)
+    assert seen == [("a", {"url": "a"}), ("b", {}), ("b", {"url": "b"})]
 
 
 @in_virtual_time

@@ -452,9 +452,12 @@ def no_answer(error: BaseException) -> NoAnswer:
 
 
 def _is_same(one: HeldBy | Vacant, other: HeldBy | Vacant) -> bool:
-    """Whether both are the same term, or both a vacancy. Compares holders too, as tokens may fall."""
+    """Whether both are the same term, or both a vacancy. Compares holders too, as tokens may fall.
+
+    And metadata: where candidates stand in a queue, the next one is the holder before it has written them.
+    """
     if isinstance(one, HeldBy) and isinstance(other, HeldBy):
-        return (one.holder, one.token) == (other.holder, other.token)
+        return (one.holder, one.token, one.metadata) == (other.holder, other.token, other.metadata)
     return type(one) is type(other)
 
 

@@ -168,7 +168,8 @@ class Election:
         """Yield the leader, at first and then at every change; None stands for a vacancy.
 
         While the store can't be reached, nothing is yielded: the last answer is the newest that is known. Changes that
-        follow one another within a round trip may be yielded as one.
+        follow one another within a round trip may be yielded as one. On etcd and ZooKeeper, a new leader may be seen a
+        moment before its metadata; then it is yielded again, with them.
         """
         loop = asyncio.get_running_loop()
         changes: asyncio.Queue[HeldBy | Vacant | Exception] = asyncio.Queue()
