@@ -55,6 +55,7 @@ NOT_QUICK = [
     "application/test_threads.py",
     "application/test_queue_threads.py",
     "cli/test_completion.py",
+    "cli/test_coordinators.py",
     "cli/test_errors.py",
     "cli/test_foreign_leader.py",
     "cli/test_help.py",

@@ -16,7 +16,7 @@ import pytest
 
 from tenure.testing import until
 from tests.process.process_states import children_of, is_alive
-from tests.servers import Azurite, Postgres, Redis, ZooKeeper, url_of
+from tests.servers import Azurite, Etcd, Kubernetes, Postgres, Redis, ZooKeeper, url_of
 
 pytestmark = [
     pytest.mark.process,
@@ -125,14 +125,19 @@ def test_it_runs_on_a_server_with_the_shortest_lease_that_this_allows(
     check_messages(summary)
 
 
-def test_on_a_store_without_queues_the_messages_are_in_a_file(start: Start, temporary: Path, tmp_path: Path) -> None:
-    url = url_of(ZooKeeper)
+@pytest.mark.parametrize("kind", [Etcd, ZooKeeper, Kubernetes], ids=lambda kind: str(kind.__name__))
+def test_on_a_store_without_queues_the_messages_are_in_a_file(
+    start: Start, temporary: Path, tmp_path: Path, kind: type[Etcd | ZooKeeper | Kubernetes]
+) -> None:
+    url = url_of(kind)
     process = start("--instances", "3", "--on", url, "--keep", str(tmp_path / "kept"), ttl=None)
     summary, happened = finish(process)
     assert process.returncode == 0, (summary["problems"], happened)
     assert summary["url"] == url
     assert summary["queue_url"] == f"sqlite:///{tmp_path / 'kept' / 'queue.db'}"
-    assert "the leases are in zookeeper, which has no queues" in happened
+    assert f"the leases are in {kind.scheme}, which has no queues" in happened
+    assert summary["equals_plain_run"] is True
+    assert (summary["lost"], summary["counted_twice"]) == ([], [])
     check_kills(summary, happened)
     assert list(temporary.iterdir()) == []
 
