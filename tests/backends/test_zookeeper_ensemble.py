@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tenure._backends import zookeeper
-from tenure._lease import Grant, Granted, HeldBy
+from tenure._lease import Grant, Granted, HeldBy, Vacant
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tests.servers import ZooKeeper, ZooKeeperEnsemble, private
@@ -129,6 +129,22 @@ async def test_one_server_that_is_away_delays_nobody(ensemble: ZooKeeperEnsemble
     async with opened(*ensemble.nodes) as ann:
         grant = await claim(ann, name, "ann#1", LONG)
         assert await ann.leases.renew([grant], LONG) == [Granted(grant)]
+
+
+async def test_a_server_that_is_behind_catches_up_before_it_is_read(ensemble: ZooKeeperEnsemble, name: str) -> None:
+    """It reads the question and the news of the others at the same time; without care, the old answer often wins."""
+    behind, other = ensemble.followers
+    async with opened(other) as ann, opened(behind) as bob:
+        for each in (f"{name}-{number}" for number in range(15)):
+            assert await bob.leases.inspect(each) == Vacant(each, 0)
+            behind.pause()
+            try:
+                grant = await claim(ann, each, "ann#1", LONG)
+                asked = [asyncio.ensure_future(ask(each)) for ask in (bob.leases.inspect, bob.leases.ask_to_resign)]
+            finally:
+                behind.resume()
+            held, was_asked = await asyncio.gather(*asked)
+            assert (held, was_asked) == (HeldBy(each, "ann#1", grant.token, None), True)
 
 
 async def test_without_a_majority_there_is_no_answer(ensemble: ZooKeeperEnsemble, name: str) -> None:

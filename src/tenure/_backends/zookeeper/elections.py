@@ -11,7 +11,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.names import Dialect, Queue, dialect_of, escaped, queue_of, unescaped
 from tenure._backends.zookeeper.records import NO_RECORD, Record, read_record
-from tenure._backends.zookeeper.requests import children, create, exists, get, set_data
+from tenure._backends.zookeeper.requests import children, create, exists, get, newest_children, set_data
 from tenure._backends.zookeeper.session import Session
 from tenure._lease import NO_METADATA, HeldBy, Vacant
 from tenure.errors import ConfigError, Unavailable
@@ -56,10 +56,15 @@ class Elections:
 
     # --- the queue ---
 
-    async def queue(self, session: Session, path: str, until: float) -> Queue:
-        """Return the candidates in the queue of the election at *path*, in order."""
+    async def queue(self, session: Session, path: str, until: float, *, is_newest: bool = False) -> Queue:
+        """Return the candidates in the queue of the election at *path*, in order.
+
+        Unless it *is_newest*, it may be some ticks old, as the server that answers may be behind. What is read after it
+        in this session is never older.
+        """
+        ask = newest_children if is_newest else children
         try:
-            nodes = await session.ask(children(path), until)
+            nodes = await session.ask(ask(path), until)
         except NoNodeError:
             nodes = []
         return queue_of(nodes, self._dialect)
@@ -112,7 +117,7 @@ class Elections:
         """Return the holder of *name*."""
         session, path, until = self._client.session(), self.path(name), self._client.until()
         for _ in range(ATTEMPTS):
-            queue = await self.queue(session, path, until)
+            queue = await self.queue(session, path, until, is_newest=True)
             if queue.first is None:
                 record, _ = await self.record(session, path, until)
                 return Vacant(name, record.token if record else 0)
@@ -169,7 +174,7 @@ class Elections:
         session, until = self._client.session(), self._client.until()
         root = self._root or "/"
         try:
-            nodes: list[str] = await session.ask(children(root), until)
+            nodes: list[str] = await session.ask(newest_children(root), until)
         except NoNodeError:
             return []
         found = []
@@ -190,7 +195,7 @@ class Elections:
         """Ask the present holder to step down; False if there is none, or it is no candidate of tenure."""
         session, path, until = self._client.session(), self.path(name), self._client.until()
         for _ in range(ATTEMPTS):
-            queue = await self.queue(session, path, until)
+            queue = await self.queue(session, path, until, is_newest=True)
             if queue.first is None:
                 return False
             node = f"{path}/{queue.first}"

@@ -299,7 +299,7 @@ class ZooKeeperLeases:
     async def _release_unknown(self, grant: Grant, until: float) -> Released | Lost:
         """Release a claim whose place isn't ours, or not any more: it has the name, or is over."""
         session, path = self._client.session(), self._elections.path(grant.name)
-        queue = await self._elections.queue(session, path, until)
+        queue = await self._elections.queue(session, path, until, is_newest=True)
         if queue.first is None:
             return Lost(grant)
         node = f"{path}/{queue.first}"

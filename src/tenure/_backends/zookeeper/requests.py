@@ -31,6 +31,16 @@ def children(path: str, watch: Watch = None) -> Send:
     return lambda driver: driver.get_children_async(path, watch=watch)
 
 
+def newest_children(path: str) -> Send:
+    """Read the names of the nodes below a node, after the server has caught up with the leader of the ensemble."""
+
+    def send(driver: Driver) -> Any:
+        driver.sync_async(path)  # the server carries out the requests of a session in order
+        return driver.get_children_async(path)
+
+    return send
+
+
 def create(path: str, acl: Sequence[ACL]) -> Send:
     """Create a node that stays, without data."""
     return lambda driver: driver.create_async(path, b"", acl=list(acl))
