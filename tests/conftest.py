@@ -96,6 +96,8 @@ LONGEST = [
     "docs/test_examples.py",
     "conformance/test_redis.py",
     "conformance/test_redis_cluster.py",
+    "conformance/test_zookeeper_ensemble.py",
+    "conformance/test_etcd_cluster.py",
     "backends/test_zookeeper.py",
     "backends/test_zookeeper_ensemble.py",
     "backends/test_wrong_inputs.py",

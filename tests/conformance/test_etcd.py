@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from tenure._backends import etcd
@@ -37,18 +39,23 @@ class EtcdHarness(LeaseHarness):
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
     login: ClassVar[str] = ""
+    patience: ClassVar[float] = PATIENCE
+
+    def __init__(self) -> None:
+        self._proxies: dict[int, list[FaultProxy]] = {}  # one to each member
+        self._backends: list[etcd.EtcdBackend] = []
 
     async def start(self) -> None:
         self._server = shared(Etcd, **self.server)
-        self._proxies: dict[int, FaultProxy] = {}
-        self._backends: list[etcd.EtcdBackend] = []
+        self._ports = deque([self._server.port])
 
     async def open(self) -> LeaseStore:
-        proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
-        url = f"etcd://{self.login}{proxy.host}:{proxy.port}/?timeout={PATIENCE}"
-        backend = etcd.open(Url.parse(url))
+        proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]
+        self._ports.rotate()  # the next client asks another member first
+        hosts = ",".join(f"{proxy.host}:{proxy.port}" for proxy in proxies)
+        backend = etcd.open(Url.parse(f"etcd://{self.login}{hosts}/?timeout={self.patience}"))
         self._backends.append(backend)
-        self._proxies[id(backend.leases)] = proxy
+        self._proxies[id(backend.leases)] = proxies
         # With a session, so that a fault concerns the first request of the test.
         holder = f"warm#{len(self._backends)}"
         await backend.leases.acquire(f"warm {holder}", holder, self.ttl)
@@ -58,31 +65,35 @@ class EtcdHarness(LeaseHarness):
     async def close(self) -> None:
         while self._backends:
             await self._backends.pop().close()
-        for proxy in self._proxies.values():
+        for proxy in chain.from_iterable(self._proxies.values()):
             await proxy.__aexit__(None, None, None)
         self._proxies.clear()
 
     @asynccontextmanager
     async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
-        proxy = self._proxies[id(store)]
-        proxy.reset()
-        proxy.refuse()
+        for proxy in self._proxies[id(store)]:
+            proxy.reset()
+            proxy.refuse()
         try:
             yield
         finally:
-            proxy.heal()
+            self._heal(store)
 
     @asynccontextmanager
     async def lose_answer(self, store: LeaseStore) -> AsyncIterator[None]:
-        proxy = self._proxies[id(store)]
-        proxy.lose_answers()
+        for proxy in self._proxies[id(store)]:
+            proxy.lose_answers()
         try:
             yield
         finally:
+            self._heal(store)
+
+    def _heal(self, store: LeaseStore) -> None:
+        for proxy in self._proxies[id(store)]:
             proxy.heal()
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        return late(self._proxies[id(store)])
+        return late(*self._proxies[id(store)])
 
 
 class KilledEtcdHarness(EtcdHarness):

@@ -16,6 +16,7 @@ from tests.conformance import (
     test_azure,
     test_cost,
     test_etcd,
+    test_etcd_cluster,
     test_kubernetes,
     test_memory,
     test_peers,
@@ -27,6 +28,7 @@ from tests.conformance import (
     test_sqlite_queue,
     test_strain,
     test_zookeeper,
+    test_zookeeper_ensemble,
 )
 
 WHERE: dict[str, tuple[ModuleType, ...]] = {
@@ -37,8 +39,8 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Azure": (test_azure, test_cost, test_strain),
     "Kubernetes": (test_kubernetes,),
     "Queued": (test_queued,),
-    "Etcd": (test_etcd,),
-    "ZooKeeper": (test_zookeeper,),
+    "Etcd": (test_etcd, test_etcd_cluster),
+    "ZooKeeper": (test_zookeeper, test_zookeeper_ensemble),
 }
 LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import ClassVar, TypeVar
 
 import pytest
@@ -50,26 +52,32 @@ class ZooKeeperHarness(LeaseHarness):
     options: ClassVar[tuple[tuple[str, str], ...]] = ()
     """The server's options; other options start another server."""
 
-    async def start(self) -> None:
-        self._server = shared(ZooKeeper, tick=TICK, options=self.options)
-        self._proxies: dict[int, FaultProxy] = {}
+    def __init__(self) -> None:
+        self._proxies: dict[int, list[FaultProxy]] = {}  # one to each server
         self._backends: list[zookeeper.ZooKeeperBackend] = []
 
+    async def start(self) -> None:
+        self._server = shared(ZooKeeper, tick=TICK, options=self.options)
+        self._ports = deque([self._server.port])
+
     async def open(self) -> LeaseStore:
-        proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
-        backend = zookeeper.open(
-            Url.parse(f"zookeeper://{proxy.host}:{proxy.port}/?tick={TICK}&timeout={self.patience}")
-        )
-        self._backends.append(backend)
-        await backend.client.session(self.ttl).connected(backend.client.until())
+        proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]
+        self._ports.rotate()
+        for proxy in proxies[1:]:  # so that each client is connected to another server
+            proxy.refuse()
+        hosts = ",".join(f"{proxy.host}:{proxy.port}" for proxy in proxies)
+        backend = zookeeper.open(Url.parse(f"zookeeper://{hosts}/?tick={TICK}&timeout={self.patience}"))
         store = FaultyLeaseStore(backend.leases)
-        self._proxies[id(store)] = proxy
+        self._backends.append(backend)
+        self._proxies[id(store)] = proxies
+        await backend.client.session(self.ttl).connected(backend.client.until())
+        self._heal(store)
         return store
 
     async def close(self) -> None:
         await asyncio.gather(*(backend.close() for backend in self._backends))
         self._backends.clear()
-        for proxy in self._proxies.values():
+        for proxy in chain.from_iterable(self._proxies.values()):
             await proxy.__aexit__(None, None, None)
         self._proxies.clear()
 
@@ -82,17 +90,21 @@ class ZooKeeperHarness(LeaseHarness):
 
     @asynccontextmanager
     async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
-        proxy = self._proxies[id(store)]
-        proxy.reset()
-        proxy.refuse()
+        for proxy in self._proxies[id(store)]:
+            proxy.reset()
+            proxy.refuse()
         try:
             yield
         finally:
+            self._heal(store)
+
+    def _heal(self, store: LeaseStore) -> None:
+        for proxy in self._proxies[id(store)]:
             proxy.heal()
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         """Hold back the connection of the request; the other requests go out on a new one, which the client makes."""
-        return late(self._proxies[id(store)])
+        return late(*self._proxies[id(store)])
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
