@@ -13,7 +13,7 @@ import pytest
 
 import tenure
 from tenure._backends import etcd
-from tenure._lease import Granted, HeldBy, Lost, NoAnswer
+from tenure._lease import Granted, HeldBy, Lost, NoAnswer, Vacant
 from tenure._opened import Fact
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
@@ -327,6 +327,24 @@ async def test_no_claim_is_lost_while_the_leader_of_etcd_moves(cluster: EtcdClus
             answers.append(await renewed(backend.leases, grant, 20.0))
         await moving
         assert not any(isinstance(answer, Lost) for answer in answers)
+
+
+async def test_a_member_that_is_behind_catches_up_before_it_is_read(cluster: EtcdCluster, name: str) -> None:
+    """It reads the question and the news of the others at the same time; without care, the old answer often wins."""
+    leader = cluster.leader()
+    behind = next(node for node in cluster.nodes if node is not leader)
+    async with opened(leader.url) as ann, opened(behind.url) as bob:
+        for each in (f"{name}-{number}" for number in range(15)):
+            assert await bob.leases.inspect(each) == Vacant(each, 0)
+            behind.pause()
+            try:
+                grant = await granted(ann.leases, each, ttl=30.0)
+                asked = [asyncio.ensure_future(ask(each)) for ask in (bob.leases.inspect, bob.leases.ask_to_resign)]
+            finally:
+                behind.resume()
+            held, was_asked = await asyncio.gather(*asked)
+            assert isinstance(held, HeldBy)
+            assert (held.token, was_asked) == (grant.token, True)
 
 
 # --- doctor ------------------------------------------------------------------------------------------------------
