@@ -119,9 +119,12 @@ class Backend:
         finally:
             renewal_thread.leave()
             with self._guard:
-                loop, self._consumer_loop = self._consumer_loop, None
-            if loop is not None:
-                loop.end()
+                loop = self._consumer_loop
+            try:
+                if loop is not None:
+                    loop.end()
+            finally:
+                self._consumer_loop = None  # not before: a hook that still runs there must find that out
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
