@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -28,7 +27,7 @@ from typing import IO, Protocol
 
 from tests.absent import skip_or_fail
 from tests.interop.acts import ACT, BEGIN, END, Record
-from tests.process.process_states import states_of, until
+from tests.process.process_states import is_alive, members_of, states_of, until
 from tests.servers.process import run_folder
 from tests.servers.zookeeper import FAST, JAVA, classpath
 
@@ -321,10 +320,8 @@ class Candidacy:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        with suppress(ProcessLookupError):
-            while True:  # until its command, whose parent it was, is gone too
-                os.killpg(self.process.pid, 0)
-                time.sleep(0.001)
+        # Its command, whose parent it was, must have ended too. The next parent may reap it much later.
+        until(lambda: not any(is_alive(pid) for pid in members_of(self.process.pid)))
         self._close()
 
     def _close(self) -> None:

@@ -11,6 +11,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 PATIENCE = 60.0
+PARENT, GROUP = 1, 2
+"""The numbers of fields in /proc/PID/stat, counted from the state."""
 
 
 def until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
@@ -38,13 +40,22 @@ def is_alive(pid: int) -> bool:
 
 def children_of(pid: int) -> list[int]:
     """Return the processes that this one has started or adopted, and that are not reaped."""
+    return _with_field(PARENT, pid)
+
+
+def members_of(group: int) -> list[int]:
+    """Return the processes of a process group that are not reaped."""
+    return _with_field(GROUP, group)
+
+
+def _with_field(field: int, value: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            parent = path.read_text().rpartition(")")[2].split()[1]
+            fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(parent) == pid:
+        if int(fields[field]) == value:
             found.append(int(path.parent.name))
     return found
 
