@@ -11,6 +11,7 @@ lowest Python alone. This tests the drivers, so the tests of all stores run.
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -73,8 +74,9 @@ def supported() -> list[str]:
 def lowest() -> str:
     """Return the pinned versions, and the lowest ones in place of those that pyproject.toml gives a bound."""
     lines = [*PINNED.read_text().splitlines(), *LOWEST.read_text().splitlines()]
-    pins = dict(line.split("==") for line in lines if "==" in line)
-    return "".join(f"{name}=={version}\n" for name, version in pins.items())
+    pins = [line.split("==") for line in lines if "==" in line]
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}  # PyYAML is pyyaml
+    return "".join(f"{name}=={version}\n" for name, version in versions.items())
 
 
 def tried(version: str, plan: Plan) -> tuple[str, float]:
