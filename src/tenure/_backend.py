@@ -215,8 +215,9 @@ class Backend:
     async def vacancies(self, *names: str) -> dict[str, float | None]:
         """Return those names that have no leader now, with the least number of seconds since they had one.
 
-        That is by the store's clock, and None where the store doesn't know it: on Azure, on etcd and among peers, on
-        Redis if the last leader did not release its lease, and for a name that was never led.
+        That is by the store's clock, and None where the store doesn't know it: on Azure, etcd, ZooKeeper and
+        among peers, on Redis if the last leader did not release its lease, and for a name that was never led. On
+        Kubernetes it is the time since this process saw the name vacant.
 
         Args:
             names: Which names to look at; without any, all that were ever led on this store, sorted.

@@ -14,6 +14,7 @@ from tenure._backends import etcd
 from tenure._backends.etcd.client import Client, Member, Reply
 from tenure._backends.etcd.diagnosis import FULL, is_before, release_of
 from tenure._backends.etcd.errors import Refused
+from tenure._backends.etcd.hints import UNUSED_AFTER
 from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
 from tenure._runtime.clock import SystemClock
 from tenure._url import Url
@@ -598,10 +599,10 @@ async def test_hints_come_after_a_compaction(server: Etcd, name: str) -> None:
             await anext(hints)
 
 
-async def test_hints_are_not_repeated_after_revisions_have_fallen(server: Etcd, name: str) -> None:
+async def test_hints_go_on_and_are_not_repeated_after_revisions_have_fallen(server: Etcd, name: str) -> None:
     """As by a restore from a snapshot: each answer is older than a deletion that was seen before."""
     async with opened(server.url) as ann, proxied(server) as (bob, proxy):
-        await granted(ann.leases, name)
+        grant = await granted(ann.leases, name)
         hints = bob.leases.hints(name)
         async with asyncio.timeout(20):
             await anext(hints)
@@ -619,6 +620,9 @@ async def test_hints_are_not_repeated_after_revisions_have_fallen(server: Etcd, 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await anext(hints)
+        await ann.leases.release(grant)
+        async with asyncio.timeout(UNUSED_AFTER / 2):
+            await anext(hints)  # the watch reports what is new
 
 
 async def test_candidates_that_wait_are_notified_of_the_key_before_only(server: Etcd, name: str) -> None:

@@ -340,6 +340,7 @@ async def test_a_member_that_is_behind_catches_up_before_it_is_read(cluster: Etc
             try:
                 grant = await granted(ann.leases, each, ttl=30.0)
                 asked = [asyncio.ensure_future(ask(each)) for ask in (bob.leases.inspect, bob.leases.ask_to_resign)]
+                await asyncio.sleep(0.05)  # they are sent before it goes on
             finally:
                 behind.resume()
             held, was_asked = await asyncio.gather(*asked)

@@ -141,6 +141,7 @@ async def test_a_server_that_is_behind_catches_up_before_it_is_read(ensemble: Zo
             try:
                 grant = await claim(ann, each, "ann#1", LONG)
                 asked = [asyncio.ensure_future(ask(each)) for ask in (bob.leases.inspect, bob.leases.ask_to_resign)]
+                await asyncio.sleep(0.05)  # they are sent before it goes on
             finally:
                 behind.resume()
             held, was_asked = await asyncio.gather(*asked)

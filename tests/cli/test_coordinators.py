@@ -31,9 +31,9 @@ Captured = pytest.CaptureFixture[str]
 
 each_kind = pytest.mark.parametrize("kind", [Etcd, ZooKeeper, Kubernetes], ids=lambda kind: str(kind.__name__))
 
-LONG = ("--ttl", "30", "--retry-every", "0.5")
-"""For a term that must not end by the load of the machine. After it was asked to resign, it soon stands by again."""
-SHORT = ("--ttl", "4")
+LONG = ("--ttl", "30", "--retry-every", "2")
+"""For a term that must not end by the load of the machine. 4 s after it was asked to resign, it stands by again."""
+SHORT = ("--ttl", "6")
 """For a term whose end is waited for."""
 
 REPORTING = "echo $TENURE_TOKEN $$; exec sleep 600"

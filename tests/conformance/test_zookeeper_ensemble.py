@@ -24,7 +24,10 @@ class EnsembleHarness(ZooKeeperHarness):
 
 
 class FaultyEnsembleHarness(EnsembleHarness, FaultyHarness):
-    pass
+    """Three servers need more time to open a session; three requests in a row are given up before a lease has ended."""
+
+    ttl = 5.0
+    patience = 1.2
 
 
 class ChangedEnsembleHarness(EnsembleHarness, RestartedHarness):

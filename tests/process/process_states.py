@@ -27,9 +27,10 @@ def until(condition: Callable[[], object], explain: Callable[[], str] = lambda: 
 def states_of(pid: int) -> set[str]:
     """Return the states that the threads of a process are in: T is stopped, Z and X have ended."""
     found = set()
-    for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            found.add(path.read_text().rpartition(")")[2].split()[0])
+    with suppress(OSError):  # it has ended meanwhile
+        for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
+            with suppress(OSError):  # this thread has
+                found.add(path.read_text().rpartition(")")[2].split()[0])
     return found
 
 

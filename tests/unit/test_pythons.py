@@ -51,7 +51,11 @@ def test_a_missing_python_is_absent(tmp_path: Path) -> None:
 
 def test_the_lowest_versions_are_the_bounds_of_pyproject() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    runtime = [each for extra in ("azure", "cli", "postgres", "redis") for each in extras[extra]]
+    runtime = [
+        each
+        for extra in ("azure", "cli", "etcd", "kubernetes", "postgres", "redis", "zookeeper")
+        for each in extras[extra]
+    ]
     bounds = {re.split(r"[\[>]", each)[0]: each.partition(">=")[2] for each in runtime}
     pinned = dict(line.split("==") for line in LOWEST.read_text().splitlines() if "==" in line)
     assert {name: pinned.get(name) for name in bounds} == bounds

@@ -33,7 +33,8 @@ def command(
 ) -> int:
     """Check the store at URL: show its version, latency, traits and settings, and warnings, each marked by "!".
 
-    If it has queues, a message is sent through one named tenure-doctor-…, which is deleted again.
+    If it has queues, a message is sent through one named tenure-doctor-…, which is deleted again. etcd is asked for a
+    lease, which is revoked again. With --look-only, nothing is written.
 
     Ends with 0 if the store can be used, even with warnings (but see --strict), with 69 if it can't be reached or
     refuses a message (because it is full, for example), and with 78 if it can't work as it is configured, or is an

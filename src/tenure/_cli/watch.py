@@ -17,7 +17,7 @@ from tenure._cli.retrying import wait_option
 @click.argument("name", shell_complete=election_names)
 @on_option
 @json_option
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N changes, the first included.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N lines, the first included.")
 @wait_option
 def command(name: str, url: str, as_json: bool, count: int | None, wait: float | None) -> int:
     """Show the leader of NAME, and then each change, a line each, with the time at which it was seen.

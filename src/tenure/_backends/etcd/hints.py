@@ -74,8 +74,9 @@ class Hints:
                         async with aclosing(self._client.stream("watch", body)) as messages:
                             async for message in messages:
                                 watch.read(message)
-                                if watch.is_live:
-                                    pause = PAUSE_FIRST
+                                if not watch.is_live:
+                                    break
+                                pause = PAUSE_FIRST
                                 limit.reschedule(asyncio.get_running_loop().time() + UNUSED_AFTER)
                 except (
                     TimeoutError
@@ -101,10 +102,11 @@ class Hints:
             if beginning in self._keys.ranges(name):
                 self._notifier.notify(name)
 
-    def revisions_fell(self, beginning: bytes) -> None:
-        """Forget the deletions that a watch has seen: etcd counts its revisions from an earlier one again."""
-        for name in [name for name in self._deleted if beginning in self._keys.ranges(name)]:
-            del self._deleted[name]
+    def forget_deletions_after(self, revision: int, beginning: bytes) -> None:
+        """Forget what a watch has seen that is newer than etcd: its revisions have fallen."""
+        for name, deleted_at in list(self._deleted.items()):
+            if deleted_at > revision and beginning in self._keys.ranges(name):
+                del self._deleted[name]
 
     def changed(self, event: Json) -> None:
         """Notify the listeners that *event* concerns."""
@@ -157,12 +159,12 @@ class Watch:
             self.next_revision = revision + 1
 
     def _begun(self, revision: int) -> None:
-        self.is_live, self._began_at = True, revision
-        # After a restore from a snapshot, revisions begin again at an earlier one.
-        fell = self.next_revision is not None and self.next_revision > revision + 1
-        if fell:
-            self._hints.revisions_fell(self.beginning)
-        if fell or self.next_revision is None:
+        self._began_at = revision
+        # After a restore from a snapshot, revisions begin again at an earlier one. A stream that was to begin later
+        # would report nothing before.
+        self.is_live = self.next_revision is None or self.next_revision <= revision + 1
+        self._hints.forget_deletions_after(revision, self.beginning)
+        if self.next_revision is None or not self.is_live:
             self.next_revision = revision + 1
             self._hints.notify_all(self.beginning)
 

@@ -11,7 +11,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.names import Dialect, Queue, dialect_of, escaped, queue_of, unescaped
 from tenure._backends.zookeeper.records import NO_RECORD, Record, read_record
-from tenure._backends.zookeeper.requests import children, create, exists, get, newest_children, set_data
+from tenure._backends.zookeeper.requests import children, create, exists, get, set_data, sync
 from tenure._backends.zookeeper.session import Session
 from tenure._lease import NO_METADATA, HeldBy, Vacant
 from tenure.errors import ConfigError, Unavailable
@@ -62,9 +62,8 @@ class Elections:
         Unless it *is_newest*, it may be some ticks old, as the server that answers may be behind. What is read after it
         in this session is never older.
         """
-        ask = newest_children if is_newest else children
         try:
-            nodes = await session.ask(ask(path), until)
+            nodes = await session.ask(children(path), until, after=sync(path) if is_newest else None)
         except NoNodeError:
             nodes = []
         return queue_of(nodes, self._dialect)
@@ -174,7 +173,7 @@ class Elections:
         session, until = self._client.session(), self._client.until()
         root = self._root or "/"
         try:
-            nodes: list[str] = await session.ask(newest_children(root), until)
+            nodes: list[str] = await session.ask(children(root), until, after=sync(root))
         except NoNodeError:
             return []
         found = []

@@ -31,14 +31,9 @@ def children(path: str, watch: Watch = None) -> Send:
     return lambda driver: driver.get_children_async(path, watch=watch)
 
 
-def newest_children(path: str) -> Send:
-    """Read the names of the nodes below a node, after the server has caught up with the leader of the ensemble."""
-
-    def send(driver: Driver) -> Any:
-        driver.sync_async(path)  # the server carries out the requests of a session in order
-        return driver.get_children_async(path)
-
-    return send
+def sync(path: str) -> Send:
+    """Let the server catch up with the leader of the ensemble before it carries out later requests of the session."""
+    return lambda driver: driver.sync_async(path)
 
 
 def create(path: str, acl: Sequence[ACL]) -> Send:

@@ -55,7 +55,7 @@ class Ensemble:
         servers: How many there are.
         tick: Their tick in seconds.
         is_tls: Whether they are asked by TLS.
-        has_worked: Whether a request was carried out before.
+        has_worked: Whether a request that needs rights was carried out before.
     """
 
     place: str
@@ -207,7 +207,9 @@ class Session:
         """Return an error of the driver as one of ours."""
         return translate(error, self._ensemble.place, worked=had_worked)
 
-    async def ask(self, send: Send, until: float, *, writes: bool = False, arms: Watched | None = None) -> Any:
+    async def ask(
+        self, send: Send, until: float, *, after: Send | None = None, writes: bool = False, arms: Watched | None = None
+    ) -> Any:
         """Send a request when there is a connection, and return its answer.
 
         If the connection breaks, it is sent again on the next one: so it must be one that may be carried out twice.
@@ -215,6 +217,7 @@ class Session:
         Args:
             send: Hands the request to the driver.
             until: When to give up.
+            after: A request that needs no rights, to be carried out before it, on the same connection.
             writes: Whether the request goes through the leader, and a majority of the servers.
             arms: The watch that it sets, if it succeeds.
 
@@ -226,16 +229,24 @@ class Session:
         while True:
             await self.connected(until)
             try:
-                return await self.answer(self.send(send, writes=writes, arms=arms), until)
+                before = self.send(after, needs_rights=False) if after is not None else None
+                reply = self.send(send, writes=writes, arms=arms)
+                if before is not None:
+                    await self.answer(before, until)
+                return await self.answer(reply, until)
             except Broken:
                 if self._clock.now() >= until:
                     raise
 
-    def send(self, send: Send, *, writes: bool = False, arms: Watched | None = None) -> asyncio.Future[Reply]:
+    def send(
+        self, send: Send, *, writes: bool = False, arms: Watched | None = None, needs_rights: bool = True
+    ) -> asyncio.Future[Reply]:
         """Send a request now; several of them are carried out in this order. There must be a connection."""
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._sent_at = sent_at = self._clock.now()
-        note = partial(self._note, reply, sent_at, self.connections, writes, arms, self._ensemble.has_worked)
+        note = partial(
+            self._note, reply, sent_at, self.connections, writes, arms, needs_rights, self._ensemble.has_worked
+        )
         self._unanswered[reply] = sent_at
         send(self._driver).rawlink(note)
         if self._watchdog is None:
@@ -270,6 +281,7 @@ class Session:
         connection: int,
         writes: bool,
         arms: Watched | None,
+        needs_rights: bool,
         had_worked: bool,
         result: Any,
     ) -> None:
@@ -280,7 +292,7 @@ class Session:
             self._heard_at = now
             self.touches.answered(sent_at, now)
             if error is None:
-                self._ensemble.has_worked = True
+                self._ensemble.has_worked |= needs_rights
                 if writes:
                     self.touches.written(sent_at)
                 if arms is not None:
@@ -333,7 +345,7 @@ class Session:
         due = self._sent_at + self._every
         if now >= due:
             if self.is_connected:
-                self.send(exists("/"))
+                self.send(exists("/"), needs_rights=False)
             due = now + self._every
         self._toucher = self._loop.call_later(max(0.001, due - now), self._touch)
 
