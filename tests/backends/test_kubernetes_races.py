@@ -252,7 +252,7 @@ class Scripted:
     def __init__(self) -> None:
         self.answer: Callable[[str, Json], tuple[int, Any]] = lambda method, body: (200, {})
         self.asked: list[str] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def __aenter__(self) -> Scripted:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -261,8 +261,12 @@ class Scripted:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for writer in self._serving.values():
+            writer.close()
+        await asyncio.gather(*filter(None, self._serving))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving[asyncio.current_task()] = writer
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()

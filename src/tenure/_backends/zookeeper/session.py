@@ -43,7 +43,7 @@ class Reply:
     value: Any = None
     error: Exception | None = None
     had_worked: bool = False
-    """Whether a request was carried out before this one was sent."""
+    """Whether a request that needs rights was carried out before this one was sent."""
 
 
 @dataclass(slots=True)
