@@ -1,13 +1,14 @@
 """Elections on etcd, ZooKeeper and Kubernetes, beside other clients of these stores and loops written by hand.
 
-Run by hand: ``python -m benchmarks coordinators [STORE …] [--only NAME …] [--parts failover,handover,standing,many]``.
-Prints figures only, each with its ratio to tenure's. One server for each store, without faults; all candidates are
-processes of this machine. Kubernetes is the double of its Lease API (tests/servers), which counts requests. Libraries
-that are not installed are left out.
+Run by hand: ``python -m benchmarks coordinators [STORE …] [--only NAME …] [--parts PART,…]``. Prints figures only, each
+with its ratio to tenure's. One server for each store, without faults; all candidates are processes of this machine.
+Kubernetes is the double of its Lease API (tests/servers), which counts requests. Libraries that are not installed are
+left out.
 
 - failover: from kill -9 of the leader to the successor's first line, at a moment between two renewals that is spread
   over them; the successor has looked at the leader before.
 - handover: from the leader's line that it resigns to the successor's first line.
+- usual: the fail-over with the lease and the server's settings that are usual, where those matter (ZooKeeper's tick).
 - standing: the requests that the server counts, of one leader and of nine candidates that stand by, with ttl 15.
 - many: the requests and the processor time of one process that holds 1,000 leases of etcd.
 """
@@ -37,7 +38,10 @@ from tenure._timing import Timing
 from tenure.events import Event, TermBegan
 from tests.servers import Etcd, Kubernetes, Redis, Server, ZooKeeper, private
 
-STANDING_TTL = 15.0
+USUAL_TTL = 15.0
+USUAL_TICK = 2.0
+"""The default ``tickTime`` of ZooKeeper, in seconds."""
+USUAL_LANES = 12
 CANDIDATES = 9
 MANY = 1_000
 LOOKS = 1.0
@@ -81,14 +85,14 @@ class Store:
     tick: float = 0.0
     """Seconds by which the end of a lease may be late, besides."""
     usual: Callable[[], Server] | None = None
-    """The same with its default settings, where they matter for the requests of those that stand by."""
+    """The same with its default settings, where they matter for fail-overs and the requests of those that stand by."""
 
 
 ZOOKEEPER_TICK = 0.1  # of the server in the tests
 STORES = {
     "etcd": Store(lambda: private(Etcd), etcd_requests),
     "zookeeper": Store(
-        lambda: private(ZooKeeper), zookeeper_requests, ZOOKEEPER_TICK, lambda: private(ZooKeeper, tick=2.0)
+        lambda: private(ZooKeeper), zookeeper_requests, ZOOKEEPER_TICK, lambda: private(ZooKeeper, tick=USUAL_TICK)
     ),
     "kubernetes": Store(lambda: private(Kubernetes), kubernetes_requests),
     "redis": Store(lambda: private(Redis), redis_requests),
@@ -294,7 +298,7 @@ def standing(contender: Contender, server: Server, store: Store, seconds: float)
         time.sleep(seconds)
         return (store.requests(server) - before) / (time.monotonic() - begun)
 
-    with candidates(contender, server, "standing", STANDING_TTL) as start:
+    with candidates(contender, server, "standing", USUAL_TTL) as start:
         leader = start()
         leader.stands()
         leader.elected()
@@ -349,14 +353,17 @@ class Ratio:
         return f"  ({figure / self._ours:.1f} x)" if self._ours > 0 else ""
 
 
-def print_failovers(chosen: Sequence[Contender], server: Server, store: Store, asked: argparse.Namespace) -> None:
-    bound = (asked.ttl + Timing(asked.ttl).retry_every) * 1.1 + store.tick
-    print(f"  fail-over after kill -9, ttl {asked.ttl:g} s, {asked.trials} trials; lease + retry + 10 %: {bound:.2f} s")
+def print_failovers(
+    chosen: Sequence[Contender], server: Server, trials: int, *, ttl: float, tick: float, lanes: int
+) -> None:
+    bound = (ttl + Timing(ttl).retry_every) * 1.1 + tick
+    goal = f"lease + retry + 10 %{f' + tick of {tick:g} s' if tick else ''}: {bound:.2f} s"
+    print(f"  fail-over after kill -9, ttl {ttl:g} s, {trials} trials; {goal}")
     ratio = Ratio()
     for contender in chosen:
         if contender.ttl_fixed:
             continue
-        took = failovers(contender, server, asked.trials, asked.ttl, asked.lanes)
+        took = failovers(contender, server, trials, ttl, lanes)
         p50, p99 = statistics.median(took), percentile(took, 0.99)
         line(f"    {contender.name}", f"p50 {p50:.3f} s, p99 {p99:.3f} s{ratio.of(p99)}")
 
@@ -373,7 +380,7 @@ def print_handovers(chosen: Sequence[Contender], server: Server, asked: argparse
 
 
 def print_standing(chosen: Sequence[Contender], server: Server, store: Store, asked: argparse.Namespace) -> None:
-    print(f"  standing by, ttl {STANDING_TTL:g} s, requests/s over {asked.seconds:g} s")
+    print(f"  standing by, ttl {USUAL_TTL:g} s, requests/s over {asked.seconds:g} s")
     ratio = Ratio()
     for contender in chosen:
         alone, each = standing(contender, server, store, asked.seconds)
@@ -384,11 +391,11 @@ def print_many(server: Server, store: Store, asked: argparse.Namespace) -> None:
     took, rate, share = asyncio.run(many(server, store, asked.seconds))
     print(f"  tenure holds {MANY:,} leases in one process, ttl 15 s")
     line("    until all led", f"{took:.2f} s")
-    line("    requests", f"{rate:.2f}/s = {rate * STANDING_TTL / (MANY / 100):.2f} in 15 s for 100 leases")
+    line("    requests", f"{rate:.2f}/s = {rate * USUAL_TTL / (MANY / 100):.2f} in 15 s for 100 leases")
     line("    share of one core", f"{share:.1%}")
 
 
-PARTS = ("failover", "handover", "standing", "many")
+PARTS = ("failover", "handover", "usual", "standing", "many")
 
 
 def measure(name: str, asked: argparse.Namespace) -> None:
@@ -400,16 +407,19 @@ def measure(name: str, asked: argparse.Namespace) -> None:
     print(f"{name}:{''.join(f' {each.name}: not installed.' for each in lacking)}", flush=True)
     with store.kind() as server:
         if "failover" in asked.parts:
-            print_failovers(chosen, server, store, asked)
+            print_failovers(chosen, server, asked.trials, ttl=asked.ttl, tick=store.tick, lanes=asked.lanes)
         if "handover" in asked.parts:
             print_handovers(chosen, server, asked)
         if "standing" in asked.parts and store.usual is None:
             print_standing(chosen, server, store, asked)
         if "many" in asked.parts and name == "etcd":
             print_many(server, store, asked)
-    if "standing" in asked.parts and store.usual is not None:
+    if store.usual is not None and not {"usual", "standing"}.isdisjoint(asked.parts):
         with store.usual() as server:
-            print_standing(chosen, server, store, asked)
+            if "usual" in asked.parts:
+                print_failovers(chosen, server, asked.trials, ttl=USUAL_TTL, tick=USUAL_TICK, lanes=USUAL_LANES)
+            if "standing" in asked.parts:
+                print_standing(chosen, server, store, asked)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ conformance suites choose their tests by the same traits; `tenure doctor URL` sh
 
 *native*: the store does it itself. *emulated*: tenure does it in the store, in the same atomic step. *impossible*: it
 is refused with an error. Times are in seconds, sizes in bytes. A server's settings may allow less, as the page of its
-store says: etcd with its defaults grants leases from 2 s, ZooKeeper from 4 to 35 s.
+store says: etcd with its defaults grants leases from 2 s, ZooKeeper from 4 to 37.5 s.
 """
 
 

@@ -3,7 +3,7 @@
 Rules:
 
 - A claim is counted from *before the request was sent*, on the client's own clock: the answer may be delayed by up to
-  the whole lease.
+  the whole lease. A store that can promise less says by how much (``Granted.age``).
 - A ``Grant`` identifies one claim exactly. Every later operation takes it, so that a late request of an old claim can't
   affect a newer one.
 - ``token`` rises with every acquisition and never falls; it is the fencing token.
@@ -31,10 +31,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Yes: the claim stands, for ``ttl`` seconds from some time after the request was sent."""
+    """Yes: the claim stands for ``ttl`` seconds, counted from *age* seconds before the request was sent, or later.
+
+    ``age`` is 0 unless the store knows of the request only later, and can't say when: then it is the time in seconds,
+    less than ``ttl``, by which the claim may end sooner. It is ignored when two answers are compared.
+    """
 
     grant: Grant
     resign_asked: bool = False
+    age: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

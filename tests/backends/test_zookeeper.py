@@ -16,7 +16,7 @@ import pytest
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
-from tenure._backends.zookeeper.touches import MARGIN
+from tenure._backends.zookeeper.touches import BEYOND
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 TICK = 0.1
 TTL = 1.5
-LASTS = TTL + MARGIN * TICK
+LASTS = TTL + BEYOND * TICK
 LOGIN = "ann", "s3cret/@:"
 
 
@@ -179,8 +179,8 @@ async def test_a_session_that_is_too_short_is_refused_with_the_figures(name: str
             with pytest.raises(ConfigError) as refused:
                 await backend.leases.acquire(name, "ann#1", 2.0)
             assert str(refused.value) == (
-                f"zookeeper://127.0.0.1:{server.port}/ lets a session last 1 s at most, and ttl=2 s needs 2.25 s (ttl "
-                "and 2.5 ticks of 0.1 s); use ttl=0.75 or less, or raise maxSessionTimeout on every server"
+                f"zookeeper://127.0.0.1:{server.port}/ lets a session last 1 s at most, and ttl=2 s needs 2.125 s (ttl "
+                "and 1.25 ticks of 0.1 s); use ttl=0.875 or less, or raise maxSessionTimeout on every server"
             )
             assert await backend.leases.inspect(name) == Vacant(name, 0)
             assert isinstance(await backend.leases.acquire(name, "ann#1", 0.7), Granted)
@@ -210,6 +210,24 @@ async def test_a_claim_waits_until_the_leader_has_surely_heard_of_an_idle_sessio
                 except Unavailable as error:
                     if "gave no answer" not in str(error):
                         raise
+
+
+async def test_a_claim_counts_from_before_its_request_if_the_leader_may_know_of_no_newer_one(
+    server: ZooKeeper, name: str
+) -> None:
+    async with opened(server) as backend:
+        grant = await claim(backend, name, "ann#1")
+        clock, touches = backend.client.clock, backend.client.session(TTL).touches
+        for heard_ago in (0.0, LASTS - TTL, TTL / 4, TTL / 3):
+            touches._answered.clear()
+            asked_at = clock.now()
+            touches.heard_at = asked_at - heard_ago
+            (renewed,) = await backend.leases.renew([grant], TTL)
+            took = clock.now() - asked_at
+            assert isinstance(renewed, Granted)
+            assert renewed.age == pytest.approx(max(0.0, heard_ago - 0.75 * (LASTS - TTL)), abs=took)
+            # It never counts for longer than the session, by a clock that is slower than the server's by a quarter.
+            assert asked_at - renewed.age + TTL - 0.25 * TTL <= touches.heard_at + 0.75 * LASTS + took
 
 
 async def test_an_idle_candidate_keeps_the_leader_informed(server: ZooKeeper, name: str) -> None:
@@ -527,7 +545,7 @@ async def test_doctor_tells_the_ticks_and_the_rights(server: ZooKeeper) -> None:
     assert facts[f"server 127.0.0.1:{server.port}"].value == "3.8.0, standalone"
     assert "an ensemble of three or five" in facts["ensemble"].advice
     assert (facts["sessions"].value, facts["sessions"].advice) == ("0.2 to 60 s, by default 2 to 20 ticks", "")
-    assert facts["ttl at most"].value == "59.75 s"
+    assert facts["ttl at most"].value == "59.875 s"
     assert "anyone who reaches the servers can end a term" in facts["rights"].advice
     for tick, advice in (("0.02", "may be trusted for longer"), ("2", "another candidate takes over sooner")):
         backend = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={tick}"))

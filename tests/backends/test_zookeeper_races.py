@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper import leases, proof
-from tenure._backends.zookeeper.touches import MARGIN
+from tenure._backends.zookeeper.touches import BEYOND
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure._url import Url
 from tenure.errors import Unavailable
@@ -24,7 +24,7 @@ from tests.servers import ZooKeeper, shared
 
 TICK = 0.1
 TTL = 1.5
-LASTS = TTL + MARGIN * TICK
+LASTS = TTL + BEYOND * TICK
 
 
 @pytest.fixture
@@ -115,13 +115,13 @@ async def test_a_claim_that_is_granted_while_the_backend_closes_is_not_ended(
         ann = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={TICK}"))
         prove = proof.proven
 
-        async def prove_and_close(*arguments: Any, **options: Any) -> bool:
+        async def prove_and_close(*arguments: Any, **options: Any) -> float | None:
             nonlocal closing
-            is_proven = await prove(*arguments, **options)
+            age = await prove(*arguments, **options)
             closing = asyncio.ensure_future(ann.close())
             for _ in range(steps):
                 await asyncio.sleep(0)
-            return is_proven
+            return age
 
         monkeypatch.setattr(leases, "proven", prove_and_close)
         try:

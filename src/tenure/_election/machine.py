@@ -339,14 +339,14 @@ class Machine:
         term = self._term
         match self.state, answer:
             case State.CAMPAIGNING, Granted(grant):
-                self._begin_term(request, grant, now, effects)
+                self._begin_term(request, answer, now, effects)
             case State.CAMPAIGNING, HeldBy(holder=holder, token=token, remaining=remaining):
                 self._announce_leader((holder, token), now, effects)
                 self._stand_by(remaining, now)
             case State.CAMPAIGNING, NoAnswer(why):
                 self._acquire_later(why, now, effects)
-            case State.RENEWING, Granted(grant, resign_asked) if term and grant == term.grant:
-                self._on_renewed(term, request, resign_asked, now, effects)
+            case State.RENEWING, Granted(grant) if term and grant == term.grant:
+                self._on_renewed(term, request, answer, now, effects)
             case State.RENEWING, Lost(grant) if term and grant == term.grant:
                 self._lease_lost(term, now, effects)
             case State.RENEWING, NoAnswer(why) if term:
@@ -371,11 +371,11 @@ class Machine:
         match answer:
             case Granted(grant) if term is not None and grant == term.grant:
                 if self.state in (State.LEADING, State.RENEWING):
-                    self._extend_trust(term, self._trust_limit(request), now, effects)
+                    self._extend_trust(term, self._trust_limit(request, answer), now, effects)
             case Granted(grant) if request.kind is Acquire:
                 if request.holder == self._holder_now() and self.state in (State.STANDBY, State.CAMPAIGNING):
                     self._requests.abandon()
-                    self._begin_term(request, grant, now, effects)
+                    self._begin_term(request, answer, now, effects)
                 else:
                     self._release_unused(grant, now, effects)
             case HeldBy() if self._queued and request.kind is Acquire and request.holder != self._holder_now():
@@ -387,34 +387,42 @@ class Machine:
                     self._revoke_trust(term, effects)
                     term.stop_by = min(term.stop_by, now + self.timing.grace)
 
-    def _trust_limit(self, request: Request) -> float:
+    def _trust_limit(self, request: Request, granted: Granted) -> float:
         """Return until when a yes to *request* is trusted: counted from the request, however late the answer is."""
-        return trusted_until(request.asked_at, self.timing.ttl, self.timing.drift, self.timing.margin)
+        timing = self.timing
+        return trusted_until(request.asked_at - granted.age, timing.ttl, timing.drift, timing.margin)
 
-    def _begin_term(self, request: Request, grant: Grant, now: float, effects: list[Effect]) -> None:
+    def _renewal_due(self, request: Request, granted: Granted) -> float:
+        """Return when to renew after a yes to *request*: the sooner, the less time it leaves for the work."""
+        timing = self.timing
+        share = (timing.work_window - granted.age) / timing.work_window
+        every = max(timing.renew_every * share, min(timing.renew_every, timing.retry_every / 4))
+        return request.asked_at + sooner(every, self._rng)
+
+    def _begin_term(self, request: Request, granted: Granted, now: float, effects: list[Effect]) -> None:
+        grant = granted.grant
         self._place = None  # it is a claim from now on
-        until = self._trust_limit(request)
-        if now >= until - self.timing.grace:  # the answer took so long that no time for work is left
+        until = self._trust_limit(request, granted)
+        if now >= until - self.timing.grace:  # the answer took too long, or the claim is too old
             self._release_unused(grant, now, effects)
             self._acquisition += 1
-            self._acquire_later("the answer came too late to lead", now, effects)
+            self._acquire_later("the lease that was granted leaves no time to lead", now, effects)
             return
         self._set_state(State.LEADING)
-        renew_at = request.asked_at + sooner(self.timing.renew_every, self._rng)
-        self._term = _TermState(grant, until, renew_at, request.asked_at)
+        self._term = _TermState(grant, until, self._renewal_due(request, granted), request.asked_at)
         effects.append(Emit(TermBegan(now, self.name, grant.holder, grant.token)))
         effects.append(StartWork(grant, until))
 
     def _on_renewed(
-        self, term: _TermState, request: Request, resign_asked: bool, now: float, effects: list[Effect]
+        self, term: _TermState, request: Request, granted: Granted, now: float, effects: list[Effect]
     ) -> None:
         term.stalled = False
-        self._extend_trust(term, self._trust_limit(request), now, effects)
-        if resign_asked:
+        self._extend_trust(term, self._trust_limit(request, granted), now, effects)
+        if granted.resign_asked:
             self._end_term("asked", now, effects)
             return
         self._set_state(State.LEADING)
-        term.renew_at = request.asked_at + sooner(self.timing.renew_every, self._rng)
+        term.renew_at = self._renewal_due(request, granted)
         if self._hinted:
             self._renew_early(term, now)
 

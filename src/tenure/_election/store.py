@@ -48,7 +48,7 @@ class LeaseStore(Protocol):
         """Claim *name* for *ttl* seconds if it is free, under a token one higher than any before.
 
         *holder* is new for each acquisition. If it holds the name already, an earlier answer was lost: the same grant
-        is returned again, extended.
+        is returned again, extended. A store that can't promise all of *ttl* from now says so by ``Granted.age``.
         """
         ...
 

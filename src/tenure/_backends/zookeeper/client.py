@@ -19,7 +19,7 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAF
 from tenure._backends.zookeeper.address import Address, Options, require_login
 from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.session import Ensemble, Session
-from tenure._backends.zookeeper.touches import MARGIN
+from tenure._backends.zookeeper.touches import BEYOND
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
@@ -81,7 +81,7 @@ class Client:
                     return session
         found = self._sessions.get(lease)
         if found is None or found.is_over:
-            lasts = lease + MARGIN * self.options.tick if lease else READING_LASTS
+            lasts = lease + BEYOND * self.options.tick if lease else READING_LASTS
             self._sessions[lease] = found = self.open_session(lasts)
         return found
 
@@ -107,14 +107,14 @@ class Client:
         Raises:
             ConfigError: The message has the figures.
         """
-        needed = lease + MARGIN * self.options.tick
+        needed = lease + BEYOND * self.options.tick
         if session.negotiated >= needed - 0.001:
             return
-        fits = session.negotiated - MARGIN * self.options.tick
+        fits = session.negotiated - BEYOND * self.options.tick
         advice = f"use ttl={fits:g} or less, or " if fits >= 2 * self.options.tick else ""
         raise ConfigError(
             f"{self.address} lets a session last {session.negotiated:g} s at most, and ttl={lease:g} s needs "
-            f"{needed:g} s (ttl and {MARGIN:g} ticks of {self.options.tick:g} s); {advice}raise maxSessionTimeout on "
+            f"{needed:g} s (ttl and {BEYOND:g} ticks of {self.options.tick:g} s); {advice}raise maxSessionTimeout on "
             "every server"
         )
 

@@ -5,7 +5,7 @@ House rules:
 - The node with the lowest sequence number has the name. Our nodes are ephemeral, so that they end with our session; and
   each has a deadline of its own, see ``places``.
 - ``Granted`` is answered after a write that names our node went through the leader of the ensemble, within the verb, on
-  the session that owns the node; and if the leader will let that session last for the whole lease, see ``touches``.
+  the session that owns the node; and for as long as the leader certainly lets that session last, see ``touches``.
 - What foreign clients have no place for (the newest token, metadata, a request to resign) is in the data of the
   election's node, which they don't read.
 - A candidate watches the one before it; the leader watches its own node, and the election's for a request to resign.
@@ -61,6 +61,9 @@ CHECKED_MAX = 200_000
 
 
 EMPTY = Queue((), ())
+
+Stand = float | NoAnswer | None
+"""Whether a claim stands: the age of its proof, see ``proven``; None if it doesn't."""
 
 
 class ZooKeeperLeases:
@@ -215,12 +218,13 @@ class ZooKeeperLeases:
         if failure is not None:
             raise session.translated(failure) from failure
         await note_readings(place, readings, request.until)
-        if not await proven(self._client, [place], request, is_checked=True):
+        age = await proven(self._client, [place], request, is_checked=True)
+        if age is None:
             place.forget_node()
             return None
         if is_new:
             self._client.notifier.notify(place.name)
-        return Granted(Grant(place.name, place.holder, place.token), resign_asked(place))
+        return Granted(Grant(place.name, place.holder, place.token), resign_asked(place), age)
 
     # --- renew ---
 
@@ -229,7 +233,7 @@ class ZooKeeperLeases:
         require_ttl(ttl, self.traits)
         request = self._request(ttl)
         places = {place: None for grant in grants if (place := self._claimed(grant)) is not None}
-        answers: dict[Place, bool | NoAnswer] = {}
+        answers: dict[Place, Stand] = {}
         for some in await asyncio.gather(*(self._renew(chunk, request) for chunk in _chunks(places))):
             answers |= some
         found = [_renewed(grant, self._claimed(grant), answers) for grant in grants]
@@ -244,41 +248,41 @@ class ZooKeeperLeases:
             return None
         return place
 
-    async def _renew(self, places: Sequence[Place], request: Request) -> dict[Place, bool | NoAnswer]:
+    async def _renew(self, places: Sequence[Place], request: Request) -> dict[Place, Stand]:
         """Return of each of these claims, which are in one session, whether it stands."""
         # An acquire of the same holder may give a node up meanwhile, and make another one, with another token.
         tokens = {place: place.token for place in places if place.node is not None}
         lasting = list(tokens)
         try:
-            stand = not lasting or await proven(self._client, lasting, request)
+            age = await proven(self._client, lasting, request) if lasting else None
         except TenureError as error:
             in_time = lasting[0].session.is_connected and self._clock.now() < request.until
             if len(lasting) == 1 or not in_time:
-                return {place: False if place.is_gone else NoAnswer(str(error)) for place in places}
-            stand = False
-        if not stand and len(lasting) > 1:  # one of them is gone, or refused, which must not harm the others
-            answers: dict[Place, bool | NoAnswer] = dict.fromkeys(places, False)
+                return {place: None if place.is_gone else NoAnswer(str(error)) for place in places}
+            age = None
+        if age is None and len(lasting) > 1:  # one of them is gone, or refused, which must not harm the others
+            answers: dict[Place, Stand] = dict.fromkeys(places)
             for some in await asyncio.gather(*(self._renew([place], request) for place in lasting)):
                 answers |= some
             return answers
         for place, token in tokens.items():
             if place.ending is None and place.token == token:
-                if stand:
+                if age is not None:
                     self._places.keep(place, request.ends_at)
                 else:
                     self._places.note_gone(place)
         # A claim that stands is renewed, whether the rest can be read or not.
         await asyncio.gather(*(_read_if_possible(place, request.until) for place in lasting if not place.is_gone))
-        return {place: await self._stands(place, request.until) for place in places}
+        return {place: await self._stand(place, age, request.until) for place in places}
 
-    async def _stands(self, place: Place, until: float) -> bool | NoAnswer:
+    async def _stand(self, place: Place, age: float | None, until: float) -> Stand:
         if place.ending is None:
-            return not place.is_gone
+            return None if place.is_gone else age
         try:
             await self._places.ended(place, until)
         except Unavailable as error:
             return NoAnswer(str(error))
-        return False
+        return None
 
     # --- release ---
 
@@ -406,8 +410,8 @@ def _chunks(places: Iterable[Place]) -> Iterator[list[Place]]:
         yield chunk
 
 
-def _renewed(grant: Grant, place: Place | None, answers: dict[Place, bool | NoAnswer]) -> Granted | Lost | NoAnswer:
-    answer = answers.get(place, False) if place is not None else False
-    if isinstance(answer, NoAnswer):
-        return answer
-    return Granted(grant, resign_asked(place)) if place is not None and answer else Lost(grant)
+def _renewed(grant: Grant, place: Place | None, answers: dict[Place, Stand]) -> Granted | Lost | NoAnswer:
+    stand = answers.get(place) if place is not None else None
+    if place is None or stand is None:
+        return Lost(grant)
+    return stand if isinstance(stand, NoAnswer) else Granted(grant, resign_asked(place), stand)

@@ -1,4 +1,8 @@
-"""The proof of a claim: its node exists, and the leader of the ensemble lets its session last; see ``touches``."""
+"""The proof of a claim: its node exists, and the leader of the ensemble lets its session last; see ``touches``.
+
+A session lasts longer than its leases, and often not so long that the whole lease is certain: then the claim is granted
+as an older one, which counts from before its request.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,11 @@ from tenure._backends.zookeeper.requests import check, failure_of
 from tenure._backends.zookeeper.session import Session
 from tenure._lease import NO_METADATA, Metadata
 from tenure.errors import Unavailable
+
+AGE_MAX = 1 / 3
+"""The share of a lease by which its claim may be older than its request; rather than that, a request waits."""
+DRIFT_MAX = 0.25
+"""The share of the session's time beyond the lease that is left to drift: elections allow for it in the lease alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,10 @@ class Request:
         return self.asked_at + self.ttl
 
 
-async def proven(client: Client, places: Sequence[Place], request: Request, *, is_checked: bool = False) -> bool:
-    """Prove that these places, of one session, stand, and that the leader of the ensemble lets them last.
+async def proven(
+    client: Client, places: Sequence[Place], request: Request, *, is_checked: bool = False
+) -> float | None:
+    """Prove that these places, of one session, stand, and return from when the leader certainly lets them last.
 
     Args:
         client: The client of the ensemble.
@@ -42,7 +53,7 @@ async def proven(client: Client, places: Sequence[Place], request: Request, *, i
         is_checked: Whether a write within this request has found them.
 
     Returns:
-        False if one of their nodes is gone.
+        How many seconds before the request their ttl begins; None if one of their nodes is gone.
 
     Raises:
         Unavailable: It could not be proven in time.
@@ -54,13 +65,15 @@ async def proven(client: Client, places: Sequence[Place], request: Request, *, i
         if not is_checked:
             failure = failure_of(await session.ask(check(paths), request.until, writes=True))
             if isinstance(failure, NoNodeError):
-                return False
+                return None
             if failure is not None:
                 raise session.translated(failure) from failure
         client.require_time(session, request.ttl)
-        needed = request.ends_at - session.negotiated
+        # A request that the leader has heard of, and that was sent then or later, makes the whole lease certain.
+        whole = request.asked_at - (session.negotiated - request.ttl) * (1 - DRIFT_MAX)
+        needed = whole - request.ttl * AGE_MAX
         if session.touches.heard_at >= needed:
-            return True
+            return max(0.0, whole - session.touches.heard_at)
         await _until_heard(client, session, needed, request.until)
         is_checked = False
 

@@ -22,7 +22,7 @@ from tenure._backends.zookeeper.errors import (
     translate,
 )
 from tenure._backends.zookeeper.requests import Send, exists
-from tenure._backends.zookeeper.touches import EVERY, Touches
+from tenure._backends.zookeeper.touches import EVERY, EVERY_SHARE, Touches
 from tenure._runtime.clock import Clock
 from tenure._runtime.threads import in_thread
 from tenure.errors import TenureError, Unavailable
@@ -97,7 +97,7 @@ class Session:
         self.connections: int = 0
         """The number of connections made so far."""
         self._ensemble = ensemble
-        self._every = EVERY * ensemble.tick
+        self._every = min(EVERY * ensemble.tick, EVERY_SHARE * lasts)
         self._clock = clock
         self._on_watch = on_watch
         self._on_change = on_change

@@ -14,8 +14,9 @@ in order. If it answered us a tick ago, it has answered a ping since; and if a w
 *after* that, then it was still connected to this leader, which so has heard of the earlier answer.
 
 Therefore the session certainly lasts until its time-out after the newest request that was answered at least a tick
-before a later write was sent. Sessions are made longer than the leases by :data:`MARGIN` ticks, and while a session
-carries places, a request goes out every :data:`EVERY` ticks.
+before a later write was sent. Sessions are made longer than the leases by :data:`BEYOND` ticks, and while a session
+carries places, a request goes out every :data:`EVERY` ticks. Both are short, as a successor waits for the end of the
+session of a dead leader: what is certain is then often less than a whole lease, see ``proof``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ import math
 from collections import deque
 
 EVERY = 1.25
-"""Ticks between the requests of a session that is in use."""
+"""Ticks between the requests of a session that is in use, at most."""
+EVERY_SHARE = 1 / 7
+"""The share of the session's time between them, at most: of a short lease, no more is uncertain."""
 HEARD_AFTER = 1.0
 """Ticks after which the leader has heard of an answered request: half a tick to the next ping, and as much to spare."""
 NOTED_EVERY = 1 / 64
 """Ticks between answers that are noted: with each one, a busy session would forget all those that are a tick old."""
-MARGIN = 2.5
-"""Ticks by which a session lasts longer than its leases: ``EVERY`` and ``HEARD_AFTER``, and a quarter to spare."""
+BEYOND = 1.25
+"""Ticks by which a session lasts longer than its leases: ``HEARD_AFTER``, and a quarter for clocks that drift."""
 
 
 class Touches:

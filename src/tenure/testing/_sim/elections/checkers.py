@@ -291,7 +291,7 @@ class Checkers(Findings):
         if asked is None or not isinstance(answer, Granted) or answer.grant != work.grant:
             self.violated("trust", f"{node.name} trusts {work.grant} for longer because of {event}")
             return
-        if work.until > asked.at + self.timing.window + BLUR:
+        if work.until > asked.at - answer.age + self.timing.window + BLUR:
             self.violated("trust", f"{node.name} trusts {work.grant} for longer than its question allows")
         if isinstance(asked.question, Renew) and node.stalled and asked.at > node.stalled_since + BLUR:
             self.violated("stalled leader", f"{node.name} renewed {work.grant} although its work stood still")

@@ -33,8 +33,18 @@ class _CountsFromAnswer(Machine):
 
 
 class _NoMargin(Machine):
-    def _trust_limit(self, request: Request) -> float:
-        return request.asked_at + self.timing.ttl
+    def _trust_limit(self, request: Request, granted: Granted) -> float:
+        return request.asked_at - granted.age + self.timing.ttl
+
+
+class _IgnoresAge(Machine):
+    def _trust_limit(self, request: Request, granted: Granted) -> float:
+        return super()._trust_limit(request, replace(granted, age=0.0))
+
+
+class _RenewsOldGrantsLate(Machine):
+    def _renewal_due(self, request: Request, granted: Granted) -> float:
+        return super()._renewal_due(request, replace(granted, age=0.0))
 
 
 class _BelievesLateAnswer(Machine):
@@ -61,8 +71,8 @@ class _IgnoresLateNo(Machine):
 
 
 class _LeadsOnEndedLease(Machine):
-    def _trust_limit(self, request: Request) -> float:
-        until = super()._trust_limit(request)
+    def _trust_limit(self, request: Request, granted: Granted) -> float:
+        until = super()._trust_limit(request, granted)
         waits = self.state in (State.STANDBY, State.CAMPAIGNING)
         return max(until, self._answered_at + self.timing.grace + 0.1) if waits else until
 
@@ -378,6 +388,12 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "a lease is counted from when the answer came", Parts(machine=_CountsFromAnswer), "two leaders"
         ),
         "no-margin": Mutant("no allowance for clocks that drift", Parts(machine=_NoMargin), "two leaders"),
+        "ignores-age": Mutant(
+            "a grant counts from its request, however old it is", Parts(machine=_IgnoresAge), "two leaders"
+        ),
+        "renews-old-grants-late": Mutant(
+            "a grant that leaves less time is renewed as late as any", Parts(machine=_RenewsOldGrantsLate), "unstable"
+        ),
         "believes-late-answer": Mutant(
             "a late yes counts as if just given", Parts(machine=_BelievesLateAnswer), "two leaders"
         ),

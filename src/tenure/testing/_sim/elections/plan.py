@@ -55,7 +55,10 @@ USER_FAULTS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds."""
+    """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds.
+
+    ``oldest`` is the share of ``ttl`` by which a grant may count from before its request; 0 if none does.
+    """
 
     nodes: int
     timing: Timing
@@ -63,6 +66,7 @@ class Plan:
     hints_expiry: bool
     watched: bool
     queued: bool
+    oldest: float
     shows_remaining: bool
     store_rate: float
     rates: tuple[float, ...]
@@ -79,11 +83,23 @@ class Plan:
     def __str__(self) -> str:
         store = "watched" if self.watched else "queued" if self.queued else "clock"
         hints = "hints" if self.hints else "no hints"
-        return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}"
+        old = ", old grants" if self.oldest else ""
+        return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}{old}"
 
 
-def draw(rng: random.Random, users: random.Random, queues: random.Random) -> Plan:
-    """Draw the setting of a run; with *users* how user code misbehaves, with *queues* whether the store has one."""
+OLDEST: tuple[float, ...] = (0.2, 0.55)
+"""Shares of ``ttl`` by which grants may count from before their requests."""
+
+
+def draw(rng: random.Random, users: random.Random, queues: random.Random, ages: random.Random) -> Plan:
+    """Draw the setting of a run.
+
+    Args:
+        rng: Draws what isn't drawn by another.
+        users: Draws how user code misbehaves.
+        queues: Draws whether the store has a queue.
+        ages: Draws whether grants count from before their requests.
+    """
     timing = rng.choice(TIMINGS)
     ttl = timing.ttl
     nodes = rng.randint(2, 7)
@@ -98,6 +114,7 @@ def draw(rng: random.Random, users: random.Random, queues: random.Random) -> Pla
         hints_expiry=rng.random() < 0.5,
         watched=rng.random() < 0.25,
         queued=False,
+        oldest=0.0,
         shows_remaining=rng.random() < 0.7,
         store_rate=rate(rng, fastest, slowest),
         rates=tuple(rate(rng, slowest, fastest) for _ in range(nodes)),
@@ -111,7 +128,12 @@ def draw(rng: random.Random, users: random.Random, queues: random.Random) -> Pla
         fault_every=ttl * rng.choice((0.15, 0.3, 0.8)),
         seconds=16.0 * ttl,
     )
-    return replace(plan, queued=queues.random() < 0.25 and not plan.watched)
+    queued = queues.random() < 0.25 and not plan.watched
+    return replace(plan, queued=queued, oldest=0.0 if plan.watched else _oldest(ages))
+
+
+def _oldest(rng: random.Random) -> float:
+    return rng.choice(OLDEST) if rng.random() < 0.25 else 0.0
 
 
 def _user_faults(rng: random.Random) -> tuple[str, ...]:

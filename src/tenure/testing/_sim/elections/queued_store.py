@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from tenure._election.effects import Withdraw, Withdrawn
@@ -25,8 +26,8 @@ class Place:
 class QueuedStore(ClockStore):
     """A queue of places. Each request of a holder keeps its place for another ttl."""
 
-    def __init__(self, world: World, plan: Plan, clock: SkewedClock, name: str) -> None:
-        super().__init__(world, plan, clock, name)
+    def __init__(self, world: World, plan: Plan, clock: SkewedClock, ages: Random, name: str) -> None:
+        super().__init__(world, plan, clock, ages, name)
         self.places: list[Place] = []
         self.revision = 0
         self.on_end: Callable[[str], object] = lambda holder: None
@@ -47,11 +48,11 @@ class QueuedStore(ClockStore):
             self.revision += 1
             place = Place(holder, self.revision, -1.0)
             self.places.append(place)
-        place.expires = self.now() + self.ttl
+        place.expires = self.lasting(place.expires)
         self.held()
         if place is not self.places[0]:
             return HeldBy(self.name, self.holder, self.token, self.remaining())
-        return Granted(Grant(self.name, holder, place.token), self.resign_asked)
+        return Granted(Grant(self.name, holder, place.token), self.resign_asked, self.age)
 
     def renew(self, grant: Grant) -> Any:
         """Extend the lease if *grant* still has it."""

@@ -18,8 +18,8 @@ What may happen::
     tick · hint · together · resign · stop
     work ended 7 [for good]
     answer 1 granted 7 [and asked to resign]     answer 1 held by m#1 under 6 [for 3.5 s]     answer 1 lost 7
-    answer 1 released 7                          answer 1 no answer [why]                     answer 1 withheld [why]
-    answer 1 withdrawn
+    answer 1 granted 7 [2.5 s old]               answer 1 no answer [why]                     answer 1 withheld [why]
+    answer 1 released 7                          answer 1 withdrawn
 
 The candidate is called ``n``, its clock starts at the first line, and its random numbers are 0: there is no jitter.
 """
@@ -159,8 +159,8 @@ class _Player:
         if question is None:
             raise ConfigError(f"a scenario can't be read at {line!r}: nothing was asked under number {ask}")
         holder = question.holder if isinstance(question, (Acquire, Withdraw)) else question.grant.holder
-        if found := re.fullmatch(r"granted (\d+)( and asked to resign)?", says):
-            return Granted(Grant(NAME, holder, int(found[1])), resign_asked=bool(found[2]))
+        if found := re.fullmatch(r"granted (\d+)(?: ([\d.]+) s old)?( and asked to resign)?", says):
+            return Granted(Grant(NAME, holder, int(found[1])), resign_asked=bool(found[3]), age=float(found[2] or 0))
         if found := re.fullmatch(r"held by (\S+) under (\d+)(?: for ([\d.]+) s)?", says):
             return HeldBy(NAME, found[1], int(found[2]), float(found[3]) if found[3] else None)
         if found := re.fullmatch(r"lost (\d+)", says):

@@ -31,6 +31,8 @@ USER_SEEDS = 711_251_000
 
 QUEUE_SEEDS = 65_001
 """Added to a seed, it seeds whether the store has a queue: none of the kept seeds has one."""
+AGE_SEEDS = 9_203_112
+"""Added to a seed, it seeds whether grants count from before their requests, which those of the kept seeds don't."""
 
 
 def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool, queued: bool = False) -> float:
@@ -82,12 +84,12 @@ class Simulation:
         self.parts = parts or Parts()
         self.machine_type = self.parts.machine
         self.world = World(seed, trace=trace)
-        users, queues = random.Random(USER_SEEDS + seed), random.Random(QUEUE_SEEDS + seed)
-        self.plan: Plan = draw(self.world.rng, users, queues)
+        users, queues, ages = (random.Random(each + seed) for each in (USER_SEEDS, QUEUE_SEEDS, AGE_SEEDS))
+        self.plan: Plan = draw(self.world.rng, users, queues, ages)
         self.checkers = Checkers(self.world, self.plan)
         self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
         clock = SkewedClock(self.plan.store_rate, self.world.rng.uniform(0.0, 1000.0))
-        self.store = self._store_type()(self.world, self.plan, clock, self.name)
+        self.store = self._store_type()(self.world, self.plan, clock, ages, self.name)
         if isinstance(self.store, QueuedStore):
             self.store.on_end = self._place_ended
         self.resource = Resource(self)

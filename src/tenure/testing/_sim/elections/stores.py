@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Protocol
 
 from tenure._election.effects import Acquire, Release, Renew, Withdraw
@@ -24,16 +25,18 @@ class Watcher(Protocol):
 class ClockStore:
     """A lease that ends when the store's clock says so. Each verb compares and sets in one step, as real ones do."""
 
-    def __init__(self, world: World, plan: Plan, clock: SkewedClock, name: str) -> None:
+    def __init__(self, world: World, plan: Plan, clock: SkewedClock, ages: Random, name: str) -> None:
         self.world = world
         self.plan = plan
         self.clock = clock
+        self.ages = ages
         self.name = name
         self.ttl = plan.timing.ttl
         self.holder = NO_HOLDER
         self.token = 0
         self.expires = -1.0
         self.resign_asked = False
+        self.age = 0.0  # of the newest claim
         self.silent_until = -1.0  # by its clock: until then nothing is given out, see forget()
 
     # --- what an adapter does at its own end ---
@@ -65,19 +68,19 @@ class ClockStore:
         if self.held():
             if self.holder != holder:
                 return HeldBy(self.name, self.holder, self.token, self.remaining())
-            self.expires = self.now() + self.ttl
+            self.expires = self.lasting(self.expires)
         elif self.now() < self.silent_until:
             return HeldBy(self.name, "somebody", self.token, self.silent_until - self.now())
         else:
             self.give(holder)
-        return Granted(Grant(self.name, holder, self.token), self.resign_asked)
+        return Granted(Grant(self.name, holder, self.token), self.resign_asked, self.age)
 
     def renew(self, grant: Grant) -> Granted | Lost:
         """Extend the lease if *grant* still has it."""
         if not (self.held() and self.same(grant)):
             return Lost(grant)
-        self.expires = self.now() + self.ttl
-        return Granted(grant, self.resign_asked)
+        self.expires = self.lasting(self.expires)
+        return Granted(grant, self.resign_asked, self.age)
 
     def release(self, grant: Grant) -> Released | Lost:
         """Take the lease back if *grant* still has it; the token is kept."""
@@ -114,8 +117,13 @@ class ClockStore:
         """TrackedDelivery the lease to *holder*, under a token of its own."""
         self.holder = holder
         self.token += 1
-        self.expires = self.now() + self.ttl
+        self.expires = self.lasting(-1.0)
         self.resign_asked = False
+
+    def lasting(self, until: float) -> float:
+        """Return until when a claim lasts that is asked for now and lasted *until* then; draw how old it is."""
+        self.age = self.ttl * self.plan.oldest * self.ages.random()
+        return max(until, self.now() + self.ttl - self.age)
 
     def remaining(self) -> float | None:
         """Return the time left, as a refused candidate gets it."""
@@ -147,8 +155,8 @@ class WatchedStore(ClockStore):
     No two clocks are compared: *when the change was seen* is read from the same clock as *now*.
     """
 
-    def __init__(self, world: World, plan: Plan, clock: SkewedClock, name: str) -> None:
-        super().__init__(world, plan, clock, name)
+    def __init__(self, world: World, plan: Plan, clock: SkewedClock, ages: Random, name: str) -> None:
+        super().__init__(world, plan, clock, ages, name)
         self.version = 0
         self.written_at = 0.0  # by the writer's clock: for operators to read, never compared
 
