@@ -136,6 +136,7 @@ class Watch:
         self.next_revision: int | None = None
         """The first revision that it has not seen; None at first, and when etcd has forgotten that revision."""
         self.is_live = False
+        """Whether its stream will report what happens from now on."""
         self._began_at = 0
         """The revision of etcd when the stream began."""
 
@@ -147,8 +148,10 @@ class Watch:
     def read(self, message: Json) -> None:
         """Read a message of the stream, and notify those whom it concerns."""
         revision = int(message.get("header", {}).get("revision", 0))
-        if message.get("canceled"):  # the revision from which it was to go on was compacted
-            self.next_revision = None
+        if message.get(
+            "canceled"
+        ):  # the revision from which it was to go on was compacted; the stream stays open, silent
+            self.next_revision, self.is_live = None, False
         elif message.get("created"):
             self._begun(revision)
         elif events := message.get("events", ()):
