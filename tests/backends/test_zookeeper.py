@@ -13,9 +13,11 @@ from typing import TypeVar
 from urllib.parse import quote
 
 import pytest
+from kazoo.exceptions import AuthFailedError, SessionClosedRequireSaslError
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
+from tenure._backends.zookeeper.errors import translate
 from tenure._backends.zookeeper.touches import BEYOND
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._url import Url
@@ -453,8 +455,21 @@ async def test_a_wrong_login_and_none_are_refused(name: str) -> None:
             await wrong.leases.acquire(name, "ann#1", 5.0)
         await wrong.close()
         async with opened(server) as none:
-            with pytest.raises(ConfigError, match=r"requires a login, and got none.*zookeeper://USER:PASSWORD@"):
+            with pytest.raises(
+                ConfigError, match=r"requires a login by SASL, and got none.*zookeeper://USER:PASSWORD@"
+            ):
                 await none.leases.acquire(name, "ann#1", TTL)
+        plain = zookeeper.open(Url.parse(f"zookeeper://ann:wrong@127.0.0.1:{server.port}/?auth=digest"))
+        with pytest.raises(ConfigError, match=r"requires a login by SASL, and got one by digest; .* auth=sasl"):
+            await plain.leases.acquire(name, "ann#1", 5.0)
+        await plain.close()
+
+
+@pytest.mark.parametrize("refusal", [AuthFailedError, SessionClosedRequireSaslError])
+def test_a_refused_password_is_told_alike_however_the_refusal_comes(refusal: type[Exception]) -> None:
+    """The server closes the session behind its refusal, which kazoo may not have read by then."""
+    with pytest.raises(ConfigError, match="refused the user or the password; check both, and the option auth"):
+        raise translate(refusal(), "zookeeper://here", login="sasl")
 
 
 async def test_rights_for_the_creator_need_a_login(server: ZooKeeper, name: str) -> None:

@@ -59,7 +59,8 @@ class Client:
         self.on_over: Callable[[Session], None] = lambda session: None
         """Is called when a session has expired or can't be used any more."""
         self.context: ssl.SSLContext | None = _context(address, options) if options.tls else None
-        self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, options.tls)
+        login = options.auth if address.user else ""
+        self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, options.tls, login)
         self._sessions: dict[float, Session] = {}
         self._leaving = Tasks()
         self._closed = False

@@ -25,12 +25,21 @@ class Broken(Unavailable):
     """The connection broke before the answer; on the next one, the request can be repeated at once."""
 
 
-def translate(error: Exception, place: str, *, worked: bool = False) -> TenureError:
+def translate(error: Exception, place: str, *, login: str = "", worked: bool = False) -> TenureError:
     """Turn an error of kazoo about the ensemble at *place* into one of ours.
 
     A permanent error is a ``ConfigError``, unless the client *worked* before: then the ensemble is being changed, and
     may work again.
+
+    Args:
+        error: The error.
+        place: The addresses of the ensemble.
+        login: The option ``auth`` of a client that has a user; empty without one.
+        worked: Whether a request that needs rights was carried out before.
     """
+    if isinstance(error, exceptions.SessionClosedRequireSaslError) and login == "sasl":
+        # A refused password, too, if the server closes the session before kazoo reads the refusal.
+        error = exceptions.AuthFailedError()
     match error:
         case exceptions.NoAuthError():
             forbidden = (
@@ -42,9 +51,8 @@ def translate(error: Exception, place: str, *, worked: bool = False) -> TenureEr
             refused = f"{place} refused the user or the password; check both, and the option auth, in the URL"
             return Unavailable(refused) if worked else ConfigError(refused)
         case exceptions.SessionClosedRequireSaslError():
-            # Also after a wrong password, if the server closes the session before kazoo reads the refusal.
             required = (
-                f"{place} requires a login, and got none, or refused the user or the password; write "
+                f"{place} requires a login by SASL, and got {f'one by {login}' if login else 'none'}; write "
                 "zookeeper://USER:PASSWORD@… with the option auth=sasl"
             )
             return Unavailable(required) if worked else ConfigError(required)

@@ -55,6 +55,7 @@ class Ensemble:
         servers: How many there are.
         tick: Their tick in seconds.
         is_tls: Whether they are asked by TLS.
+        login: How this client logs in, as in the option ``auth``; empty if it has no user.
         has_worked: Whether a request that needs rights was carried out before.
     """
 
@@ -62,6 +63,7 @@ class Ensemble:
     servers: int
     tick: float
     is_tls: bool
+    login: str
     has_worked: bool = False
 
 
@@ -205,7 +207,7 @@ class Session:
 
     def translated(self, error: Exception, *, had_worked: bool = True) -> TenureError:
         """Return an error of the driver as one of ours."""
-        return translate(error, self._ensemble.place, worked=had_worked)
+        return translate(error, self._ensemble.place, login=self._ensemble.login, worked=had_worked)
 
     async def ask(
         self, send: Send, until: float, *, after: Send | None = None, writes: bool = False, arms: Watched | None = None
