@@ -165,9 +165,12 @@ def test_an_answer_alone_proves_nothing() -> None:
     assert touches.heard_at == -math.inf
 
 
-def test_connecting_goes_through_the_leader() -> None:
+def test_connecting_goes_through_a_leader_which_a_write_proves_to_be_the_present_one() -> None:
     touches = Touches(TICK)
     touches.connected(5.0)
+    assert touches.heard_at == -math.inf
+    assert touches.write_at(5.0) == 5.0
+    touches.written(5.1)
     assert touches.heard_at == 5.0
 
 

@@ -7,11 +7,13 @@ to which the client is connected, and not at once:
   ping, and the leader pings every half tick. No other request carries touches: a write that goes through the leader
   proves that the session is alive there, and does not extend it.
 - If the follower is cut off right after it answered us, the leader never hears of that.
-- Connecting, for the first time or again, goes through the leader, and extends the session at once.
+- Connecting, for the first time or again, goes through the leader, and extends the session at once. But a leader that
+  was replaced, and doesn't know that yet, lets a known session connect, too.
 
 So an answer proves nothing about its own request. But a follower sends its touches and our later requests to the leader
 in order. If it answered us a tick ago, it has answered a ping since; and if a write of ours has gone through the leader
-*after* that, then it was still connected to this leader, which so has heard of the earlier answer.
+*after* that, then it was still connected to this leader, which so has heard of the earlier answer. Any write on a
+connection proves that the leader has heard of the connecting.
 
 Therefore the session certainly lasts until its time-out after the newest request that was answered at least a tick
 before a later write was sent. Sessions are made longer than the leases by :data:`BEYOND` ticks, and while a session
@@ -33,7 +35,7 @@ HEARD_AFTER = 1.0
 NOTED_EVERY = 1 / 64
 """Ticks between answers that are noted: with each one, a busy session would forget all those that are a tick old."""
 BEYOND = 1.25
-"""Ticks by which a session lasts longer than its leases: ``HEARD_AFTER``, and a quarter for clocks that drift."""
+"""Ticks by which a session lasts longer than its leases: about ``HEARD_AFTER``, and a share for clocks that drift."""
 
 
 class Touches:
@@ -53,7 +55,7 @@ class Touches:
     def connected(self, sent_at: float) -> None:
         """Note a connection that was asked for at *sent_at*. The server before it may never have told the leader."""
         self._answered.clear()
-        self.heard_at = max(self.heard_at, sent_at)
+        self._answered.append((sent_at, sent_at - self._heard_after))  # the first write on it is proof enough
 
     def answered(self, sent_at: float, answered_at: float) -> None:
         """Note the answer to a request."""
