@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,6 +41,12 @@ class Granted:
     grant: Grant
     resign_asked: bool = False
     age: float = field(default=0.0, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.age < math.inf:  # a term would be trusted for too long, or without an end
+            raise ValueError(
+                f"age ({self.age!r}) must be seconds, 0 or more; the claim on {self.grant.name!r} is refused"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from tenure._election.effects import (
     Withdrawn,
     WorkEnded,
 )
-from tenure._election.machine import TRANSITIONS, State
+from tenure._election.machine import PACE_MIN, TRANSITIONS, State
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
-from tenure._timing import Timing
+from tenure._timing import ATTEMPTS_MIN, Timing
 from tenure.testing._sim.elections.plan import TIMINGS
 from tenure.testing._sim.elections.script import Zeros
 from tests.properties.watched_machine import MOVES, WatchedMachine
@@ -63,6 +63,8 @@ def _all_answers(grant: Grant) -> Iterator[Answer]:
         yield Lost(each)
         yield Released(each)
     yield Granted(grant, resign_asked=True)
+    yield Granted(grant, age=3.0)
+    yield Granted(grant, age=20.0)
     yield HeldBy("election", "m#1", 3, None)
     yield HeldBy("election", "m#1", 3, 0.0)
     yield HeldBy("election", "m#1", 3, 9.0)
@@ -178,7 +180,8 @@ class CandidateRuns(RuleBasedStateMachine):
         question, _ = self.watched.open[ask]
         self.tokens += 1
         grant = self.watched.grant_for(ask, self.tokens)
-        yes = Withdrawn() if isinstance(question, Withdraw) else Granted(grant)
+        age = data.draw(st.just(0.0) | st.floats(0.0, 1.5)) * self.watched.timing.ttl
+        yes = Withdrawn() if isinstance(question, Withdraw) else Granted(grant, age=age)
         self.watched.answer(ask, Released(grant) if isinstance(question, Release) else yes)
 
     @precondition(lambda self: any(not isinstance(asked, Withdraw) for asked, _ in self.watched.open.values()))
@@ -204,3 +207,32 @@ class CandidateRuns(RuleBasedStateMachine):
 
 CandidateRuns.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 TestCandidateRuns = CandidateRuns.TestCase
+
+
+def _attempts(timing: Timing, age: float) -> int:
+    """Return how often a term asks to be renewed that began with a grant of this *age*, and gets no answer."""
+    watched = WatchedMachine(timing, Zeros(), hints=False, now=0.0)
+    watched.feed(Tick())
+    watched.answer(1, Granted(watched.grant_for(1, 7), age=age))
+    count = 0
+    while not watched.is_cancelled:
+        watched.now = watched.machine.wake_at
+        count += sum(isinstance(effect, Renew) for effect in watched.feed(Tick()))
+    return count
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        Timing(),
+        Timing(4.0),
+        Timing(120.0),
+        Timing(retry_every=3.0),
+        Timing(renew_every=2.0, retry_every=4.5),
+        Timing(renew_every=1.4, retry_every=2.0, grace=8.0),
+    ],
+    ids=str,
+)
+def test_a_term_that_begins_with_an_old_grant_has_time_for_as_many_renewals(timing: Timing) -> None:
+    for hundredths in range(100 - round(100 * PACE_MIN)):
+        assert _attempts(timing, timing.work_window * hundredths / 100) == timing.attempts >= ATTEMPTS_MIN

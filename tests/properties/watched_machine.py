@@ -83,6 +83,7 @@ class WatchedMachine:
         )
         terms = term and (
             *(ago(each) for each in (term.trusted_until, term.renew_at, term.asked_at, term.stop_by)),
+            round(term.pace, 6),
             *(term.is_ours, term.stalled, term.end_reason, term.overran, term.work_runs),
         )
         times = tuple(
@@ -184,7 +185,8 @@ class WatchedMachine:
             assert isinstance(event, Answered), "trust grew by itself"
             assert isinstance(event.answer, Granted), "trust grew without a Granted"
             assert asked_at is not None
-            assert trusted <= asked_at + self.timing.window + 1e-9, "not counted from the request"
+            began_at = asked_at - event.answer.age
+            assert trusted <= began_at + self.timing.window + 1e-9, "not counted from the request, less the age"
 
     def _check_state(self) -> None:
         machine = self.machine

@@ -19,9 +19,11 @@ KEPT = kept_seeds("seeds.txt")
 SHOWN_BY = {
     "believes-late-answer": [68],
     "counts-from-answer": [65],
-    "ignores-age": [23],
+    "ignores-age": [41],
     "keeps-no-place": [47],
+    "leads-without-time": [26],
     "renews-old-grants-late": [181],
+    "renews-old-grants-without-pause": [26],
     "withdraws-too-early": [91],
 }
 """A seed that shows a planted bug which neither the kept seeds nor the first ones show, tried before them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,3 +32,10 @@ def test_values_are_values() -> None:
     assert hash(HeldBy("name", "ann#1", 7, None, {"a": "b"})) == hash(HeldBy("name", "ann#1", 7, None))
     assert Leader("ann#1", 7).metadata is NO_METADATA
     assert Vacant("name").token == 0
+
+
+@pytest.mark.parametrize("age", [-1e-9, -5.0, math.inf, math.nan])
+def test_a_claim_has_a_possible_age(age: float) -> None:
+    with pytest.raises(ValueError, match=r"age \(.*\) must be seconds, 0 or more; the claim on 'name' is refused"):
+        Granted(Grant("name", "ann#1", 7), age=age)
+    assert Granted(Grant("name", "ann#1", 7), age=3.0) == Granted(Grant("name", "ann#1", 7))

@@ -343,7 +343,7 @@ class Driver:
     async def _renew_if_healthy(self, group: list[_DueRenewal], ttl: float) -> None:
         host = group[0].candidacy.host
         # Half of the time that the machine waits, so that it gets RenewalWithheld and not NoAnswer.
-        within = min(one.candidacy.machine.timing.retry_every for one in group) / 2
+        within = min(one.candidacy.machine.retry_after for one in group) / 2
         if host.probe is not None and not await host.probe.responds(within):
             _answer_all(group, RenewalWithheld(f"the event loop that runs the work did not answer for {within:g} s"))
             return

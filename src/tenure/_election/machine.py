@@ -6,7 +6,8 @@ Rules:
   ``wake_at`` says when to call again with ``Tick``. There is no polling.
 - Three answers: yes, no, don't know. "No" ends the term at once. After "don't know" the request is repeated inside the
   time left.
-- A grant is trusted from *before the request was sent*; see :func:`tenure._lease.trusted_until`.
+- A grant is trusted from *before the request was sent*, or from earlier if the store says so (``Granted.age``); see
+  :func:`tenure._lease.trusted_until`.
 - Never release a lease while work runs. A term ends with ``WorkEnded``, not with our decision to end it.
 - Every acquisition has a holder name of its own, so that a request whose answer was lost can be repeated, and a late
   answer can be distinguished from the current one.
@@ -75,6 +76,9 @@ from tenure.events import (
 
 NEVER = math.inf
 
+PACE_MIN = 1 / 4
+"""The least share of their usual length that the waits between renewals have, however old a grant is."""
+
 
 class State(Enum):
     """The states of a candidate."""
@@ -107,6 +111,7 @@ class _TermState:
 
     grant: Grant
     trusted_until: float
+    pace: float  # the share of their usual length that its waits have, see _pace
     renew_at: float
     asked_at: float  # when the newest renewal was sent
     is_ours: bool = True  # False once the store has said no
@@ -144,7 +149,7 @@ class Machine:
         self._rng = rng
         self._queued = queued
         self._place: str | None = None  # the holder name that may have a place in the store's queue
-        self._requests = Requests(timing.retry_every)
+        self._requests = Requests()
         self._tokens = TokenOrder()
         self._acquisition = 1
         self._acquire_times = self.TIMES(timing, rng, hints=hints, queued=queued, now=now)
@@ -212,6 +217,11 @@ class Machine:
         if self.state is not State.LEADING or self._term is None:
             return NEVER
         return self._term.renew_at - EARLY_RENEWAL_SHARE * self.timing.renew_every
+
+    @property
+    def retry_after(self) -> float:
+        """For how many seconds the answer to a renewal is awaited, and how long after "don't know" it is repeated."""
+        return self.timing.retry_every * (self._term.pace if self._term else 1.0)
 
     @property
     def place(self) -> str | None:
@@ -284,7 +294,7 @@ class Machine:
                 self._renew(now, effects)
             case State.RENEWING if term and now >= self._requests.answer_due:
                 self._requests.abandon()
-                self._renewal_missed(term, f"no answer within {self.timing.retry_every:g} s", now, effects)
+                self._renewal_missed(term, f"no answer within {self.retry_after:.3g} s", now, effects)
                 self._renew(now, effects)
             case State.RESIGNING if term and not term.work_runs and now >= self._requests.answer_due:
                 self._requests.abandon()
@@ -309,16 +319,21 @@ class Machine:
     def _holder_now(self) -> str:
         return f"{self._holder}#{self._acquisition}"
 
-    def _new_request(self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float) -> int:
-        """Note a request whose answer is awaited; return its number."""
-        return self._requests.add(Request(now, kind, holder))
+    def _new_request(
+        self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float, within: float | None = None
+    ) -> int:
+        """Note a request whose answer is awaited *within* so many seconds, or ``retry_every``; return its number."""
+        awaited = self.timing.retry_every if within is None else within
+        return self._requests.add(Request(now, kind, holder), answer_due=now + awaited)
 
     def _renew(self, now: float, effects: list[Effect]) -> None:
-        assert self._term is not None
+        term = self._term
+        assert term is not None
         self._set_state(State.RENEWING)
         self._hinted = False
-        self._term.asked_at = now
-        effects.append(Renew(self._new_request(Renew, self._term.grant.holder, now), self._term.grant))
+        term.asked_at = now
+        number = self._new_request(Renew, term.grant.holder, now, self.retry_after)
+        effects.append(Renew(number, term.grant))
 
     # --- answers ---
 
@@ -357,7 +372,7 @@ class Machine:
             case State.RESIGNING, Released() | Lost() if term and not term.work_runs:
                 self._close_term(term, now)
             case State.RESIGNING, NoAnswer(why) if term and not term.work_runs:
-                self._requests.wait(now)
+                self._requests.answer_due = now + self.timing.retry_every
                 self._release_missed(term, why, now, effects)
             case _, NoAnswer():
                 raise AssertionError(f"a candidate that is {self.state.value} waits for no answer")
@@ -392,12 +407,16 @@ class Machine:
         timing = self.timing
         return trusted_until(request.asked_at - granted.age, timing.ttl, timing.drift, timing.margin)
 
-    def _renewal_due(self, request: Request, granted: Granted) -> float:
-        """Return when to renew after a yes to *request*: the sooner, the less time it leaves for the work."""
-        timing = self.timing
-        share = (timing.work_window - granted.age) / timing.work_window
-        every = max(timing.renew_every * share, min(timing.renew_every, timing.retry_every / 4))
-        return request.asked_at + sooner(every, self._rng)
+    def _pace(self, granted: Granted) -> float:
+        """Return the share of their usual length that the waits of a term have: what a yes leaves of the work's time.
+
+        As all of them are shortened, as many attempts to renew fit in as in a whole lease (``Timing.attempts``).
+        """
+        return max(PACE_MIN, 1 - granted.age / self.timing.work_window)
+
+    def _renewal_due(self, request: Request, pace: float) -> float:
+        """Return when to renew after a yes to *request*."""
+        return request.asked_at + sooner(self.timing.renew_every * pace, self._rng)
 
     def _begin_term(self, request: Request, granted: Granted, now: float, effects: list[Effect]) -> None:
         grant = granted.grant
@@ -409,7 +428,8 @@ class Machine:
             self._acquire_later("the lease that was granted leaves no time to lead", now, effects)
             return
         self._set_state(State.LEADING)
-        self._term = _TermState(grant, until, self._renewal_due(request, granted), request.asked_at)
+        pace = self._pace(granted)
+        self._term = _TermState(grant, until, pace, self._renewal_due(request, pace), request.asked_at)
         effects.append(Emit(TermBegan(now, self.name, grant.holder, grant.token)))
         effects.append(StartWork(grant, until))
 
@@ -422,7 +442,8 @@ class Machine:
             self._end_term("asked", now, effects)
             return
         self._set_state(State.LEADING)
-        term.renew_at = self._renewal_due(request, granted)
+        term.pace = self._pace(granted)
+        term.renew_at = self._renewal_due(request, term.pace)
         if self._hinted:
             self._renew_early(term, now)
 
@@ -435,7 +456,7 @@ class Machine:
     def _renewal_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
         self._set_state(State.LEADING)
         self.problem = why
-        term.renew_at = now + sooner(self.timing.retry_every, self._rng)
+        term.renew_at = now + sooner(self.retry_after, self._rng)
         left = term.trusted_until - now
         effects.append(Emit(RenewalMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
 

@@ -20,25 +20,20 @@ class Request:
 
 
 class Requests:
-    """The unanswered requests of a candidate by number; it waits for the answer of one at most.
+    """The unanswered requests of a candidate by number; it waits for the answer of one at most."""
 
-    Args:
-        patience: For how many seconds an answer is awaited.
-    """
-
-    def __init__(self, patience: float) -> None:
+    def __init__(self) -> None:
         self.unanswered: dict[int, Request] = {}
         self.awaited = 0
         """The number of the request whose answer is awaited; 0 for none."""
         self.answer_due = math.inf
         """Until when it is awaited."""
-        self._patience = patience
         self._newest = 0
 
-    def add(self, request: Request) -> int:
-        """Note a request, and wait for its answer; return its number."""
+    def add(self, request: Request, *, answer_due: float) -> int:
+        """Note a request, and wait for its answer until *answer_due*; return its number."""
         self.awaited = self.add_unawaited(request)
-        self.wait(request.asked_at)
+        self.answer_due = answer_due
         return self.awaited
 
     def add_unawaited(self, request: Request) -> int:
@@ -46,10 +41,6 @@ class Requests:
         self._newest += 1
         self.unanswered[self._newest] = request
         return self._newest
-
-    def wait(self, now: float) -> None:
-        """Wait from *now*."""
-        self.answer_due = now + self._patience
 
     def abandon(self) -> None:
         """Stop waiting. The answer may still come; it is a late one then."""

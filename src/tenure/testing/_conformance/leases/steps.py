@@ -45,6 +45,7 @@ async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
     answer = await store.acquire(name, holder, ttl)
     assert isinstance(answer, Granted), answer
     assert not answer.resign_asked
+    assert answer.age < ttl, "the claim is over already"
     return answer.grant
 
 

@@ -43,8 +43,19 @@ class _IgnoresAge(Machine):
 
 
 class _RenewsOldGrantsLate(Machine):
-    def _renewal_due(self, request: Request, granted: Granted) -> float:
-        return super()._renewal_due(request, replace(granted, age=0.0))
+    def _pace(self, granted: Granted) -> float:
+        return 1.0
+
+
+class _RenewsOldGrantsWithoutPause(Machine):
+    def _pace(self, granted: Granted) -> float:
+        return max(0.001, 1 - granted.age / self.timing.work_window)
+
+
+class _LeadsWithoutTime(Machine):
+    def _begin_term(self, request: Request, granted: Granted, now: float, effects: list[Effect]) -> None:
+        newest = max(0.0, self.timing.work_window + request.asked_at - now - 0.01)
+        super()._begin_term(request, replace(granted, age=min(granted.age, newest)), now, effects)
 
 
 class _BelievesLateAnswer(Machine):
@@ -393,6 +404,12 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         ),
         "renews-old-grants-late": Mutant(
             "a grant that leaves less time is renewed as late as any", Parts(machine=_RenewsOldGrantsLate), "unstable"
+        ),
+        "renews-old-grants-without-pause": Mutant(
+            "a grant that leaves no time is renewed in a loop", Parts(machine=_RenewsOldGrantsWithoutPause), "busy"
+        ),
+        "leads-without-time": Mutant(
+            "a term begins with a grant that is too old for it", Parts(machine=_LeadsWithoutTime), "trust"
         ),
         "believes-late-answer": Mutant(
             "a late yes counts as if just given", Parts(machine=_BelievesLateAnswer), "two leaders"

@@ -48,9 +48,11 @@ class QueuedStore(ClockStore):
             self.revision += 1
             place = Place(holder, self.revision, -1.0)
             self.places.append(place)
-        place.expires = self.lasting(place.expires)
-        self.held()
-        if place is not self.places[0]:
+        if place is self.places[0]:
+            place.expires = self.lasting(place.expires)
+            self.held()
+        else:
+            place.expires = self.now() + self.ttl
             return HeldBy(self.name, self.holder, self.token, self.remaining())
         return Granted(Grant(self.name, holder, place.token), self.resign_asked, self.age)
 
