@@ -199,13 +199,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def interrupts_are_not_ignored() -> None:
-    """Let processes that tests start react to SIGINT and SIGQUIT, also if this run is in the background of a script.
+def signals_are_not_ignored() -> None:
+    """Let processes that tests start react to SIGINT, SIGQUIT and SIGHUP, also if this run ignores them.
 
-    Such a run ignores these signals, and the processes that it starts would inherit that.
+    It does in the background of a script, or under nohup, and the processes that it starts would inherit that. A
+    handler is not inherited, so the run itself survives its terminal.
     """
-    for name, usual in (("SIGINT", signal.default_int_handler), ("SIGQUIT", signal.SIG_DFL)):
-        number = getattr(signal, name, None)  # Windows has no SIGQUIT
+    usual_handlers: tuple[tuple[str, Any], ...] = (
+        ("SIGINT", signal.default_int_handler),
+        ("SIGQUIT", signal.SIG_DFL),
+        ("SIGHUP", lambda number, frame: None),
+    )
+    for name, usual in usual_handlers:
+        number = getattr(signal, name, None)  # Windows has no SIGQUIT and no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
 
