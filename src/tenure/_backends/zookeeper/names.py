@@ -18,10 +18,11 @@ Dialect = Literal["latch", "lock", "kazoo"]
 _NUMBER = r"(-\d{9,10}|\d{10})"
 _ANY_SEQUENCE = re.compile(rf".*{_NUMBER}", re.DOTALL)
 _WRITES: dict[str, str] = {"latch": "_c_{guid}-latch-", "lock": "_c_{guid}-lock-", "kazoo": "{hex}__lock__"}
-# As the clients of the dialect find the number: Curator takes what follows the last "latch-" or "lock-".
+# As the clients of the dialect find the number: Curator takes what follows the last "latch-" or "lock-". A name that
+# begins with "lock-" is of DistributedLock for .NET, which counts no other names: it would lead beside those clients.
 _READS = {
-    dialect: re.compile(rf".*{marker}{_NUMBER}", re.DOTALL)
-    for dialect, marker in (("latch", "latch-"), ("lock", "lock-"), ("kazoo", "__lock__"))
+    dialect: re.compile(rf"{marker}{_NUMBER}", re.DOTALL)
+    for dialect, marker in (("latch", ".*latch-"), ("lock", ".+lock-"), ("kazoo", ".*__lock__"))
 }
 _CYCLE = 2**32
 
