@@ -1,4 +1,4 @@
-"""A leader is killed; the other side succeeds it when its session or lease has run out, and not before."""
+"""A leader is killed; the other side succeeds it soon after its session or lease has run out. No two lead at once."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ async def _cut_off_a_follower(lab: NetLab, ensemble: Ensemble, setup: ElectionSe
         finally:
             lab.heal()
 
-    await setup.strike(cut_off_follower)
+    await setup.strike(cut_off_follower, deposes=True)
     await asyncio.to_thread(ensemble.servers[target].until_ready)
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,10 +131,10 @@ class Struck:
     """What became of all faults of one kind."""
 
     faults: int = 0
-    fail_overs: int = 0
-    """Names that had another leader afterwards."""
-    took: list[float] = field(default_factory=list)
-    """Seconds from the end of the fault until every name was led."""
+    fail_overs: list[float] = field(default_factory=list)
+    """For each name that got another term: the seconds from the beginning of the fault until that term's first act."""
+    led_after: list[float] = field(default_factory=list)
+    """For each fault: the seconds from its end until every name was led."""
 
 
 class ElectionSetup:
@@ -197,8 +197,9 @@ class ElectionSetup:
                 proxy.reset()
 
     @property
-    def faults_of_candidates(self) -> list[Fault]:
-        return [self.kill, self.stop, self.black_hole, self.lose_answers, self.reset]
+    def faults_of_candidates(self) -> dict[Fault, bool]:
+        """The faults, and whether each deposes a leader for certain."""
+        return {self.kill: True, self.stop: True, self.black_hole: True, self.lose_answers: False, self.reset: False}
 
     # --- running ---
 
@@ -224,23 +225,40 @@ class ElectionSetup:
         await until(acted, within=BOUND, what="every name to be led")
         return time.monotonic() - begun
 
-    async def strike(self, fault: Fault) -> None:
-        """Let *fault* happen, and wait until every name is led again."""
+    async def strike(self, fault: Fault, *, deposes: bool = False) -> None:
+        """Let *fault* happen, and wait until every name is led again; if it *deposes*, some name has a new leader."""
         kind = fault.__name__
-        before, begun = await self.acts.leaders(), time.monotonic()
-        await fault()
-        lasted = time.monotonic() - begun
-        took = await self.all_lead()
-        after = await self.acts.leaders()
-        changed = sum(after[name].token != before[name].token for name in before)
+        before, begun, took = await self.acts.leaders(), time.monotonic(), dict[str, float]()
+        is_over = asyncio.Event()  # a cancellation might be taken for one of a Redis request
+        watch = asyncio.create_task(self._note_fail_overs(before, begun, took, is_over))
+        try:
+            await fault()
+            lasted = time.monotonic() - begun
+            led_after = await self.all_lead()
+        finally:
+            is_over.set()
+            await watch
         struck = self.struck[kind]
         struck.faults += 1
-        struck.fail_overs += changed
-        struck.took.append(took)
+        struck.fail_overs += took.values()
+        struck.led_after.append(led_after)
         print(
-            f"{kind} ({lasted:.1f} s): {changed} of {len(before)} fail over; all led {took:.1f} s after",
+            f"{kind} ({lasted:.1f} s): {len(took)} of {self.load.names} fail over; all led {led_after:.1f} s after",
             flush=True,
         )
+        assert took or not deposes, f"no name got another leader by {kind}"
+
+    async def _note_fail_overs(
+        self, before: Mapping[str, Act], begun: float, took: dict[str, float], is_over: asyncio.Event
+    ) -> None:
+        """Note in *took* for each name how long after *begun* it was acted for in another term than *before*."""
+        is_last = False
+        while not is_last:
+            is_last = is_over.is_set()  # all names may have got their new terms since the last look
+            for name, act in (await self.acts.leaders()).items():
+                if name not in took and act.token != before[name].token:
+                    took[name] = time.monotonic() - begun
+            await asyncio.sleep(0.01)
 
     async def judge(self) -> None:
         """Check that no leader acted after the next one had, but in a paused process; and none under the fence."""
@@ -250,7 +268,11 @@ class ElectionSetup:
         # A process that was stopped or not scheduled between check and act can't know; the fence does.
         unexplained = [act for act in unguarded if act not in set(paused)]
         for kind, struck in self.struck.items():
-            print(f"{kind}: {struck.faults} faults, {struck.fail_overs} fail-overs, led {max(struck.took):.1f} s after")
+            slowest = max(struck.fail_overs, default=0.0)
+            print(
+                f"{kind}: {struck.faults} faults, {len(struck.fail_overs)} fail-overs in {slowest:.1f} s at most; all "
+                f"led {max(struck.led_after):.1f} s after"
+            )
         print(
             f"{len(acts)} acts in {len(terms)} terms; acts of an old leader after the next one's: "
             f"{len(late(accepted))} guarded; unguarded: {len(unguarded) - len(unexplained)} in paused processes, "
@@ -307,8 +329,9 @@ async def elect_through_faults(server: Server, load: Load, rounds: int, seed: in
             await asyncio.to_thread(server.start)
 
         for _ in range(rounds):
-            for fault in (*setup.faults_of_candidates, restart):
-                await setup.strike(fault)
+            for fault, deposes in setup.faults_of_candidates.items():
+                await setup.strike(fault, deposes=deposes)
+            await setup.strike(restart)
         await setup.judge()
         return setup
 

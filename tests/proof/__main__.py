@@ -9,6 +9,7 @@ folder to start over. It ends with a table and, for each failure, the line that 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -101,6 +102,10 @@ def table(state: State) -> int:
         )
         if part.notes:
             print(f"{'':<12}{', '.join(f'{what}: {value}' for what, value in part.notes.items())}")
+        for what, took in part.took.items():
+            if took:
+                p50, p99 = (sorted(took)[math.ceil(share * len(took)) - 1] for share in (0.5, 0.99))
+                print(f"{'':<12}{what}: {len(took)}, p50 {p50:.2f} s, p99 {p99:.2f} s")
     failures = [(name, failure) for name, part in state.parts.items() for failure in part.failures]
     for name, failure in failures:
         print(f"\n{name}: {failure['what']}\n  replay: {failure['replay']}")

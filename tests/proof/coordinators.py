@@ -76,22 +76,27 @@ def elect(part: Part, enough: int, folder: Path) -> Iterator[None]:
             if len(part.notes) == len(COURSES):
                 return
         else:
-            fail_overs, found = tried(seed, folder)
-            part.done += max(1, fail_overs)  # so that it ends although all fail
+            took, found = tried(seed, folder)
+            for fault, seconds in took.items():
+                part.took.setdefault(f"{course.__name__}, {fault}", []).extend(seconds)
+            part.done += max(1, sum(map(len, took.values())))  # so that it ends although all fail
             if found:
                 part.failed(f"seed {seed}, {found}", f"make proof ARGS='--faults {seed}'")
         part.next_seed += 1
         yield
 
 
-def tried(seed: int, folder: Path) -> tuple[int, str]:
-    """Run the course of *seed*; return how many names failed over, and the failure. Its output is in *folder*."""
+def tried(seed: int, folder: Path) -> tuple[dict[str, list[float]], str]:
+    """Run the course of *seed*; return how long each fail-over took, by fault, and the failure.
+
+    Its output is in *folder*.
+    """
     course = list(COURSES)[seed % len(COURSES)]
     log = folder / f"coordinators-{seed}.log"
     with log.open("w") as file, redirect_stdout(file):
         try:
             setup = asyncio.run(course(seed))
         except (AssertionError, RuntimeError) as error:
-            return 0, f"{course.__name__}: {str(error) or repr(error)} (see {log})"
+            return {}, f"{course.__name__}: {str(error) or repr(error)} (see {log})"
     log.unlink()
-    return sum(struck.fail_overs for struck in setup.struck.values()), ""
+    return {fault: struck.fail_overs for fault, struck in setup.struck.items()}, ""

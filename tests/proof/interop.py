@@ -29,8 +29,8 @@ def wanted(each_way: int) -> int:
 
 
 def interop(part: Part, enough: int, folder: Path) -> Iterator[None]:
-    """Run rounds from ``part.next_seed`` on, each with the next foreign client, until *enough* hand-overs were made."""
-    while part.done < enough:
+    """Run rounds from ``part.next_seed`` on, each with the next foreign client, which make *enough* hand-overs."""
+    while part.next_seed * PER_ROUND < enough:
         seed = part.next_seed
         store, client = PAIRS[seed % len(PAIRS)]
         place = folder / f"interop-{seed}"
@@ -46,7 +46,7 @@ def interop(part: Part, enough: int, folder: Path) -> Iterator[None]:
             shutil.rmtree(place)
         else:
             shutil.rmtree(place)
-        part.done += PER_ROUND
+            part.done += PER_ROUND
         part.next_seed += 1
         yield
 

@@ -22,6 +22,8 @@ class Part:
     failures: list[dict[str, str]] = field(default_factory=list)
     """For each: what was found, and the line that replays it."""
     notes: dict[str, Any] = field(default_factory=dict)
+    took: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds, by what took them."""
 
     def failed(self, what: str, replay: str) -> None:
         self.failures.append({"what": what, "replay": replay})
