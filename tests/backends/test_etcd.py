@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -597,6 +597,46 @@ async def test_hints_come_after_a_compaction(server: Etcd, name: str) -> None:
             server.call("kv/compaction", {"revision": str(later.token)})  # so the first change can't be reported
             proxy.heal()
             await anext(hints)
+
+
+async def test_a_silent_watch_begins_after_what_was_compacted_meanwhile(
+    server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of others raise the revision. A stream from before the compaction would be cancelled, and give a hint."""
+    monkeypatch.setattr(etcd.hints, "UNUSED_AFTER", 0.2)
+    async with opened(server.url, f"prefix={name}/") as ann, opened(server.url, f"prefix={name}/") as bob:
+        streams: list[list[Any]] = []  # the messages of each
+        real = ann._client.stream
+
+        async def stream(path: str, body: Mapping[str, object]) -> AsyncGenerator[Any, None]:
+            messages: list[Any] = []
+            streams.append(messages)
+            async with aclosing(real(path, body)) as found:
+                async for message in found:
+                    messages.append(message)
+                    yield message
+
+        monkeypatch.setattr(ann._client, "stream", stream)
+
+        def begun_at(messages: list[Any]) -> int:
+            return int(messages[0]["header"]["revision"]) if messages else 0
+
+        async with asyncio.timeout(60):
+            hints = ann.leases.hints(name)
+            await anext(hints)
+            revision = 0
+            for _ in range(3):
+                key = {"key": in_base64(f"{name}-other"), "value": in_base64("value")}
+                revision = int(server.call("kv/put", key)["header"]["revision"])
+            waiting_for_hint = asyncio.ensure_future(anext(hints))
+            await until(lambda: any(begun_at(messages) >= revision for messages in streams[:-1]), within=30.0)
+            server.call("kv/compaction", {"revision": str(revision)})
+            compacted_in = len(streams)
+            await until(lambda: len([one for one in streams[compacted_in:-1] if one]) >= 3, within=30.0)
+            assert not [message for messages in streams for message in messages if message.get("canceled")]
+            assert not waiting_for_hint.done()
+            await granted(bob.leases, name)
+            await waiting_for_hint
 
 
 async def test_hints_go_on_and_are_not_repeated_after_revisions_have_fallen(server: Etcd, name: str) -> None:

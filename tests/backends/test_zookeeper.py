@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -18,6 +21,7 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper.errors import translate
+from tenure._backends.zookeeper.session import Session
 from tenure._backends.zookeeper.touches import BEYOND
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._url import Url
@@ -188,6 +192,60 @@ async def test_a_session_that_is_too_short_is_refused_with_the_figures(name: str
             assert isinstance(await backend.leases.acquire(name, "ann#1", 0.7), Granted)
 
 
+async def test_a_session_that_lasts_longer_than_asked_for_makes_whole_leases_certain(name: str) -> None:
+    """The server has a longer ``minSessionTimeout``; a dead leader is followed after that time."""
+    lasts = 2.5
+    with private(ZooKeeper, tick=TICK, options=[("minSessionTimeout", f"{lasts * 1_000:.0f}")]) as server:
+        async with (
+            FaultProxy("127.0.0.1", server.port) as proxy,
+            opened(server, port=proxy.port) as ann,
+            opened(server) as bob,
+        ):
+            grant = await claim(ann, name, "ann#1")
+            await waits(bob, name, "bob#1")
+            clock, session = ann.client.clock, ann.client.session(TTL)
+            assert session.negotiated == lasts
+            for heard_ago in (LASTS - TTL, TTL / 4, TTL / 3):  # each would make a claim older in a shorter session
+                session.touches._answered.clear()
+                asked_at = clock.now()
+                session.touches.heard_at = asked_at - heard_ago
+                (renewed,) = await ann.leases.renew([grant], TTL)
+                assert isinstance(renewed, Granted)
+                assert renewed.age == 0.0
+            proxy.stall()
+            stalled_at = clock.now()
+
+            async def is_followed() -> bool:
+                return isinstance(await answered(lambda: bob.leases.acquire(name, "bob#1", TTL)), Granted)
+
+            await until(is_followed, within=lasts + 10.0)
+            assert clock.now() - stalled_at > lasts * 0.8
+
+
+async def test_a_session_that_lasts_less_after_it_has_moved_carries_no_longer_leases(name: str) -> None:
+    """To a server with a lower ``maxSessionTimeout``: here it is the same one, restarted with another configuration."""
+    ttl = 30.0
+    figures = "lets a session last 5 s at most, and ttl=30 s needs 30.125 s"
+    with private(ZooKeeper, tick=TICK) as server:
+        async with opened(server) as ann:
+            granted = await ann.leases.acquire(name, "ann#1", ttl)
+            assert isinstance(granted, Granted)
+            assert isinstance(await ann.leases.acquire(name, "ann#2", ttl), HeldBy)
+            session = ann.client.session(ttl)
+            assert session.negotiated == session.lasts
+            server.stop()
+            server.write("zoo.cfg", (server.folder / "zoo.cfg").read_text() + "maxSessionTimeout=5000\n")
+            server.start()
+            async with asyncio.timeout(60.0):
+                for holder in ("ann#1", "ann#2"):
+                    with pytest.raises(ConfigError, match=figures):
+                        await answered(partial(ann.leases.acquire, name, holder, ttl))
+            assert ann.client.session(ttl) is session
+            assert session.negotiated == 5.0
+            with pytest.raises(Unavailable, match=figures):  # whether it is lost is not known
+                await ann.leases.renew([granted.grant], ttl)
+
+
 async def test_a_claim_waits_until_the_leader_has_surely_heard_of_an_idle_session(
     server: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +253,7 @@ async def test_a_claim_waits_until_the_leader_has_surely_heard_of_an_idle_sessio
     async with opened(server) as backend:
         session = backend.client.session(TTL)
         await session.connected(backend.client.until())
-        session.touches.heard_at -= 10 * TTL
+        _connected_long_ago(session)
         loop = asyncio.get_running_loop()
         began = loop.time()
         await claim(backend, name, "ann#1")
@@ -204,14 +262,19 @@ async def test_a_claim_waits_until_the_leader_has_surely_heard_of_an_idle_sessio
     async with opened(server, "&timeout=0.05") as backend:  # there is no time to wait for that
         session = backend.client.session(TTL)
         await session.connected(asyncio.get_running_loop().time() + 5.0)
-        session.touches.heard_at -= 10 * TTL
         with pytest.raises(Unavailable, match="its leader may not have heard of this session for too long"):
             while True:  # slow answers have other texts
+                _connected_long_ago(session)
                 try:
                     await backend.leases.acquire(f"{name}-other", "ann#1", TTL)
                 except Unavailable as error:
                     if "gave no answer" not in str(error):
                         raise
+
+
+def _connected_long_ago(session: Session) -> None:
+    session.touches._answered.clear()
+    session.touches.heard_at = -math.inf
 
 
 async def test_a_claim_counts_from_before_its_request_if_the_leader_may_know_of_no_newer_one(
@@ -352,7 +415,7 @@ async def test_one_claim_that_is_refused_does_not_harm_the_others(server: ZooKee
 
 @pytest.mark.parametrize("dialect", ["latch", "lock", "kazoo"])
 async def test_foreign_leaders_are_waited_for(server: ZooKeeper, name: str, dialect: str) -> None:
-    forms = {"latch": "_c_x-latch-", "lock": "lock-", "kazoo": "x__lock__"}
+    forms = {"latch": "_c_x-latch-", "lock": "_c_x-lock-", "kazoo": "x__lock__"}
     async with opened(server, f"&dialect={dialect}") as ann:
         with server.client() as client:
             made = client.create(f"/{name}/{forms[dialect]}", b"java", ephemeral=True, sequence=True, makepath=True)
@@ -541,6 +604,42 @@ async def test_an_unreachable_server_is_told(name: str) -> None:
 
 
 # --- processes ---
+
+
+class Recorder(logging.Handler):
+    """Keeps each record that it gets; its thread is in the record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+async def test_no_log_handler_runs_on_the_thread_of_a_connection(
+    server: ZooKeeper, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers are user code. kazoo would log on its own thread: connections that are made, broken, refused, ended."""
+    recorder, everything = Recorder(), 1
+    caplog.set_level(everything)
+    caplog.set_level(everything, logger="kazoo")
+    monkeypatch.setattr(logging, "lastResort", recorder)  # which writes to stderr, where no handler is found
+    for logger in (logging.root, logging.getLogger("kazoo")):
+        monkeypatch.setattr(logger, "handlers", [*logger.handlers, recorder])
+    async with FaultProxy("127.0.0.1", server.port) as proxy, opened(server, "&timeout=0.5", port=proxy.port) as ann:
+        await answered(lambda: claim(ann, name, "ann#1"))
+        proxy.refuse()
+        proxy.reset()
+        with pytest.raises(Unavailable):
+            await ann.leases.inspect(name)
+        proxy.heal()
+        await answered(lambda: ann.leases.inspect(name))
+    logging.getLogger("kazoo").info("another client of this process")
+    assert {one.getMessage() for one in recorder.records if one.name.startswith("kazoo")} == {
+        "another client of this process"
+    }
+    assert not [one for one in recorder.records if (one.threadName or "").startswith("tenure-zookeeper")]
 
 
 async def test_a_fork_leaves_the_connection_to_its_parent(server: ZooKeeper, name: str) -> None:

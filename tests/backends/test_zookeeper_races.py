@@ -14,17 +14,20 @@ from kazoo.client import KazooClient
 
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper import leases, proof
+from tenure._backends.zookeeper.names import node_prefix
 from tenure._backends.zookeeper.touches import BEYOND
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import FaultProxy, late
 from tests.servers import ZooKeeper, shared
 
 TICK = 0.1
 TTL = 1.5
 LASTS = TTL + BEYOND * TICK
+LONG = 30.0
+"""A lease that does not end during a test."""
 
 
 @pytest.fixture
@@ -81,6 +84,31 @@ async def test_an_attempt_after_one_without_a_connection_has_a_place_that_can_be
             assert len(client.get_children(f"/{name}")) == 1
             assert await ann.leases.release(answer.grant) == Released(answer.grant)
             assert client.get_children(f"/{name}") == []
+
+
+async def test_a_copy_of_our_node_in_another_session_is_not_taken_for_ours(server: ZooKeeper, name: str) -> None:
+    """As a tool makes it that copies nodes. It stands before ours, which is created after that request was given up."""
+    async with (
+        FaultProxy("127.0.0.1", server.port) as proxy,
+        opened(proxy.port) as ann,
+        foreign(server) as client,
+    ):
+        session = ann.client.session(LONG)
+        await session.connected(ann.client.until())
+        client.create(f"/{name}")
+        async with late(proxy) as give_up:
+            await give_up(ann.leases.acquire(name, "ann#1", LONG))
+            place = ann.leases._places.find(name, "ann#1")
+            assert place is not None
+            copy = f"/{name}/{node_prefix('latch', place.guid)}"
+            copy, stat = client.create(copy, b"a copy", ephemeral=True, sequence=True, include_data=True)
+        assert await ann.leases.acquire(name, "ann#1", LONG) == HeldBy(name, "a copy", stat.czxid, None)
+        client.delete(copy)
+        answer = await ann.leases.acquire(name, "ann#1", LONG)
+        assert isinstance(answer, Granted)
+        (node,) = client.get_children(f"/{name}")
+        stat = client.exists(f"/{name}/{node}")
+        assert (stat.ephemeralOwner, stat.czxid) == (session.id, answer.grant.token)
 
 
 async def test_a_withdrawal_ends_an_acquisition_that_waits_for_the_end_of_an_earlier_place(

@@ -141,7 +141,10 @@ class Watch:
         """The revision of etcd when the stream began."""
 
     def note_silence(self) -> None:
-        """Note that there was no change, so that the next stream does not begin at a revision that was compacted."""
+        """Note that there was no change, so that the next stream does not begin at a revision that was compacted.
+
+        If the link was silent instead, what came just before this stream is not reported any more: hints may be lost.
+        """
         if self.next_revision is not None:
             self.next_revision = max(self.next_revision, self._began_at + 1)
 
