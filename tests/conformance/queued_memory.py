@@ -19,6 +19,8 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=False,
     queued=True,
+    tells_remaining=False,
+    tells_vacancy=False,
 )
 
 

@@ -23,7 +23,13 @@ SIZE = 5
 HEARTBEAT = 10.0
 """A request lasts two of these: long enough for a busy machine to answer three hundred."""
 TRAITS = LeaseTraits(
-    ttl_min=6.0, ttl_max=60.0, fencing="emulated", expiry="store clock", hints=True, survives_restart=False
+    ttl_min=6.0,
+    ttl_max=60.0,
+    fencing="emulated",
+    expiry="store clock",
+    hints=True,
+    survives_restart=False,
+    tells_vacancy=False,
 )
 
 

@@ -32,6 +32,13 @@ class LeaseTraits:
     queued: bool = False
     """Whether candidates that wait stand in a queue in the store, and are granted the name in the order in which they
     came. Then the store is a :class:`QueuedLeaseStore`."""
+    tells_remaining: bool = True
+    """Whether ``inspect`` tells how long a lease still lasts."""
+    tells_vacancy: bool = True
+    """Whether ``inspect`` tells since when a name has been vacant that was released."""
+    foreign_leaders: bool = False
+    """Whether other programs lead there, too, by clients of their own. They have no metadata and read no requests to
+    resign, so ``ask_to_resign`` returns False for them."""
     names: Literal["any", "dns"] = "any"
     """The names that it accepts: any text of up to ``NAME_MAX`` characters, or only DNS names (RFC 1123 subdomains)."""
 

@@ -46,6 +46,9 @@ TRAITS = LeaseTraits(
     expiry="store clock",
     hints=False,
     survives_restart=True,
+    tells_remaining=False,
+    tells_vacancy=False,
+    foreign_leaders=True,
 )
 
 FOREIGN_HOLDER = "(a program that writes no term)"

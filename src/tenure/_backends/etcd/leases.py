@@ -36,6 +36,8 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=True,
     queued=True,
+    tells_vacancy=False,
+    foreign_leaders=True,
 )
 """With etcd's default timers, the shortest lease is 2 s; a shorter one is refused when it is first asked for."""
 

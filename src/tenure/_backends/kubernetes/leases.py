@@ -53,6 +53,8 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=True,
     names="dns",
+    tells_remaining=False,
+    foreign_leaders=True,
 )
 
 TRIES = 20

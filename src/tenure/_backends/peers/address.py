@@ -106,6 +106,7 @@ class Settings:
             expiry="store clock",
             hints=True,
             survives_restart=False,
+            tells_vacancy=False,
         )
 
     async def fleet(self) -> Fleet:

@@ -40,6 +40,7 @@ TRAITS = LeaseTraits(
     expiry="store clock",
     hints=True,
     survives_restart=False,
+    tells_vacancy=False,
 )
 """With the default times; ``ttl_max`` and ``heartbeat`` in the URL change the limits."""
 

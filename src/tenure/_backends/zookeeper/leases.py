@@ -53,6 +53,9 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=True,
     queued=True,
+    tells_remaining=False,
+    tells_vacancy=False,
+    foreign_leaders=True,
 )
 """With the default tick of 2 s: a lease lasts two ticks at least. The most is up to the server's settings."""
 

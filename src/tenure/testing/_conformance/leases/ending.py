@@ -77,12 +77,21 @@ class EndingTests(LeaseSuite):
         assert await bob.inspect(name) == Vacant(name, grant.token)
         assert (await claim(bob, name, "bob#1", harness.ttl)).token > grant.token
 
+    async def test_the_time_left_is_told_where_the_traits_say_so(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        await claim(ann, name, "ann#1", harness.ttl)
+        seen = await bob.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert (seen.remaining is not None) == bob.traits.tells_remaining
+        assert seen.remaining is None or 0 < seen.remaining <= harness.ttl + ROUNDED
+
     async def test_a_vacancy_is_never_overstated(self, harness: LeaseHarness, name: str) -> None:
         store, began = await harness.open(), monotonic()
         assert vacant_for(await store.inspect(name)) is None
         grant = await claim(store, name, "ann#1", harness.ttl)
         assert await store.release(grant) == Released(grant)
         first = vacant_for(await store.inspect(name))
+        assert (first is not None) == store.traits.tells_vacancy
         if first is None:
             pytest.skip("this store does not know since when a name is vacant")
         assert 0.0 <= first <= monotonic() - began + ROUNDED
