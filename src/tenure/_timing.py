@@ -12,8 +12,12 @@ from tenure.errors import ConfigError
 ATTEMPTS_MIN = 3
 """A term must survive two lost answers in a row, so three requests must fit into its trusted time."""
 
-EARLY_RENEWAL_SHARE = 0.2
-"""A renewal may go out this share of ``renew_every`` early, so that the renewals of one process share a statement."""
+EARLY_RENEWAL_SHARE = 0.6
+"""A renewal may go out this share of its wait early, so that the renewals of one process share a statement.
+
+With a half and some jitter, two groups of leases become one: at the renewal of one of them, half of the other's wait is
+over.
+"""
 
 MARGIN_MAX = 1.0
 """The longest margin that is derived from ``ttl``."""

@@ -35,7 +35,7 @@ class FaultyStore:
         self.broken: Exception | None = None
         self.hint_errors: list[Exception] = []
         self.delay = 0.0
-        self.renewals: list[int] = []
+        self.renewals: list[list[str]] = []  # the names in each request
 
     @property
     def traits(self) -> LeaseTraits:
@@ -56,7 +56,7 @@ class FaultyStore:
         return await self._call(lambda: self.inner.acquire(name, holder, ttl, metadata))
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
-        self.renewals.append(len(grants))
+        self.renewals.append([grant.name for grant in grants])
         return await self._call(lambda: self.inner.renew(grants, ttl))
 
     async def release(self, grant: Grant) -> Released | Lost:
@@ -649,13 +649,34 @@ async def test_a_thousand_leases_share_their_renewals(setup: ElectionSetup) -> N
     start = setup.loop.time()
     await asyncio.sleep(100)
     rounds = (setup.loop.time() - start) / TIMING.renew_every
-    assert sum(store.renewals) >= 1000 * (rounds - 1)
-    assert len(store.renewals) <= 4 * 1.3 * rounds  # some at most in two statements of 500, most rounds in two
+    assert sum(map(len, store.renewals)) >= 1000 * (rounds - 1)
+    assert len(store.renewals) <= 2 * 1.15 * rounds  # in two statements of 500, and up to a tenth early
     assert len(setup.emitted(TermBegan)) == 1000
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     assert not driver.candidacies
+
+
+@in_virtual_time
+async def test_leases_that_begin_at_any_time_come_to_share_their_renewals(setup: ElectionSetup) -> None:
+    store, driver = setup.connect()
+    tasks = []
+    for n in range(100):
+        election = Election(
+            f"chair {n:02}", TIMING, driver=driver, renewal_thread=RenewalThread.here(), on_event=setup.events.append
+        )
+        tasks.append(asyncio.create_task(election.run(forever)))
+        await asyncio.sleep(TIMING.renew_every / 37)
+    await asyncio.sleep(2 * TIMING.renew_every)
+    store.renewals.clear()
+    await asyncio.sleep(20 * TIMING.renew_every)
+    assert set(map(len, store.renewals)) == {100}
+    assert len(store.renewals) <= 23  # a renewal is a tenth early at most
+    assert store.renewals[-1] == sorted(store.renewals[-1])  # in the order in which they began
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 @in_virtual_time

@@ -20,6 +20,7 @@ SHOWN_BY = {
     "believes-late-answer": [68],
     "counts-from-answer": [65],
     "ignores-age": [41],
+    "ignores-late-requests": [26],
     "keeps-no-place": [47],
     "leads-without-time": [26],
     "renews-old-grants-late": [181],

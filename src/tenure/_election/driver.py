@@ -7,9 +7,10 @@ the same time go out in one statement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol, cast
 
 from tenure._election.effects import (
@@ -104,6 +105,8 @@ class Candidacy:
     def __init__(self, driver: Driver, machine: Machine, host: WorkHost) -> None:
         self.machine = machine
         self.host = host
+        self.number: int = next(driver.numbers)
+        """Its place in the order in which the candidacies of a driver began."""
         self._driver = driver
         self._timer: asyncio.TimerHandle | None = None
         self._hints: asyncio.Task[None] | None = None
@@ -169,6 +172,12 @@ class Candidacy:
             self._hints.cancel()
         self._driver.candidacies.discard(self)
         self.host.candidacy_ended()
+
+    @property
+    def renewal_group(self) -> tuple[int, float]:
+        """Renewals of one group share a request; the second value is their ``ttl``."""
+        # All work of one loop shares its probe. A health callback may be slow, so such a renewal goes alone.
+        return (id(self.host) if self.host.has_health else id(self.host.probe)), self.machine.timing.ttl
 
     def _set_timer(self) -> None:
         if self._timer:
@@ -249,6 +258,7 @@ class Driver:
         self.clock = clock
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.candidacies: set[Candidacy] = set()
+        self.numbers: Iterator[int] = count()
         self._due: list[_DueRenewal] = []
         self._tasks = Tasks()
         self._probes: dict[asyncio.AbstractEventLoop, LoopProbe] = {}
@@ -318,16 +328,15 @@ class Driver:
 
     def _renew_due(self) -> None:
         now = self.clock.now()
+        due_groups = {one.candidacy.renewal_group for one in self._due}
         for candidacy in list(self.candidacies):
-            if candidacy.machine.renewable_from <= now:
+            if candidacy.machine.renewable_from <= now and candidacy.renewal_group in due_groups:
                 candidacy.feed(RenewTogether())
         due, self._due = self._due, []
         groups: dict[tuple[int, float], list[_DueRenewal]] = {}
-        for one in due:
-            host = one.candidacy.host
-            # All work of one loop shares its probe. A health callback may be slow, so such a renewal goes alone.
-            check = id(host) if host.has_health else id(host.probe)
-            groups.setdefault((check, one.candidacy.machine.timing.ttl), []).append(one)
+        # In their order: a store may keep those together that began together, as etcd does.
+        for one in sorted(due, key=lambda one: one.candidacy.number):
+            groups.setdefault(one.candidacy.renewal_group, []).append(one)
         for (_, ttl), group in groups.items():
             for start in range(0, len(group), BATCH_MAX):
                 self.spawn(self._renew(group[start : start + BATCH_MAX], ttl))
@@ -342,8 +351,8 @@ class Driver:
 
     async def _renew_if_healthy(self, group: list[_DueRenewal], ttl: float) -> None:
         host = group[0].candidacy.host
-        # Half of the time that the machine waits, so that it gets RenewalWithheld and not NoAnswer.
-        within = min(one.candidacy.machine.retry_after for one in group) / 2
+        # Half of the time that the machine usually waits, so that it gets RenewalWithheld and not NoAnswer.
+        within = min(one.candidacy.machine.timing.retry_every for one in group) / 2
         if host.probe is not None and not await host.probe.responds(within):
             _answer_all(group, RenewalWithheld(f"the event loop that runs the work did not answer for {within:g} s"))
             return

@@ -77,7 +77,7 @@ from tenure.events import (
 NEVER = math.inf
 
 PACE_MIN = 1 / 4
-"""The least share of their usual length that the waits between renewals have, however old a grant is."""
+"""The shortest wait of a term, however old its grant is: this share of ``renew_every`` or ``retry_every``."""
 
 
 class State(Enum):
@@ -214,14 +214,10 @@ class Machine:
     @property
     def renewable_from(self) -> float:
         """From when ``RenewTogether`` makes this candidate renew; infinity while it doesn't lead."""
-        if self.state is not State.LEADING or self._term is None:
+        term = self._term
+        if self.state is not State.LEADING or term is None:
             return NEVER
-        return self._term.renew_at - EARLY_RENEWAL_SHARE * self.timing.renew_every
-
-    @property
-    def retry_after(self) -> float:
-        """For how many seconds the answer to a renewal is awaited, and how long after "don't know" it is repeated."""
-        return self.timing.retry_every * (self._term.pace if self._term else 1.0)
+        return term.renew_at - EARLY_RENEWAL_SHARE * (term.renew_at - term.asked_at)
 
     @property
     def place(self) -> str | None:
@@ -293,8 +289,9 @@ class Machine:
             case State.LEADING if term and now >= term.renew_at:
                 self._renew(now, effects)
             case State.RENEWING if term and now >= self._requests.answer_due:
+                waited = self._requests.answer_due - term.asked_at
                 self._requests.abandon()
-                self._renewal_missed(term, f"no answer within {self.retry_after:.3g} s", now, effects)
+                self._renewal_missed(term, f"no answer within {waited:.3g} s", now, effects)
                 self._renew(now, effects)
             case State.RESIGNING if term and not term.work_runs and now >= self._requests.answer_due:
                 self._requests.abandon()
@@ -332,7 +329,7 @@ class Machine:
         self._set_state(State.RENEWING)
         self._hinted = False
         term.asked_at = now
-        number = self._new_request(Renew, term.grant.holder, now, self.retry_after)
+        number = self._new_request(Renew, term.grant.holder, now, self._retry_after(term))
         effects.append(Renew(number, term.grant))
 
     # --- answers ---
@@ -386,7 +383,7 @@ class Machine:
         match answer:
             case Granted(grant) if term is not None and grant == term.grant:
                 if self.state in (State.LEADING, State.RENEWING):
-                    self._extend_trust(term, self._trust_limit(request, answer), now, effects)
+                    self._on_late_yes(term, request, answer, now, effects)
             case Granted(grant) if request.kind is Acquire:
                 if request.holder == self._holder_now() and self.state in (State.STANDBY, State.CAMPAIGNING):
                     self._requests.abandon()
@@ -412,11 +409,18 @@ class Machine:
 
         As all of them are shortened, as many attempts to renew fit in as in a whole lease (``Timing.attempts``).
         """
-        return max(PACE_MIN, 1 - granted.age / self.timing.work_window)
+        return 1 - granted.age / self.timing.work_window
+
+    def _paced(self, seconds: float, pace: float) -> float:
+        return max(seconds * pace, PACE_MIN * min(self.timing.renew_every, self.timing.retry_every))
+
+    def _retry_after(self, term: _TermState) -> float:
+        """Return how long the answer to a renewal is awaited, and after "don't know" the next attempt."""
+        return self._paced(self.timing.retry_every, term.pace)
 
     def _renewal_due(self, request: Request, pace: float) -> float:
         """Return when to renew after a yes to *request*."""
-        return request.asked_at + sooner(self.timing.renew_every * pace, self._rng)
+        return request.asked_at + sooner(self._paced(self.timing.renew_every, pace), self._rng)
 
     def _begin_term(self, request: Request, granted: Granted, now: float, effects: list[Effect]) -> None:
         grant = granted.grant
@@ -447,6 +451,16 @@ class Machine:
         if self._hinted:
             self._renew_early(term, now)
 
+    def _on_late_yes(
+        self, term: _TermState, request: Request, granted: Granted, now: float, effects: list[Effect]
+    ) -> None:
+        until = self._trust_limit(request, granted)
+        if until > term.trusted_until:  # then its age counts, and not that of an older grant
+            term.pace = self._pace(granted)
+            self._extend_trust(term, until, now, effects)
+        if granted.resign_asked:
+            self._end_term("asked", now, effects)
+
     def _extend_trust(self, term: _TermState, until: float, now: float, effects: list[Effect]) -> None:
         if until > term.trusted_until:
             term.trusted_until = until
@@ -456,7 +470,7 @@ class Machine:
     def _renewal_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
         self._set_state(State.LEADING)
         self.problem = why
-        term.renew_at = now + sooner(self.retry_after, self._rng)
+        term.renew_at = now + sooner(self._retry_after(term), self._rng)
         left = term.trusted_until - now
         effects.append(Emit(RenewalMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
 

@@ -33,7 +33,7 @@ class LeaseTraits:
     """Whether candidates that wait stand in a queue in the store, and are granted the name in the order in which they
     came. Then the store is a :class:`QueuedLeaseStore`."""
     tells_remaining: bool = True
-    """Whether ``inspect`` tells how long a lease still lasts."""
+    """Whether ``inspect`` tells how long a lease still lasts, also to a process that has not looked before."""
     tells_vacancy: bool = True
     """Whether ``inspect`` tells since when a name has been vacant that was released."""
     foreign_leaders: bool = False

@@ -30,8 +30,10 @@ from tenure._queue.lock_group import HAS_VERDICT, NEVER, DeliveryKey, LockGroup,
 from tenure._queue.message import EXPIRED, Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, lock_trusted_until
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Renewed, Settled, Settlement
-from tenure._timing import EARLY_RENEWAL_SHARE
 from tenure.events import BrokerUnanswered, GivenBack, HandlerOverran, MessageDied
+
+EARLY_SHARE = 0.2
+"""A renewal may go out this share of ``renew_every`` early, so that the renewals of a consumer share a statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Locks:
 
     def _is_due(self, group: LockGroup, now: float) -> bool:
         # A little early, to go along with another; but not while messages wait, which are given back and not renewed.
-        early = 0.0 if group.waiting else EARLY_RENEWAL_SHARE * self.settings.timing.renew_every
+        early = 0.0 if group.waiting else EARLY_SHARE * self.settings.timing.renew_every
         return now >= group.renew_at - early
 
     def _worth_renewing(self, group: LockGroup) -> Sequence[Delivery | SessionLock]:

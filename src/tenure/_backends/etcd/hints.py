@@ -78,9 +78,8 @@ class Hints:
                                     break
                                 pause = PAUSE_FIRST
                                 limit.reschedule(asyncio.get_running_loop().time() + UNUSED_AFTER)
-                except (
-                    TimeoutError
-                ):  # nothing has changed for a while: see whether it is used, and the link still works
+                except TimeoutError:
+                    # Nothing has changed for a while: see whether it is used, and the link still works.
                     watch.note_silence()
                     continue
                 except TenureError:
@@ -151,9 +150,8 @@ class Watch:
     def read(self, message: Json) -> None:
         """Read a message of the stream, and notify those whom it concerns."""
         revision = int(message.get("header", {}).get("revision", 0))
-        if message.get(
-            "canceled"
-        ):  # the revision from which it was to go on was compacted; the stream stays open, silent
+        if message.get("canceled"):
+            # The revision from which it was to go on was compacted. The stream stays open, and silent.
             self.next_revision, self.is_live = None, False
         elif message.get("created"):
             self._begun(revision)

@@ -32,6 +32,7 @@ TRAITS = LeaseTraits(
     expiry="store clock",
     hints=True,
     survives_restart=True,
+    foreign_leaders=True,
 )
 
 

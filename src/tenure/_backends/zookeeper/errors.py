@@ -52,8 +52,8 @@ def translate(error: Exception, place: str, *, login: str = "", worked: bool = F
             return Unavailable(refused) if worked else ConfigError(refused)
         case exceptions.SessionClosedRequireSaslError():
             required = (
-                f"{place} requires a login by SASL, and got {f'one by {login}' if login else 'none'}; write "
-                "zookeeper://USER:PASSWORD@… with the option auth=sasl"
+                f"{place} requires {'another login than auth=digest' if login else 'a login, and got none'}; write "
+                "zookeeper://USER:PASSWORD@… with the option auth=sasl, or as enforce.auth.schemes of the servers says"
             )
             return Unavailable(required) if worked else ConfigError(required)
         case exceptions.InvalidACLError():

@@ -22,6 +22,7 @@
 ``machine``          the machine raised, changed state illegally, or numbered a question twice
 ``user object``      an object of the user's broke its candidate: a hook that raises, say
 ``idle leader``      a candidate renewed a lease for which no work ran any more
+``deaf leader``      a leader got a yes that asks it to resign, and leads on
 ``asleep``           a candidate that waits for something had no moment to wake at
 ``busy``             a candidate woke again and again
 ``no leader``        there was no leader, although the faults had been over for long enough
@@ -279,6 +280,9 @@ class Checkers(Findings):
                 handed_back = any(isinstance(each, Release) and each.grant == grant for each in effects)
                 if not used and not handed_back and grant not in node.denied:
                     self.violated("orphan", f"{node.name} got {grant}, and neither used it nor handed it back")
+            case Renew(_, grant), Granted(same, resign_asked=True) if same == grant == node.machine.grant:
+                if node.machine.state in (State.LEADING, State.RENEWING):
+                    self.violated("deaf leader", f"{node.name} was asked to resign {grant}, and leads on")
             case Renew(_, grant), Lost():
                 node.denied.add(grant)
                 if work is not None and work.grant == grant and work.until > node.now():

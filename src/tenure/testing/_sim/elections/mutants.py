@@ -48,14 +48,21 @@ class _RenewsOldGrantsLate(Machine):
 
 
 class _RenewsOldGrantsWithoutPause(Machine):
-    def _pace(self, granted: Granted) -> float:
-        return max(0.001, 1 - granted.age / self.timing.work_window)
+    def _paced(self, seconds: float, pace: float) -> float:
+        return seconds * max(0.001, pace)
 
 
 class _LeadsWithoutTime(Machine):
     def _begin_term(self, request: Request, granted: Granted, now: float, effects: list[Effect]) -> None:
-        newest = max(0.0, self.timing.work_window + request.asked_at - now - 0.01)
-        super()._begin_term(request, replace(granted, age=min(granted.age, newest)), now, effects)
+        grace, self.timing = self.timing.grace, replace(self.timing, grace=0.0)
+        super()._begin_term(request, granted, now, effects)
+        self.timing = replace(self.timing, grace=grace)
+
+
+class _IgnoresLateRequests(Machine):
+    def _on_late_answer(self, request: Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+        late = replace(answer, resign_asked=False) if isinstance(answer, Granted) else answer
+        super()._on_late_answer(request, late, now, effects)
 
 
 class _BelievesLateAnswer(Machine):
@@ -409,7 +416,10 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "a grant that leaves no time is renewed in a loop", Parts(machine=_RenewsOldGrantsWithoutPause), "busy"
         ),
         "leads-without-time": Mutant(
-            "a term begins with a grant that is too old for it", Parts(machine=_LeadsWithoutTime), "trust"
+            "a term begins with a grant that is too old for it", Parts(machine=_LeadsWithoutTime), "grace"
+        ),
+        "ignores-late-requests": Mutant(
+            "a request to resign in a late yes is ignored", Parts(machine=_IgnoresLateRequests), "deaf leader"
         ),
         "believes-late-answer": Mutant(
             "a late yes counts as if just given", Parts(machine=_BelievesLateAnswer), "two leaders"
