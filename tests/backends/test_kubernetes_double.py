@@ -48,6 +48,12 @@ def create(api: Api, name: str, **spec: Any) -> Json:
     return made
 
 
+@pytest.mark.parametrize("written", ["2026-01-02T03:04:05.000006+00:00", "2026-01-02T05:34:05.000006+02:30"])
+def test_times_are_stored_in_utc(api: Api, name: str, written: str) -> None:
+    assert create(api, name, renewTime=written)["spec"]["renewTime"] == TIME
+    assert api.ask("GET", lease_path(name))[1]["spec"]["renewTime"] == TIME
+
+
 def test_a_lease_is_created_once(api: Api, name: str) -> None:
     made = create(api, name, leaseTransitions=0)
     assert made["spec"] == lease(name, leaseTransitions=0)["spec"]

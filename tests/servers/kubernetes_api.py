@@ -80,8 +80,18 @@ def invalid(name: str, field: str, value: object, why: str) -> Refusal:
     return Refusal(422, "Invalid", f'Lease.{GROUP} "{name}" is invalid: {field}: Invalid value: {shown}: {why}')
 
 
+def in_utc(value: object) -> str | None:
+    """Return a time as a real server stores it; None if it is none with six digits of a second."""
+    if not isinstance(value, str) or not _MICRO_TIME.fullmatch(value):
+        return None
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    except ValueError:
+        return None
+
+
 def check(lease: Json, known: Json) -> None:
-    """Refuse what a real server refuses, and drop the fields that it doesn't know."""
+    """Refuse what a real server refuses, drop the fields that it doesn't know, and write times as it does."""
     metadata, spec = lease["metadata"], lease.get("spec")
     name = metadata.get("name")
     if not isinstance(name, str) or not name:
@@ -92,7 +102,8 @@ def check(lease: Json, known: Json) -> None:
         if value is None:
             spec.pop(field, None)
         elif kind == "time":
-            if not isinstance(value, str) or not _MICRO_TIME.fullmatch(value):
+            spec[field] = in_utc(value)
+            if spec[field] is None:
                 layout = "2006-01-02T15:04:05.000000Z07:00"
                 raise Refusal(
                     400,
