@@ -87,8 +87,10 @@ class Plan:
         return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}{old}"
 
 
-OLDEST: tuple[float, ...] = (0.2, 0.55, 0.95)
-"""Shares of ``ttl`` by which grants may count from before their requests; with the last, some leave no time to lead."""
+OLDEST_STABLE = 0.55
+"""The share of ``ttl`` by which all grants may count from before their requests, while a leader still lasts."""
+OLDEST: tuple[float, ...] = (0.2, OLDEST_STABLE, 0.95)
+"""Such shares while there are faults; with the last, some grants leave no time to lead."""
 
 
 def draw(rng: random.Random, users: random.Random, queues: random.Random, ages: random.Random) -> Plan:

@@ -13,7 +13,7 @@ from tenure.testing._sim.elections.faults import ElectionNemesis
 from tenure.testing._sim.elections.lease_server import LeaseServer, Resource
 from tenure.testing._sim.elections.node import Node
 from tenure.testing._sim.elections.parts import Parts
-from tenure.testing._sim.elections.plan import Plan, draw
+from tenure.testing._sim.elections.plan import OLDEST_STABLE, Plan, draw
 from tenure.testing._sim.elections.queued_store import QueuedStore
 from tenure.testing._sim.elections.stores import ClockStore
 from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
@@ -175,6 +175,7 @@ class Simulation:
         self.nemesis.rest()
         self.network.heal()
         self.server.heal()
+        self.store.oldest = min(self.store.oldest, OLDEST_STABLE)
         leader = self.leader()
         if leader is not None and self.world.rng.random() < 0.6:
             leader.die("killed at the last moment")

@@ -37,6 +37,7 @@ class ClockStore:
         self.expires = -1.0
         self.resign_asked = False
         self.age = 0.0  # of the newest claim
+        self.oldest = plan.oldest  # the share of ttl by which a claim may be old
         self.silent_until = -1.0  # by its clock: until then nothing is given out, see forget()
 
     # --- what an adapter does at its own end ---
@@ -122,7 +123,7 @@ class ClockStore:
 
     def lasting(self, until: float) -> float:
         """Return until when a claim lasts that is asked for now and lasted *until* then; draw how old it is."""
-        self.age = self.ttl * self.plan.oldest * self.ages.random()
+        self.age = self.ttl * self.oldest * self.ages.random()
         return max(until, self.now() + self.ttl - self.age)
 
     def remaining(self) -> float | None:
