@@ -36,7 +36,7 @@ class Granted:
 
     ``age`` is 0 unless the store knows of the request only later, and can't say when: then it is the time in seconds,
     less than ``ttl``, by which the claim may end sooner. It is ignored when two answers are compared. One that can't be
-    an age is a ``ValueError``, which counts as no answer to the whole request.
+    an age is a ``ValueError``: an error of the store, not an answer.
     """
 
     grant: Grant
