@@ -95,7 +95,6 @@ async def test_another_programs_message_is_abandoned_and_dead_lettered_like_any_
         await native.publish(f"{prefix_of(url)}.orders", b"%d" % number, headers={"tenant": "blue"})
     first = await receive(broker)
     assert await settle(broker, first, Abandon()) == [Settled()] * 3
-    await asyncio.sleep(0)
     again = await receive(broker)
     assert [(one.sequence, one.id, one.body, one.delivery_count) for one in again] == [
         (one.sequence, one.id, one.body, 2) for one in first
@@ -370,7 +369,7 @@ async def test_the_longest_names_are_kept_apart(broker: nats.NatsBroker) -> None
     [
         (Outgoing(b"a", session="s"), "no sessions"),
         (Outgoing(b"a", priority=1), "no priorities"),
-        (Outgoing(b"x" * 1_100_000), "1,048,576"),
+        (Outgoing(b"x" * 1_047_000), "1,048,576"),
     ],
     ids=["session", "priority", "large"],
 )
@@ -399,3 +398,148 @@ async def test_a_late_verdict_says_so(url: str) -> None:
         await asyncio.sleep(LATE)
         with pytest.raises(LockLost):
             await message.complete()
+
+
+# --- one beside another ------------------------------------------------------------------------------------------
+
+
+async def test_a_redriven_message_that_fails_at_once_is_not_lost(url: str) -> None:
+    """Its second death comes while the first dead letter is not removed yet."""
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await broker.send("orders", [Outgoing(b"a", id="a")])
+    assert await settle(broker, await receive(broker), DeadLetter("first")) == [Settled()]
+    removed, store_new = asyncio.Event(), Storing.store_new
+
+    async def store_and_wait(self: Storing, *arguments: Any) -> None:
+        await store_new(self, *arguments)
+        if self is broker._storing:
+            await removed.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Storing, "store_new", store_and_wait)
+        redriving = asyncio.create_task(broker.redrive("orders", EVERYTHING, None))
+
+        async def fails_again() -> bool:
+            return await settle(other, await receive(other), DeadLetter("second")) == [Settled()]
+
+        await until(fails_again)
+        removed.set()
+        assert await redriving == 1
+    [dead] = await other.peek_dead("orders", EVERYTHING, 10)
+    assert (dead.id, dead.reason) == ("a", "second")
+    for backend in backends:
+        await backend.close()
+
+
+async def test_dead_letters_of_several_queues_go_to_one(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    for queue in ("qa", "qb"):
+        await broker.declare(queue, {"lock": LOCK})
+        await native.publish(f"{prefix_of(url)}.{queue}", queue.encode())  # both have the number 1
+        got = (await broker.receive(queue, 1, LOCK)).deliveries
+        assert await settle(broker, got, DeadLetter("bad")) == [Settled()]
+        assert await broker.redrive(queue, EVERYTHING, None, to="orders") == 1
+    assert sorted(one.body for one in await receive(broker)) == [b"qa", b"qb"]
+
+
+async def test_subjects_of_other_programs_that_look_like_ours_are_theirs(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    for number in range(3):
+        await native.publish(
+            f"{prefix_of(url)}.orders.m.eu", b"%d" % number, headers={"Tenure-State": '{"reason":"x"}'}
+        )
+    got = await receive(broker)
+    assert await settle(broker, got, Abandon()) == [Settled()] * 3
+    again = await receive(broker)
+    assert sorted(one.body for one in again) == [b"0", b"1", b"2"]
+    assert [one.delivery_count for one in again] == [2] * 3
+
+
+async def test_a_renewal_beside_a_completion_leaves_no_copy(url: str) -> None:
+    """Of a message that was delivered before, whose lock is renewed by storing it once more."""
+    backend = nats.open(Url.parse(url))
+    broker = backend.broker
+    for number in range(20):
+        await broker.send("orders", [Outgoing(b"%d" % number, delay=0.001)])
+        await asyncio.sleep(0.01)
+        held = await receive(broker)
+        while not held:
+            held = await receive(broker)
+        _, answers = await asyncio.gather(broker.renew(held, LOCK + number / 100), settle(broker, held, COMPLETE))
+        assert answers == [Settled()]
+        assert await broker.stats("orders") == Stats()
+    await backend.close()
+
+
+@pytest.mark.parametrize("verdict", [Abandon(), DeadLetter("bad")], ids=repr)
+async def test_a_message_is_not_completed_after_a_verdict_that_was_decided(url: str, verdict: Verdict) -> None:
+    """The answer to the first verdict was lost between its two steps."""
+    backend = nats.open(Url.parse(url))
+    broker = backend.broker
+    await broker.send("orders", [Outgoing(b"a")])
+    held = await receive(broker)
+    async with dying("_remove"):
+        with pytest.raises(Died):
+            await settle(broker, held, verdict)
+    assert await settle(broker, held, COMPLETE) == [LAPSED]
+    await backend.close()
+
+
+async def test_a_claim_that_is_given_up_leaves_nothing_locked(url: str) -> None:
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await broker.send("orders", [Outgoing(b"%d" % number) for number in range(50)])
+    assert len(await receive(broker, 50)) == 50
+    await asyncio.sleep(LATE)  # they have to be stored again
+    claiming = asyncio.create_task(other.receive("orders", 50, 60.0))
+    for _ in range(30):
+        await asyncio.sleep(0)
+    claiming.cancel()
+    await asyncio.gather(claiming, return_exceptions=True)
+    counts: list[int] = []
+
+    async def all_are_back() -> bool:
+        counts.extend(one.delivery_count for one in await receive(broker, 50))
+        return len(counts) == 50
+
+    await until(all_are_back, within=10 * LOCK)
+    assert set(counts) == {2}
+    for backend in backends:
+        await backend.close()
+
+
+async def test_claims_that_fail_count_no_deliveries(url: str) -> None:
+    """As on a server that is full for a while."""
+    backend = nats.open(Url.parse(url))
+    broker = backend.broker
+    await broker.declare("orders", {"lock": LOCK, "max_deliveries": 3})
+    await broker.send("orders", [Outgoing(b"a")])
+    assert len(await receive(broker)) == 1
+    for _ in range(4):
+        await asyncio.sleep(LATE)
+        async with dying("replace"):
+            with pytest.raises(Died):
+                await receive(broker)
+            await broker._receiving.has_returned("orders")  # and giving it back fails, too
+    await asyncio.sleep(LATE)
+    [got] = await receive(broker)
+    assert got.delivery_count == 2
+    await backend.close()
+
+
+async def test_a_message_too_large_to_be_stored_again_holds_up_no_other(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    await native.publish(f"{prefix_of(url)}.orders", b"x" * 1_048_576)
+    await native.publish(f"{prefix_of(url)}.orders", b"small")
+    large, small = await receive(broker)
+    with pytest.raises(Unavailable, match="raise max_payload"):
+        await settle(broker, [large], Abandon())
+    assert await settle(broker, [small], Abandon()) == [Settled()]
+    await asyncio.sleep(LATE)
+    assert [one.body for one in await receive(broker)] == [b"small"]

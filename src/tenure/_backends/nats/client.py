@@ -20,15 +20,23 @@ import nats.errors
 
 from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.connection import Connection, Headers
-from tenure._backends.nats.errors import Disconnected, NoJetStream, NotPermitted, Refusal, translate
+from tenure._backends.nats.errors import Disconnected, NoJetStream, NotPermitted, Refusal, TooLarge, translate
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 Json = dict[str, Any]
 
-_FAILURES = (Refusal, Disconnected, NotPermitted, NoJetStream, nats.errors.Error, OSError)  # a TimeoutError is one
+FAILURES = (
+    Refusal,
+    Disconnected,
+    NotPermitted,
+    NoJetStream,
+    TooLarge,
+    nats.errors.Error,
+    OSError,
+)  # a TimeoutError is one
 
 
 class Client:
@@ -73,12 +81,18 @@ class Client:
             async with limit:
                 connection = await self.connection()
                 answer = await ask(connection)
-        except _FAILURES as error:
+        except FAILURES as error:
             if isinstance(error, TimeoutError) and connection is not None:  # of this limit, or of one request
                 self._retire(connection)
             raise translate(error, self.address, within, worked=self._worked) from error
         self._worked = True
         return answer
+
+    def translate(self, error: Exception) -> TenureError:
+        """Return an error of a request as one of ours."""
+        if isinstance(error, TenureError):
+            return error
+        return translate(error, self.address, self.options.timeout, worked=self._worked)
 
     async def connection(self) -> Connection:
         """Return the open connection of this loop, or open one.
@@ -95,7 +109,7 @@ class Client:
             return known
         task = self._connecting.get(loop)
         if task is None:
-            for old in [one for one in self._connections if one.is_closed()]:
+            for old in [one for one in list(self._connections) if one.is_closed()]:
                 del self._connections[old]
             task = self._connecting[loop] = loop.create_task(self._connect(), name="tenure-nats-connect")
             task.add_done_callback(lambda done: self._connected(loop, done))

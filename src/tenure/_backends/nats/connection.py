@@ -189,7 +189,11 @@ class Connection:
         return checked(await (await self.begin(subject, body, headers)))
 
     async def request_all(self, requests: Sequence[tuple[str, bytes, Headers | None]]) -> list[Msg]:
-        """Send many requests, and return their answers in order; raises as :meth:`request` does."""
+        """Send many requests, and return their answers in order, also those of ``has_no_stream``.
+
+        Raises:
+            Disconnected: The connection was lost first.
+        """
         answers = [await self.begin(subject, body, headers) for subject, body, headers in requests]
         try:
             for answer in answers:
@@ -198,7 +202,7 @@ class Connection:
             for answer in answers:
                 if not answer.cancel() and not answer.cancelled():
                     answer.exception()  # it is reported by the first that fails
-        return [checked(answer.result()) for answer in answers]
+        return [answer.result() for answer in answers]
 
     async def subscribe(self, subject: str, on_message: Callable[[Msg], None]) -> Subscription:
         """Call *on_message* for every message to *subject*, a wildcard or the new inbox of a pull."""
@@ -264,8 +268,13 @@ class Connection:
         self._requested.pop(token, None)
 
 
+def has_no_stream(message: Msg) -> bool:
+    """Whether *message* says that nothing listens to the subject of the request."""
+    return not message.data and status_of(message) == NO_RESPONDERS
+
+
 def checked(message: Msg) -> Msg:
     """Return *message*, unless it says that nothing listens to the subject of the request."""
-    if not message.data and status_of(message) == NO_RESPONDERS:
+    if has_no_stream(message):
         raise NoJetStream
     return message

@@ -7,8 +7,11 @@ which are locked: those that are redriven or purged must not be.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +34,7 @@ from tenure._queue.broker import Claim, Selection
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery
 from tenure._queue.verdicts import (
+    GIVE_BACK,
     LAPSED,
     SETTLED,
     Abandon,
@@ -42,6 +46,11 @@ from tenure._queue.verdicts import (
     Settlement,
     Verdict,
 )
+from tenure._runtime.tasks import Tasks
+from tenure.errors import TenureError
+
+SCANNING_SHARE = 0.25
+"""The share of a lock's time after which a claim looks for no more dead letters."""
 
 Act = Callable[[Connection, Found], Coroutine[Any, Any, None]]
 
@@ -55,6 +64,7 @@ class DeadLetters:
         self._clock = clock
         self._receipts = receipts
         self._storing = storing
+        self._returns = Tasks()
 
     async def scan(self, connection: Connection, queue: str, after: int = 0) -> AsyncIterator[Found]:
         """Yield the messages in the stream of *queue*, in its order, from after number *after*."""
@@ -81,26 +91,45 @@ class DeadLetters:
         deliveries: list[Delivery] = []
         due: float | None = None
         last = await self._last(connection, queue)
-        async for found in self.scan(connection, queue):
-            if found.stored_as > last:
-                break
-            now = self._clock.now()
-            free_at = max(found.state.locked_until, found.state.due)
-            if free_at > now:
-                due = free_at - now if due is None else min(due, free_at - now)
-                continue
-            state = _kept(found, locked_until=now + lock, lock=token, due=0.0)
-            locked = await self._store(connection, found, state)
-            if locked is None:
-                continue
-            delivery = dead_delivery_of(locked, token, now + lock)
-            self._receipts.add(delivery, Held(locked, asked_at + lock, None))
-            deliveries.append(delivery)
-            if len(deliveries) >= limit:
-                due = None
-                break
+        try:
+            async for found in self.scan(connection, queue):
+                if found.stored_as > last or len(deliveries) >= limit:
+                    break
+                now = self._clock.now()
+                free_at = max(found.state.locked_until, found.state.due)
+                if free_at > now:
+                    due = free_at - now if due is None else min(due, free_at - now)
+                    continue
+                state = _kept(found, locked_until=now + lock, lock=token, due=0.0)
+                locked = await self._store(connection, found, state)
+                if locked is not None:
+                    delivery = dead_delivery_of(locked, token, now + lock)
+                    self._receipts.add(delivery, Held(locked, asked_at + lock, None))
+                    deliveries.append(delivery)
+                if self._clock.local.now() - asked_at > lock * SCANNING_SHARE:
+                    due = 0.0  # the locks of those that it has are running
+                    break
+        except BaseException:
+            self._returns.spawn(self._give_back(deliveries), name="tenure-nats-give-back")
+            raise
+        if len(deliveries) >= limit:
+            due = None
         self._receipts.expire()
         return Claim(tuple(deliveries), due)
+
+    async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Unlock what a claim has locked that failed, or was given up."""
+
+        async def ask(connection: Connection) -> None:
+            for one in deliveries:
+                await self.settle(connection, Settlement(one, GIVE_BACK))
+
+        with suppress(TenureError):  # then they are free when their locks end
+            await self._client.run(ask)
+
+    async def close(self) -> None:
+        """Let what is being given back finish."""
+        await asyncio.gather(*self._returns.here(), return_exceptions=True)
 
     async def renew(self, connection: Connection, delivery: Delivery, lock: float) -> Renewed | Lapsed:
         """Extend the lock of a dead letter to *lock* seconds from now, unless it lasts longer."""
@@ -140,6 +169,10 @@ class DeadLetters:
         if held is None:
             return LAPSED
         stands = await self._pass(connection, held.found, verdict)
+        if not stands:  # an earlier renewal without an answer may have changed it
+            newest = await self._storing.newest(connection, held.found)
+            if newest is not None and newest.state.lock == delivery.token:
+                stands = await self._pass(connection, newest, verdict)
         self._receipts.forget(delivery)
         return SETTLED if stands else LAPSED
 
@@ -209,9 +242,9 @@ class DeadLetters:
             state = replace(state, history=found.state.history, before=len(found.state.history))
             properties = replace(found.properties, id=found.id, due=0.0, expires_in=float("inf"), state=state)
             headers = encode_to_fit(properties, found.body, connection.max_payload)
-            key = self._places.place_of(found.queue).key_of(found.subject)
-            assert key is not None  # it was stored again to lock it
-            await self._storing.store_new(connection, home, key, found.body, headers)  # once, also if it is repeated
+            # One key for this dead letter, whatever becomes of it there: once, also if this is repeated.
+            life = hashlib.sha256(f"{found.queue}/{found.subject}".encode()).hexdigest()[:32]
+            await self._storing.store_new(connection, home, f"r{life}", found.body, headers)
 
         return await self._remove(connection, queue, which, limit, put_back, dry_run=dry_run)
 

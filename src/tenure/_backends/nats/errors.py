@@ -40,6 +40,10 @@ class NotPermitted(Exception):
     """The server does not permit the user a subject; *args* has its words."""
 
 
+class TooLarge(Exception):
+    """A message can't be stored again: with the headers that it needs, it is larger than the server takes."""
+
+
 class NoJetStream(Exception):
     """Nothing answers to requests for JetStream: it is not enabled, or not for this user, or for this domain."""
 
@@ -68,6 +72,11 @@ def translate(error: Exception, address: Address, timeout: float, *, worked: boo
             return lasting(
                 f"{address} has no JetStream for this user; start it with -js, enable it for the account, or name its "
                 "domain by the option domain"
+            )
+        case TooLarge():
+            return Unavailable(
+                f"a message is too large to be stored again on {address}, as it must be unless it is completed at its "
+                "first delivery; raise max_payload there"
             )
         case nats.errors.MaxPayloadError():
             return ConfigError(

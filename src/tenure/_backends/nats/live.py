@@ -7,6 +7,7 @@ present form are shown.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from tenure._backends.nats.client import Client, Json
@@ -152,14 +153,19 @@ class LiveMessages:
         try:
             while True:
                 page, _ = await self._receiving.pull(connection, queue, consumer, PAGE)
-                locked = [one for one in page if locked_for(one, consumer.ack_wait)]
-                for one in locked:
-                    await connection.publish(one.reply, locks_for(locked_for(one, consumer.ack_wait)))
-                found = [one for one in page if one not in locked]
-                chosen = [one for one in found if self._is_chosen(one, which, began, last)]
-                kept += [one for one in found if one not in chosen]
-                await acknowledge(connection, [one.reply for one in chosen], ACK)
+                chosen: list[Found] = []
+                kept = []
+                for one in page:
+                    if left := locked_for(one, consumer.ack_wait):
+                        await connection.publish(one.reply, locks_for(left))
+                    else:
+                        (chosen if self._is_chosen(one, which, began, last) else kept).append(one)
+                async with asyncio.timeout(self._client.options.timeout):
+                    await acknowledge(connection, [one.reply for one in chosen], ACK)
                 removed += len(chosen)
+                for one in kept:  # in their order; their new numbers are higher than the last one's
+                    await self._receiving.return_one(connection, one)
+                kept = []
                 if len(page) < PAGE or page[-1].stored_as > last:
                     break
         except NoJetStream:
@@ -167,8 +173,6 @@ class LiveMessages:
         except BaseException:
             self._receiving.give_back(connection, kept)
             raise
-        for one in kept:  # in their order
-            await self._receiving.return_one(connection, one)
         return removed
 
     def _is_chosen(self, found: Found, which: LiveSelection, began: float, last: int) -> bool:

@@ -20,11 +20,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from tenure._backends.nats.errors import TooLarge
 from tenure._frozen import FrozenDict
 from tenure._queue.checks import INT_MAX
 from tenure._queue.failures import Failure
 from tenure._queue.message import HISTORY_MAX, NO_HEADERS, Attempt, Headers
-from tenure._queue.outgoing import Outgoing, checked
+from tenure._queue.outgoing import Outgoing, SendOptions, checked
 from tenure.errors import ConfigError
 
 NATIVE_ID = "Nats-Msg-Id"
@@ -33,7 +34,13 @@ DUE, EXPIRES_IN = "Tenure-Due", "Tenure-Expires-In"
 HEADERS, STATE = "Tenure-Headers", "Tenure-State"
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_RESERVED = ("nats-", "tenure-", "status", "description")
+_RESERVED = ("nats-", "tenure-")
+ADDED = 512
+"""Bytes of the headers that are added to a message when it is stored: its id, and what it expects."""
+
+ROOM = 2_048
+"""Bytes that a message leaves free when it is sent, so that it can be stored again with what tenure has to note."""
+
 _YEAR_10000 = 253_402_300_800
 """In Unix seconds. A later time can't be shown as a date."""
 
@@ -156,13 +163,16 @@ def size_of(headers: Mapping[str, str]) -> int:
 
 
 def encode_to_fit(properties: Properties, body: bytes, most: int) -> dict[str, str]:
-    """Return the headers of a message of *most* bytes at most, with as much of its state as fits beside *body*."""
-    encoded: dict[str, str] = {}
+    """Return the headers of a message of *most* bytes at most, with as much of its state as fits beside *body*.
+
+    Raises:
+        TooLarge: Not even the least of it fits.
+    """
     for less in properties.state.shortened():
         encoded = encode(replace(properties, state=less))
-        if size_of(encoded) + len(body) <= most:
-            break
-    return encoded
+        if size_of(encoded) + ADDED + len(body) <= most:
+            return encoded
+    raise TooLarge
 
 
 def decode(headers: Mapping[str, str] | None) -> Properties:
@@ -176,20 +186,21 @@ def decode(headers: Mapping[str, str] | None) -> Properties:
     id_ = _json(headers.get(ID), None)
     if not isinstance(id_, str):
         id_ = headers.get(NATIVE_ID)
-    try:
-        given = checked(
-            [
-                Outgoing(
-                    id=id_,
-                    headers=own,
-                    reply_to=_untext(headers.get(REPLY_TO)),
-                    correlation_id=_untext(headers.get(CORRELATION_ID)),
-                )
-            ],
-            0,
-        )[0]
-    except (ConfigError, TypeError, ValueError):  # another program's: its body is worth more than its headers
-        given = Outgoing()
+    options: SendOptions = {
+        "id": id_,
+        "headers": own,
+        "reply_to": _untext(headers.get(REPLY_TO)),
+        "correlation_id": _untext(headers.get(CORRELATION_ID)),
+    }
+    given = Outgoing()
+    for name in ("", "reply_to", "correlation_id", "headers", "id"):
+        if name:  # another program's: without what tenure can't have written
+            options.pop(name)  # type: ignore[misc]
+        try:
+            [given] = checked([Outgoing(**options)], 0)
+            break
+        except (ConfigError, TypeError, ValueError):
+            continue
     return Properties(
         given.id,
         FrozenDict(given.headers) if given.headers else NO_HEADERS,
@@ -271,10 +282,12 @@ def _state_of(text: str | None) -> State:
         if "error" in given:
             given["error"] = _failure(given["error"])
         state = State(**given)
-        counts = (state.sequence, state.deliveries, state.before)
+        counts = [state.sequence, state.deliveries, state.before, *(one.number for one in state.history)]
         times = [state.enqueued_at, state.dead_at, state.locked_for, state.locked_until, state.due]
         times += [one.at for one in state.history]
-        texts = (state.reason or "", state.description, state.lock)
+        texts = [state.reason or "", state.description, state.lock]
+        errors = (state.error, *(one.error for one in state.history))
+        texts += [text for one in errors if one is not None for text in (one.type, one.message, one.traceback)]
         fits = all(type(one) is int and 0 <= one <= INT_MAX for one in counts)
         fits = fits and all(type(one) in (int, float) and 0 <= one < _YEAR_10000 for one in times)
         return state if fits and all(isinstance(one, str) for one in texts) else NO_STATE

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from nats.aio.msg import Msg
 
 from tenure._backends.nats.client import Json
-from tenure._backends.nats.message_format import Properties, State, decode
+from tenure._backends.nats.message_format import NO_STATE, Properties, State, decode
+from tenure._backends.nats.places import OWN
 from tenure._backends.nats.store_clock import timestamp_of
 from tenure._queue.broker import LiveSelection, Selection
 from tenure._queue.failures import Failure
@@ -46,6 +47,8 @@ class Found:
     """The subject to which it is acknowledged, if it was delivered."""
     delivered: int = 0
     """How often NATS has delivered it since it was stored, this time included."""
+    consumer: str = ""
+    """The consumer that has delivered it."""
 
     @property
     def state(self) -> State:
@@ -97,9 +100,10 @@ def delivered_message(queue: str, message: Msg) -> Found:
         int(words[at + 1]),
         int(words[at + 3]) / 1e9,
         message.data,
-        decode(message.headers),
+        _decoded(message.subject, message.headers),
         message.reply,
         int(words[at]),
+        words[at - 1],
     )
 
 
@@ -112,8 +116,14 @@ def read_message(queue: str, answer: Json) -> Found:
         int(message["seq"]),
         timestamp_of(message["time"]),
         b64decode(message.get("data", "")),
-        decode(_headers_of(b64decode(message.get("hdrs", "")))),
+        _decoded(str(message["subject"]), _headers_of(b64decode(message.get("hdrs", "")))),
     )
+
+
+def _decoded(subject: str, headers: Mapping[str, str] | None) -> Properties:
+    """Return the properties of a message; what another program has copied of tenure's notes says nothing."""
+    properties = decode(headers)
+    return properties if OWN in subject else replace(properties, state=NO_STATE)
 
 
 def _headers_of(raw: bytes) -> Mapping[str, str]:

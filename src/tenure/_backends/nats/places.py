@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
+from base64 import b64decode
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -33,16 +35,22 @@ from tenure._backends.nats.errors import (
 from tenure._backends.nats.names import is_cut, name_of, short_word_of, word_of
 from tenure._queue.broker import QueueOptions, QueueSettings
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure.errors import ConfigError
+
+OWN = ".=m."
+"""Stands in the subjects of messages that tenure has stored. No name of a queue contains it, as it is written."""
 
 WINDOW_MIN = 120.0
 """Seconds: the shortest window in which a stream remembers ids; those of copies must be remembered for longer than most
-locks last. (``sent_ids`` makes shorter ones.)"""
+locks last. (``inbox`` makes shorter ones.)"""
 
-SLACK_MAX = 0.25
-SLACK_SHARE = 0.02
+SLACK_MAX, SLACK_SHARE = 0.25, 0.02
 
-_CONSUMER = re.compile(r"tenure-(\d+)(?:-\d+)?")
-_NOT_UNIQUE = frozenset({10_099, 10_100, 10_148, 10_105, 10_013})
+SERIALIZABLE = (2, 9, 21)
+"""Older versions may accept two writes that expect the same, if the stream has replicas (issue 4320)."""
+
+_CONSUMER = re.compile(r"tenure-(\d+)-[0-9a-f]+")
+_NOT_UNIQUE = frozenset({10_099, 10_100})
 """Codes: the stream has another consumer already."""
 
 
@@ -69,11 +77,11 @@ class Place:
 
     def subject_of(self, key: str) -> str:
         """Return the subject of the message with *key*, which no other has."""
-        return f"{self.subject}.m.{key}"
+        return f"{self.subject}{OWN}{key}"
 
     def key_of(self, subject: str) -> str | None:
         """Return the key of the message with this *subject*; None if another program chose it."""
-        start = f"{self.subject}.m."
+        start = f"{self.subject}{OWN}"
         return subject.removeprefix(start) if subject.startswith(start) else None
 
 
@@ -83,8 +91,6 @@ class Record:
 
     settings: QueueOptions = field(default_factory=QueueOptions)
     """Those that were declared."""
-    generation: int = 1
-    """One more after each deletion."""
     next: int = 1
     """The first sequence of the stream, when it is made."""
     next_dead: int = 1
@@ -120,10 +126,6 @@ class Places:
         """Look for the consumer of *queue* again when it is next needed."""
         self._consumers.pop(queue, None)
 
-    def known_consumer(self, queue: str) -> Consumer | None:
-        """Return the consumer of *queue*, if this client has found it before."""
-        return self._consumers.get(queue)
-
     # --- the record ---
 
     async def read_record(self, connection: Connection, queue: str) -> tuple[Record, int]:
@@ -141,16 +143,20 @@ class Places:
     async def write_record(self, connection: Connection, queue: str, record: Record, revision: int) -> bool:
         """Write what is kept of *queue*, unless another process has written since *revision*; return whether it was."""
         body = json.dumps(asdict(record)).encode()
-        while True:
-            try:
-                await self._client.store(connection, self._subject_of(queue), body, last=revision)
-                return True
-            except NoJetStream:
-                await self._make_bucket(connection)
-            except Refusal as error:
-                if is_wrong_sequence(error):
-                    return False
-                raise
+        try:
+            await self._store_record(connection, queue, body, revision)
+            return True
+        except Refusal as error:
+            if is_wrong_sequence(error):
+                return False
+            raise
+
+    async def _store_record(self, connection: Connection, queue: str, body: bytes, revision: int) -> None:
+        try:
+            await self._client.store(connection, self._subject_of(queue), body, last=revision)
+        except NoJetStream:
+            await self._make_bucket(connection)
+            await self._client.store(connection, self._subject_of(queue), body, last=revision)
 
     async def records(self, connection: Connection) -> dict[str, Record]:
         """Return the records of all queues."""
@@ -204,6 +210,11 @@ class Places:
     async def make(self, connection: Connection, queue: str) -> None:
         """Make the stream of *queue*, which may be one of dead letters, unless it is there."""
         home = queue.removesuffix(DEAD_SUFFIX)
+        if self._client.options.replicas > 1 and connection.version < SERIALIZABLE:
+            raise ConfigError(
+                f"NATS {'.'.join(map(str, connection.version))} may accept two writes where only one is right, if a "
+                "stream has replicas (nats-server issue 4320); upgrade to 2.9.21 or newer, or set replicas=1"
+            )
         if short_word_of(home) != word_of(home):
             await self.change_record(home, lambda record: replace(record, name=home))
         record, _ = await self.read_record(connection, home)
@@ -219,14 +230,25 @@ class Places:
                 "duplicate_window": _nanoseconds(window),
             }
             first = record.next
-        await self.make_stream(
-            connection, {**config, "name": place.stream, "subjects": [place.subject, place.everything]}
-        )
-        if first > 1:
-            answer = await self._client.call(connection, f"STREAM.INFO.{place.stream}")
-            if int(answer["state"]["last_seq"]) < first - 1:
-                # Sequences go on from those of the stream that was deleted.
-                await self._client.call(connection, f"STREAM.PURGE.{place.stream}", {"seq": first})
+        config |= {"name": place.stream, "subjects": [place.subject, place.everything]}
+        if first > 1:  # sequences go on from those of the stream that was deleted
+            await self._make_stream_from(connection, config, first)
+        else:
+            await self.make_stream(connection, config)
+
+    async def _make_stream_from(self, connection: Connection, config: Json, first: int) -> None:
+        """Make a stream whose first message has the number *first*."""
+        if connection.version >= (2, 10, 0):
+            await self.make_stream(connection, {**config, "first_seq": first})
+            return
+        # An older server numbers from 1 until an empty stream is purged. So nobody may send to it before that.
+        nobody = [f"{self._prefix}.=new.{config['name']}"]
+        await self.make_stream(connection, {**config, "subjects": nobody})
+        made = (await self._client.call(connection, f"STREAM.INFO.{config['name']}"))["config"]
+        if made["subjects"] == nobody:
+            await self._client.call(connection, f"STREAM.PURGE.{config['name']}", {"seq": first})
+            made["subjects"] = config["subjects"]
+            await self._client.call(connection, f"STREAM.UPDATE.{config['name']}", made)
 
     async def set_window(self, connection: Connection, queue: str, window: float) -> None:
         """Let the stream of *queue* remember ids for *window* seconds."""
@@ -269,9 +291,9 @@ class Places:
             if found is not None:
                 return found
             await self.make(connection, queue)
-            record, _ = await self.read_record(connection, queue)
             milliseconds = round((lock + slack_of(lock)) * 1000)
-            name = f"tenure-{milliseconds}" + (f"-{record.generation}" if record.generation > 1 else "")
+            # The last word tells it from the one of a stream that was deleted, whose locks are over.
+            name = f"tenure-{milliseconds}-{secrets.token_hex(3)}"
             stream = self.place_of(queue).stream
             config: Json = {
                 "durable_name": name,
@@ -333,8 +355,6 @@ class Places:
 
 def _record_of(answer: Json) -> Record:
     """Return the record in a message; what a newer version may have added is left out."""
-    from base64 import b64decode
-
     try:
         given = json.loads(b64decode(answer["message"].get("data", "")))
         known = {name: given[name] for name in Record.__dataclass_fields__ if name in given}

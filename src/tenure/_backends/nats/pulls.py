@@ -89,7 +89,7 @@ class Inbox:
         """Pass what has come, and what still comes, to *give_back*; close the inbox after a while."""
         self._give_back, self._complete = give_back, None
         messages, self._messages = self._messages, []
-        if messages and self._on_message is None:
+        if messages and self._on_message is None:  # also those that came since the pull was given up
             give_back(messages)
         asyncio.get_running_loop().call_later(LINGER, self._close)
 
@@ -103,9 +103,8 @@ class Inbox:
             if message.subject == f"{self.subject}.{self._number}":
                 self._note(status, message)
             return
-        if self._complete is None or self._complete.done():
-            if self._give_back is not None:
-                self._give_back([message])
+        if self._give_back is not None:
+            self._give_back([message])
             return
         self._messages.append(message)
         if self._on_message is not None:
@@ -141,7 +140,7 @@ class Inboxes:
 
     async def take(self, connection: Connection) -> Inbox:
         """Return an inbox that no pull uses."""
-        for lost in [one for one in self._free if one.is_lost]:
+        for lost in [one for one in list(self._free) if one.is_lost]:  # a copy: other loops add theirs meanwhile
             self._free.pop(lost, None)
         free = self._free.get(connection)
         return free.pop() if free else await Inbox.open(connection)

@@ -18,14 +18,13 @@ from dataclasses import replace
 from functools import partial
 
 from tenure._backends.nats.client import Client, read
-from tenure._backends.nats.connection import Connection, Headers
+from tenure._backends.nats.connection import Connection, Headers, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal
 from tenure._backends.nats.impossible import check_outgoing, check_verdict, refuse
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
-from tenure._backends.nats.message_format import encode, properties_of, size_of
-from tenure._backends.nats.messages import Found
+from tenure._backends.nats.message_format import ROOM, encode, properties_of, size_of
 from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
 from tenure._backends.nats.receipts import Receipts
 from tenure._backends.nats.receiving import Receiving
@@ -74,6 +73,9 @@ QUEUE_TRAITS = QueueTraits(
 LONG = 3_600.0
 """Seconds for what reads a whole queue; each of its requests has the usual limit."""
 
+MARGIN = 1_000
+"""Numbers that a stream leaves out after its deletion: those of messages that were stored while it was deleted."""
+
 WINDOW_KNOWN_FOR = 1.0
 """Seconds for which a sender knows for how long a queue remembers ids."""
 
@@ -114,6 +116,7 @@ class NatsBroker:
         self._notifier.close()
         await self._standing.close()
         await self._receiving.close()
+        await self._dead_letters.close()
 
     def hints(self, queue: str) -> AsyncIterator[None]:
         """Yield when a message of *queue* has come that the next claim takes, or may have."""
@@ -177,9 +180,8 @@ class NatsBroker:
 
             def change(record: Record) -> Record:
                 return Record(
-                    generation=record.generation + 1,
-                    next=max(record.next, lasts[0] + 1),
-                    next_dead=max(record.next_dead, lasts[1] + 1),
+                    next=max(record.next, lasts[0] + 1 + MARGIN),
+                    next_dead=max(record.next_dead, lasts[1] + 1 + MARGIN),
                 )
 
             if max(lasts) >= 0 or (await self._places.read_record(connection, queue))[1]:
@@ -210,7 +212,14 @@ class NatsBroker:
 
     async def idle(self) -> Sequence[str]:
         """List the queues that have been idle for their time."""
-        records = await self._client.run(self._places.records)
+
+        async def ask(connection: Connection) -> dict[str, Record]:
+            records = await self._places.records(connection)
+            if records:
+                await self._clock.ensure_known(connection, self._places.place_of(next(iter(records))).stream)
+            return records
+
+        records = await self._client.run(ask, within=LONG)
         now = self._clock.now()
         return [queue for queue, one in records.items() if one.idle_at is not None and one.idle_at <= now][:100]
 
@@ -241,10 +250,11 @@ class NatsBroker:
             due = now + one.delay if one.delay else 0.0 if one.at is None else float(one.at)  # type: ignore[arg-type]
             once = None if one.id is None else await self._name_of(connection, queue, one.id)
             headers = encode(properties_of(one, due if due > now else 0.0), once)
-            if len(one.body) + size_of(headers) > connection.max_payload:
+            if len(one.body) + size_of(headers) + ROOM > connection.max_payload:
                 raise MessageRefused(
                     f"the message takes {len(one.body) + size_of(headers):,} bytes with its headers, and "
-                    f"{self._client.address} takes {connection.max_payload:,}; send less, or raise max_payload there",
+                    f"{self._client.address} takes {connection.max_payload:,}, of which {ROOM:,} are kept for what "
+                    "tenure notes with it; send less, or raise max_payload there",
                     index,
                     len(messages),
                 )
@@ -253,11 +263,19 @@ class NatsBroker:
 
     async def _store(self, connection: Connection, queue: str, requests: Sequence[Request]) -> list[int]:
         """Send *requests*; return the numbers of the messages in the stream."""
-        while True:
-            try:
-                return [int(read(one.data)["seq"]) for one in await connection.request_all(requests)]
-            except NoJetStream:
-                await self._places.make(connection, queue)
+        numbers: dict[int, int] = {}
+        for _ in range(2):
+            left = [index for index in range(len(requests)) if index not in numbers]
+            answers = await connection.request_all([requests[index] for index in left])
+            for index, answer in zip(left, answers, strict=True):
+                if not has_no_stream(answer):
+                    numbers[index] = int(read(answer.data)["seq"])
+            if len(numbers) == len(requests):
+                return [numbers[index] for index in range(len(requests))]
+            await self._places.make(connection, queue)  # and send those again that found no stream
+        raise Refusal(
+            NO_STREAM, f"the stream {self._places.place_of(queue).stream!r} does not have the subjects of {queue!r}"
+        )
 
     async def _name_of(self, connection: Connection, queue: str, id_: str) -> str | None:
         """Return the name under which NATS is to remember the id of a message; None if it is not to."""
@@ -282,9 +300,9 @@ class NatsBroker:
             if not claim.deliveries:
                 # The pull that waits may have got the message that this one has missed, a moment ago.
                 await asyncio.sleep(0)
-                first = await self._standing.take(connection, queue, lock)
-                if first or await self._receiving.has_returned(queue):
-                    claim = await self._receive(connection, queue, limit, lock, first)
+                if self._standing.has_one(queue) or await self._receiving.has_returned(queue):
+                    again = await self._receive(connection, queue, limit, lock)
+                    claim = again._replace(died=(*claim.died, *again.died))
             return claim
 
         claim = await self._client.run(ask)
@@ -292,18 +310,17 @@ class NatsBroker:
             self._standing.want(queue)
         return claim
 
-    async def _receive(
-        self, connection: Connection, queue: str, limit: int, lock: float, first: Sequence[Found] = ()
-    ) -> Claim:
-        first = first or await self._standing.take(connection, queue, lock)
+    async def _receive(self, connection: Connection, queue: str, limit: int, lock: float) -> Claim:
         for _ in range(2):
             consumer = await self._consumer_of(connection, queue, lock)
             if consumer is None:
                 break
+            asked_at = self._local.now()
+            first = await self._standing.take(connection, queue, lock, asked_at)
             try:
-                return await self._receiving.receive(connection, queue, consumer, limit, lock, first)
-            except NoJetStream:  # it was deleted, and perhaps made again
-                first = ()
+                return await self._receiving.receive(connection, queue, consumer, limit, lock, first, asked_at)
+            except NoJetStream:
+                continue  # it was deleted, and perhaps made again
         return Claim((), None, self._receiving.take_deaths(queue))
 
     async def _consumer_of(self, connection: Connection, queue: str, lock: float) -> Consumer | None:
@@ -343,7 +360,7 @@ class NatsBroker:
         live = [one for one in settlements if not one.delivery.queue.endswith(DEAD_SUFFIX)]
         dead = [one for one in settlements if one.delivery.queue.endswith(DEAD_SUFFIX)]
 
-        async def ask(connection: Connection) -> list[Settled | Lapsed]:
+        async def ask(connection: Connection) -> list[Settled | Lapsed | NoAnswer]:
             answers = iter(await self._settling.settle(connection, live) if live else ())
             others = iter([await self._dead_letters.settle(connection, one) for one in dead])
             return [next(others if one.delivery.queue.endswith(DEAD_SUFFIX) else answers) for one in settlements]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.errors import NoJetStream
+from tenure._backends.nats.errors import NoJetStream, TooLarge
 from tenure._backends.nats.messages import (
     Found,
     dead_letter_of,
@@ -55,6 +55,12 @@ SORTING_SHARE = 0.125
 
 SILENT_FOR = 1.0
 """Seconds after which a pull that got no answer is taken for one from a consumer that was deleted, before 2.10."""
+
+JUST_SENT = 0.01
+"""Seconds for which a claim waits that finds nothing: a consumer learns of a message after its sender was answered."""
+
+TOO_LARGE_FOR = 60.0
+"""Seconds for which a message is put off that is too large to be stored again."""
 
 DUE_KNOWN_MAX = 10_000
 """Messages of a queue, of which is known when they are due."""
@@ -102,8 +108,9 @@ def sort(page: Iterable[Found], ack_wait: float, now: float) -> Sorted:
 def locked_for(found: Found, ack_wait: float) -> float:
     """Return for how many seconds a message that was stored as locked is to be put off; 0 if its lock is over.
 
-    No clock is compared: it counts from when somebody pulls it. It is over when it was put off for that time; or, if
-    who pulled it died before that, when the server's own locks have taken as long.
+    No clock is compared: it counts from when somebody pulls it. It is over when it was put off for that time, and the
+    server's own locks, one after another, have taken as long: who pulled it may have died before it put it off. So a
+    lock that is longer than the server's may last twice as long.
     """
     lasts = found.state.locked_for
     if found.delivered > math.ceil(lasts / ack_wait):
@@ -114,10 +121,11 @@ def locked_for(found: Found, ack_wait: float) -> float:
 def deliveries_before(found: Found) -> int:
     """Return how often a message was handed out before this delivery.
 
-    Those of a message with a delay, or that was stored as locked, only put it off.
+    Under one number, it is handed out once; further deliveries are of claims that failed. Those of a message with a
+    delay, or that was stored as locked, only put it off.
     """
     puts_off = found.properties.due or found.state.locked_for
-    return found.state.deliveries + (0 if puts_off else found.delivered - 1)
+    return found.state.deliveries + (0 if puts_off else min(1, found.delivered - 1))
 
 
 class Receiving:
@@ -148,28 +156,33 @@ class Receiving:
         consumer: Consumer,
         limit: int,
         lock: float,
-        first: Sequence[Found] = (),
+        first: Sequence[Found],
+        asked_at: float,
     ) -> Claim:
-        """Claim up to *limit* messages for *lock* seconds: *first* those that were pulled before, and locked since."""
-        token, asked_at = secrets.token_hex(8), self._clock.local.now()
+        """Claim up to *limit* messages for *lock* seconds from *asked_at*: *first* those that are locked since then."""
+        token = secrets.token_hex(8)
         held: list[Found] = []
         taken: list[Found] = []
         is_more = False
         sorted_out = asked = 0
+        sorting_max = min(lock, consumer.ack_wait) * SORTING_SHARE
         page: Sequence[Found] = first
+        unsorted: Sequence[Found] = first
         try:
             while True:
+                unsorted = page
                 found = sort(page, consumer.ack_wait, await self._now(connection, queue, page))
-                held += found.deliverable
                 others = len(page) - len(found.deliverable)
                 sorted_out += others
                 taken += await self.sort_out(connection, queue, found, token, lock)
+                held += found.deliverable
+                unsorted = ()
                 room = limit - len(held) - len(taken)
                 if room <= 0:
                     break
                 if held and page is first:  # what has just come is not kept waiting
                     is_more = True
-                if sorted_out >= SORTED_MAX or self._clock.local.now() - asked_at > lock * SORTING_SHARE:
+                if sorted_out >= SORTED_MAX or self._clock.local.now() - asked_at > sorting_max:
                     is_more = True
                 if is_more:
                     break
@@ -177,11 +190,13 @@ class Receiving:
                     break
                 asked = min(PAGE, room)
                 page, is_more = await self.pull(connection, queue, consumer, asked)
+                if not page and not held and not taken and not sorted_out:
+                    page, is_more = await self.pull(connection, queue, consumer, asked, JUST_SENT)
                 if not page:
                     break
             deliveries = await self._lock(connection, consumer, held, token, asked_at, lock)
         except BaseException:
-            self.give_back(connection, [*held, *taken])
+            self.give_back(connection, [*held, *taken, *unsorted])
             raise
         deliveries += [self._deliver(connection, one, token, asked_at, lock) for one in taken]
         deliveries.sort(key=_sequence)
@@ -202,15 +217,17 @@ class Receiving:
             heappush(known, self._clock.local.now() + left)
 
     async def pull(
-        self, connection: Connection, queue: str, consumer: Consumer, wanted: int
+        self, connection: Connection, queue: str, consumer: Consumer, wanted: int, wait: float = 0.0
     ) -> tuple[list[Found], bool]:
-        """Pull what there is at once; and whether there is more that did not fit into one answer."""
+        """Pull what there is, or comes within *wait* seconds; and whether there is more than fits into one answer."""
         inbox = await self._inboxes.take(connection)
         bytes_max = max(CLAIM_BYTES, connection.max_payload + 2**16)
         subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
-        request: dict[str, object] = {"batch": wanted, "no_wait": True, "max_bytes": bytes_max}
+        request: dict[str, object] = {"batch": wanted, "max_bytes": bytes_max}
+        request |= {"expires": round(wait * 10**9)} if wait else {"no_wait": True}
         is_silent = connection.version < (2, 10, 0)  # if there is no such consumer
-        limit = asyncio.timeout(SILENT_FOR if is_silent else None)
+        patience = self._client.options.timeout
+        limit = asyncio.timeout(min(SILENT_FOR, patience) if is_silent else patience)
         try:
             async with limit:
                 messages, status = await inbox.pull(subject, request, wanted)
@@ -219,7 +236,7 @@ class Receiving:
             raise
         except BaseException as error:
             inbox.abandon(lambda strays: self.give_back(connection, [delivered_message(queue, one) for one in strays]))
-            if not limit.expired() or not isinstance(error, TimeoutError):
+            if not is_silent or not limit.expired() or not isinstance(error, TimeoutError):
                 raise
             self._places.forget(queue)
             found = await self._places.consumer_of(connection, queue)
@@ -256,7 +273,8 @@ class Receiving:
             else:
                 await acknowledge(connection, [one.reply for one in held], wanted)
                 if self._clock.local.now() >= asked_at + consumer.ack_wait - slack_of(lock):
-                    return []  # the locks may have ended before
+                    self.give_back(connection, held)  # the locks may have ended before
+                    return []
         return [self._deliver(connection, one, token, asked_at, lock) for one in held]
 
     def _deliver(self, connection: Connection, found: Found, token: str, asked_at: float, lock: float) -> Delivery:
@@ -287,12 +305,32 @@ class Receiving:
         if any(deliveries_before(one) for one in found.again):
             record, _ = await self._places.read_record(connection, queue)
             most = record.settings.get("max_deliveries", most)
-        stored = await asyncio.gather(*(self._store_again(connection, one, most, token, lock) for one in found.again))
-        await asyncio.gather(
-            *(self._expire(connection, one) for one in found.expired),
-            *(self._finish(connection, one) for one in found.marked),
-        )
-        return [one for one in stored if one is not None] if lock else []
+        storing = [asyncio.ensure_future(self._store_again(connection, one, most, token, lock)) for one in found.again]
+        others = [asyncio.ensure_future(self._expire(connection, one)) for one in found.expired]
+        others += [asyncio.ensure_future(self._finish(connection, one)) for one in found.marked]
+        if not storing and not others:
+            return []
+        try:
+            await asyncio.wait([*storing, *others])
+        except BaseException:
+            # Each goes on, and what it has locked by then is given back.
+            self._returns.setdefault(queue, Tasks()).spawn(self._return_all(storing, others))
+            raise
+        failures = [error for one in (*storing, *others) if (error := one.exception()) is not None]
+        if grave := [error for error in failures if not isinstance(error, TooLarge)]:
+            self.give_back(connection, [copy for one in storing if not one.exception() and (copy := one.result())])
+            raise grave[0]
+        for task, one in zip(storing, found.again, strict=True):
+            if task.exception() is not None:  # it can't be delivered again; others can
+                await connection.publish(one.reply, locks_for(TOO_LARGE_FOR))
+        copies = [copy for one in storing if not one.exception() and (copy := one.result())]
+        return copies if lock else []
+
+    async def _return_all(
+        self, storing: Sequence[asyncio.Future[Found | None]], others: Sequence[asyncio.Future[None]]
+    ) -> None:
+        answers = await asyncio.gather(*storing, *others, return_exceptions=True)
+        await self._give_back([one for one in answers if isinstance(one, Found) and one.state.locked_for])
 
     async def _store_again(
         self, connection: Connection, found: Found, most: int, token: str, lock: float
@@ -355,13 +393,18 @@ class Receiving:
 
     async def _give_back(self, found: Sequence[Found]) -> None:
         async def ask(connection: Connection) -> None:
-            await asyncio.gather(*(self.return_one(connection, one) for one in found))
+            await asyncio.gather(*(self.return_one(connection, one) for one in found), return_exceptions=True)
 
         with suppress(TenureError):  # then they are delivered again when their locks end
             await self._client.run(ask)
 
     async def return_one(self, connection: Connection, found: Found) -> bool:
         """Give one message back; its deliveries before this one stay counted."""
+        if found.reply and (found.state.locked_for or found.state.is_dead):
+            # Another process has locked it, or moves it: here, it was only to be put off, or moved.
+            left = found.state.locked_for if found.delivered == 1 else 0.0
+            await connection.publish(found.reply, locks_for(left))
+            return False
         now = self._clock.now()
         count = deliveries_before(found) if found.reply else found.count - 1  # it was locked, and not handed out
         state = with_expired_attempts(found.state, count, now)

@@ -85,12 +85,16 @@ class Standing:
         if pull is not None:
             pull.want()
 
-    async def take(self, connection: Connection, queue: str, lock: float) -> list[Found]:
-        """Return the message of *queue* that waits, locked for *lock* seconds and more from now.
+    def has_one(self, queue: str) -> bool:
+        """Whether a message of *queue* waits for a claim here."""
+        pull = self._pulls.get((queue, asyncio.get_running_loop()))
+        return pull is not None and pull.has_one
+
+    async def take(self, connection: Connection, queue: str, lock: float, asked_at: float) -> list[Found]:
+        """Return the message of *queue* that waits, locked for *lock* seconds and more from *asked_at*, which is now.
 
         If that can't be proved, it is given back, and can be pulled at once.
         """
-        asked_at = self._clock.now()
         pull = self._pulls.get((queue, asyncio.get_running_loop()))
         waiting = None if pull is None else pull.take()
         if waiting is None:
@@ -103,7 +107,8 @@ class Standing:
             raise
         except Exception:
             connection.check()  # its own may be another one, which was lost
-        await self._receiving.return_one(connection, waiting.found)
+        self.give_back(waiting)
+        await self._receiving.has_returned(queue)
         return []
 
     async def _is_locked(self, waiting: Waiting, asked_at: float, lock: float) -> bool:
@@ -118,9 +123,11 @@ class Standing:
 
     async def close(self) -> None:
         """End all that are of this loop."""
-        for pull in list(self._pulls.values()):
-            pull.close()
+        pulls = list(self._pulls.values())
         self._pulls.clear()
+        for pull in pulls:
+            pull.close()
+        await asyncio.gather(*(pull.ended for pull in pulls if pull.is_here), return_exceptions=True)
 
     # --- used by a pull ---
 
@@ -188,7 +195,7 @@ class _Pull:
         self.wanted.set()
         self._waiting: Waiting | None = None
         self._is_first = True
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="tenure-nats-pull")
+        self.ended = asyncio.get_running_loop().create_task(self._run(), name="tenure-nats-pull")
 
     async def _run(self) -> None:
         while True:
@@ -218,6 +225,11 @@ class _Pull:
         waiting.keeps_until = asyncio.get_running_loop().call_later(keeps, self._give_back)
         self._waiting = waiting
 
+    @property
+    def has_one(self) -> bool:
+        """Whether a message waits."""
+        return self._waiting is not None
+
     def take(self) -> Waiting | None:
         """Return the message that waits, which is the caller's from now on."""
         waiting, self._waiting = self._waiting, None
@@ -230,16 +242,21 @@ class _Pull:
         if waiting is not None:
             self._standing.give_back(waiting)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it belongs to the running loop."""
+        return self.ended.get_loop() is asyncio.get_running_loop()
+
     def close(self) -> None:
         """End it; what it has received is given back."""
-        loop = self._task.get_loop()
+        loop = self.ended.get_loop()
         if loop.is_closed():
             return
         if loop is asyncio.get_running_loop():
-            self._task.cancel()
+            self.ended.cancel()
             self._give_back()
         else:
-            loop.call_soon_threadsafe(self._task.cancel)
+            loop.call_soon_threadsafe(self.ended.cancel)
 
 
 def _retrieve(renewed: asyncio.Future[Msg]) -> None:

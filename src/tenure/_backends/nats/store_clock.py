@@ -63,4 +63,5 @@ class StoreClock:
 def timestamp_of(written: str) -> float:
     """Return a time of NATS, such as ``2026-11-24T09:48:57.143453167Z``, in Unix seconds."""
     whole, _, fraction = written.removesuffix("Z").partition(".")
-    return datetime.fromisoformat(whole + "+00:00").timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    return (seconds * 10**9 + int(fraction.ljust(9, "0")[:9])) / 1e9  # as it is in the subject of an acknowledgement

@@ -31,11 +31,11 @@ from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, NoJetStream, Refusal, is_wrong_sequence
 from tenure._backends.nats.message_format import NATIVE_ID, Properties, encode_to_fit
-from tenure._backends.nats.messages import Found
+from tenure._backends.nats.messages import Found, read_message
 from tenure._backends.nats.places import Places
 from tenure._queue.identity import dead_letters_of
 
-ACK, NAK, WORKING, TERM = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
+ACK, NAK, WORKING = b"+ACK", b"-NAK", b"+WPI"
 
 _GONE = frozenset({NO_MESSAGE, 10_043, 10_057})
 """Codes of JetStream: there is no such message to delete."""
@@ -71,7 +71,7 @@ class Storing:
         headers = encode_to_fit(properties, found.body, connection.max_payload)
         headers[NATIVE_ID] = f"tenure-{place.stream}-{found.stored_as}"
         last = found.stored_as if place.key_of(found.subject) is not None else 0
-        subject = self._subject_of(found)
+        subject = self.subject_of(found)
         copy: Found | None = None
         try:
             answer = await self._client.store(connection, subject, found.body, headers, last=last)
@@ -87,7 +87,7 @@ class Storing:
         await self._remove(connection, found)
         return copy
 
-    def _subject_of(self, found: Found) -> str:
+    def subject_of(self, found: Found) -> str:
         """Return the subject of the copy of a message."""
         place = self._places.place_of(found.queue)
         return found.subject if place.key_of(found.subject) is not None else place.subject_of(f"n{found.stored_as}")
@@ -99,13 +99,37 @@ class Storing:
         else:
             await self.delete(connection, self._places.place_of(found.queue).stream, found.stored_as)
 
+    async def newest(self, connection: Connection, found: Found) -> Found | None:
+        """Return what is the last message now of the subject that copies of *found* have; None if there is none."""
+        stream = self._places.place_of(found.queue).stream
+        try:
+            answer = await self._client.call(
+                connection, f"STREAM.MSG.GET.{stream}", {"last_by_subj": self.subject_of(found)}
+            )
+        except Refusal as error:
+            if error.code in (NO_MESSAGE, NO_STREAM):
+                return None
+            raise
+        return read_message(found.queue, answer)
+
+    async def exists(self, connection: Connection, found: Found) -> bool:
+        """Whether a message is still there."""
+        stream = self._places.place_of(found.queue).stream
+        try:
+            await self._client.call(connection, f"STREAM.MSG.GET.{stream}", {"seq": found.stored_as})
+        except Refusal as error:
+            if error.code in (NO_MESSAGE, NO_STREAM):
+                return False
+            raise
+        return True
+
     async def replace_dead(self, connection: Connection, found: Found, properties: Properties) -> Found | None:
         """Store a dead letter again, with *properties*, if it is still as it was *found*; return it as it is then.
 
         Their stream keeps one message of a subject, so that the copy takes the place of the original in one step.
         """
         headers = encode_to_fit(properties, found.body, connection.max_payload)
-        subject = self._subject_of(found)
+        subject = self.subject_of(found)
         try:
             last = found.stored_as if subject == found.subject else 0
             answer = await self._client.store(connection, subject, found.body, headers, last=last)
@@ -147,8 +171,8 @@ class Storing:
     async def finish(self, connection: Connection, found: Found) -> bool:
         """Finish the move of a message that is marked as dead; return whether this call has removed it."""
         place, dead = self._places.place_of(found.queue), dead_letters_of(found.queue)
-        key = place.key_of(found.subject)
-        assert key is not None  # tenure has marked it
+        key = place.key_of(self.subject_of(found))
+        assert key is not None
         headers = encode_to_fit(found.properties, found.body, connection.max_payload)
         headers[NATIVE_ID] = f"{place.stream}-{found.stored_as}"
         await self.store_new(connection, dead, key, found.body, headers)
@@ -158,15 +182,13 @@ class Storing:
         self, connection: Connection, queue: str, key: str, body: bytes, headers: dict[str, str]
     ) -> None:
         """Store a message with *key* in *queue*, which is made if it is missing, unless there is one already."""
-        while True:
+        subject = self._places.place_of(queue).subject_of(key)
+        try:
             try:
-                await self._client.store(
-                    connection, self._places.place_of(queue).subject_of(key), body, headers, last=0
-                )
-                return
+                await self._client.store(connection, subject, body, headers, last=0)
             except NoJetStream:
                 await self._places.make(connection, queue)
-            except Refusal as error:
-                if is_wrong_sequence(error):
-                    return
+                await self._client.store(connection, subject, body, headers, last=0)
+        except Refusal as error:
+            if not is_wrong_sequence(error):
                 raise
