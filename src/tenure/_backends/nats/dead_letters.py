@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -66,22 +66,6 @@ class DeadLetters:
         self._storing = storing
         self._returns = Tasks()
 
-    async def scan(self, connection: Connection, queue: str, after: int = 0) -> AsyncIterator[Found]:
-        """Yield the messages in the stream of *queue*, in its order, from after number *after*."""
-        stream = self._places.place_of(queue).stream
-        while True:
-            try:
-                answer = await self._client.call(
-                    connection, f"STREAM.MSG.GET.{stream}", {"seq": after + 1, "next_by_subj": ">"}
-                )
-            except Refusal as error:
-                if error.code in (NO_MESSAGE, NO_STREAM):
-                    return
-                raise
-            found = read_message(queue, answer)
-            after = found.stored_as
-            yield found
-
     # --- as a queue ---
 
     async def receive(self, connection: Connection, queue: str, limit: int, lock: float) -> Claim:
@@ -92,7 +76,7 @@ class DeadLetters:
         due: float | None = None
         last = await self._last(connection, queue)
         try:
-            async for found in self.scan(connection, queue):
+            async for found in self._storing.scan(connection, queue):
                 if found.stored_as > last or len(deliveries) >= limit:
                     break
                 now = self._clock.now()
@@ -220,7 +204,7 @@ class DeadLetters:
         which = which.at(self._clock.now())
         last = await self._last(connection, dead)
         found = {}
-        async for one in self.scan(connection, dead):
+        async for one in self._storing.scan(connection, dead):
             if one.stored_as > last:
                 break
             if is_selected_dead(one, which):

@@ -17,9 +17,9 @@ from tenure._backends.nats.errors import NO_CONSUMER, NO_MESSAGE, NO_STREAM, NoJ
 from tenure._backends.nats.impossible import check_selection
 from tenure._backends.nats.messages import Found, is_selected_live, live_message, read_message
 from tenure._backends.nats.places import Places
-from tenure._backends.nats.receiving import Receiving, acknowledge, locked_for, sort
+from tenure._backends.nats.receiving import Receiving, locked_for, sort
 from tenure._backends.nats.store_clock import StoreClock
-from tenure._backends.nats.storing import ACK, locks_for
+from tenure._backends.nats.storing import ACK, Storing, acknowledge, locks_for
 from tenure._queue.broker import LiveSelection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import LiveMessage, Stats
@@ -31,11 +31,18 @@ class LiveMessages:
     """The live messages of every queue of one client."""
 
     def __init__(
-        self, client: Client, places: Places, clock: StoreClock, receiving: Receiving, dead_letters: DeadLetters
+        self,
+        client: Client,
+        places: Places,
+        clock: StoreClock,
+        storing: Storing,
+        receiving: Receiving,
+        dead_letters: DeadLetters,
     ) -> None:
         self._client = client
         self._places = places
         self._clock = clock
+        self._storing = storing
         self._receiving = receiving
         self._dead_letters = dead_letters
 
@@ -126,7 +133,7 @@ class LiveMessages:
         now = self._clock.now()
         found = [
             one
-            async for one in self._dead_letters.scan(connection, queue, after)
+            async for one in self._storing.scan(connection, queue, after)
             if one.properties.due <= now and not one.state.locked_for and not one.is_expired_at(now)
             if is_selected_live(one, which)
         ]

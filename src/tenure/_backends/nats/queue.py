@@ -103,7 +103,7 @@ class NatsBroker:
             client, self._places, self._clock, self._receipts, self._storing, self._inbox, self.send
         )
         self._dead_letters = DeadLetters(client, self._places, self._clock, self._receipts, self._storing)
-        self._live = LiveMessages(client, self._places, self._clock, self._receiving, self._dead_letters)
+        self._live = LiveMessages(client, self._places, self._clock, self._storing, self._receiving, self._dead_letters)
         self._windows: dict[str, tuple[float, float]] = {}  # by queue: how long ids are remembered; read when
 
     @property

@@ -31,7 +31,7 @@ from tenure._backends.nats.places import Consumer, Places, slack_of
 from tenure._backends.nats.pulls import Inbox, Inboxes
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
-from tenure._backends.nats.storing import Storing, locks_for
+from tenure._backends.nats.storing import Storing, acknowledge, locks_for
 from tenure._queue.broker import CLAIM_BYTES, Claim, QueueSettings
 from tenure._queue.message import (
     EXPIRED,
@@ -410,20 +410,6 @@ class Receiving:
         state = with_expired_attempts(found.state, count, now)
         properties = found.with_state(history=state.history, deliveries=count)
         return await self._storing.replace(connection, found, properties) is not None
-
-
-async def acknowledge(connection: Connection, replies: Sequence[str], how: bytes) -> None:
-    """Acknowledge many deliveries of one consumer; return once the server has processed all of them.
-
-    It processes them in the order in which they come, so the answer to the last one is enough.
-
-    Raises:
-        NoJetStream: There is no such consumer any more.
-    """
-    for reply in replies[:-1]:
-        await connection.publish(reply, how)
-    if replies:
-        await connection.request(replies[-1], how)
 
 
 def _sequence(delivery: Delivery) -> int:

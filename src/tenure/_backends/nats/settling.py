@@ -19,9 +19,8 @@ from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.messages import Found, dead_letter_of, with_expired_attempts
 from tenure._backends.nats.places import Places, slack_of
 from tenure._backends.nats.receipts import Held, Receipts
-from tenure._backends.nats.receiving import acknowledge
 from tenure._backends.nats.store_clock import StoreClock
-from tenure._backends.nats.storing import ACK, WORKING, Storing, locks_for
+from tenure._backends.nats.storing import ACK, WORKING, Storing, acknowledge, locks_for
 from tenure._lease import NoAnswer
 from tenure._queue.broker import QueueSettings
 from tenure._queue.message import (

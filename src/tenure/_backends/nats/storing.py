@@ -24,6 +24,7 @@ A message from another program has a subject that it shares with others. Its cop
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -52,6 +53,20 @@ def locks_for(seconds: float) -> bytes:
     Until then, its receiver can still settle it: so this sets the length of a lock, as well as a delay.
     """
     return NAK + b' {"delay": %d}' % round(seconds * 10**9)
+
+
+async def acknowledge(connection: Connection, replies: Sequence[str], how: bytes) -> None:
+    """Acknowledge many deliveries of one consumer; return once the server has processed all of them.
+
+    It processes them in the order in which they come, so the answer to the last one is enough.
+
+    Raises:
+        NoJetStream: There is no such consumer any more.
+    """
+    for reply in replies[:-1]:
+        await connection.publish(reply, how)
+    if replies:
+        await connection.request(replies[-1], how)
 
 
 class Storing:
@@ -152,6 +167,22 @@ class Storing:
                 return False
             raise
         return True
+
+    async def scan(self, connection: Connection, queue: str, after: int = 0) -> AsyncIterator[Found]:
+        """Yield the messages in the stream of *queue*, in its order, from after number *after*."""
+        stream = self._places.place_of(queue).stream
+        while True:
+            try:
+                answer = await self._client.call(
+                    connection, f"STREAM.MSG.GET.{stream}", {"seq": after + 1, "next_by_subj": ">"}
+                )
+            except Refusal as error:
+                if error.code in (NO_MESSAGE, NO_STREAM):
+                    return
+                raise
+            found = read_message(queue, answer)
+            after = found.stored_as
+            yield found
 
     # --- dead letters ---
 
