@@ -297,12 +297,12 @@ class NatsBroker:
 
         async def ask(connection: Connection) -> Claim:
             claim = await self._receive(connection, queue, limit, lock)
-            if not claim.deliveries:
-                # The pull that waits may have got the message that this one has missed, a moment ago.
-                await asyncio.sleep(0)
-                if self._standing.has_one(queue) or await self._receiving.has_returned(queue):
-                    again = await self._receive(connection, queue, limit, lock)
-                    claim = again._replace(died=(*claim.died, *again.died))
+            # The pull that waits may get the message that this one has just missed.
+            if not claim.deliveries and (
+                await self._standing.gets_one(queue) or await self._receiving.has_returned(queue)
+            ):
+                again = await self._receive(connection, queue, limit, lock)
+                claim = again._replace(died=(*claim.died, *again.died))
             return claim
 
         claim = await self._client.run(ask)
@@ -318,7 +318,10 @@ class NatsBroker:
             asked_at = self._local.now()
             first = await self._standing.take(connection, queue, lock, asked_at)
             try:
-                return await self._receiving.receive(connection, queue, consumer, limit, lock, first, asked_at)
+                waits = not self._standing.has_listener(queue)  # else the pull that waits gets it
+                return await self._receiving.receive(
+                    connection, queue, consumer, limit, lock, first, asked_at, waits=waits
+                )
             except NoJetStream:
                 continue  # it was deleted, and perhaps made again
         return Claim((), None, self._receiving.take_deaths(queue))

@@ -57,7 +57,7 @@ SILENT_FOR = 1.0
 """Seconds after which a pull that got no answer is taken for one from a consumer that was deleted, before 2.10."""
 
 JUST_SENT = 0.01
-"""Seconds for which a claim waits that finds nothing: a consumer learns of a message after its sender was answered."""
+"""Seconds for which a claim looks again that finds nothing."""
 
 TOO_LARGE_FOR = 60.0
 """Seconds for which a message is put off that is too large to be stored again."""
@@ -158,8 +158,14 @@ class Receiving:
         lock: float,
         first: Sequence[Found],
         asked_at: float,
+        *,
+        waits: bool,
     ) -> Claim:
-        """Claim up to *limit* messages for *lock* seconds from *asked_at*: *first* those that are locked since then."""
+        """Claim up to *limit* messages for *lock* seconds from *asked_at*: *first* those that are locked since then.
+
+        If there are none, and it *waits*, look again for a moment: a consumer learns of a message after its sender was
+        answered.
+        """
         token = secrets.token_hex(8)
         held: list[Found] = []
         taken: list[Found] = []
@@ -190,8 +196,9 @@ class Receiving:
                     break
                 asked = min(PAGE, room)
                 page, is_more = await self.pull(connection, queue, consumer, asked)
-                if not page and not held and not taken and not sorted_out:
-                    page, is_more = await self.pull(connection, queue, consumer, asked, JUST_SENT)
+                if waits and not page and not held and not taken and not sorted_out:
+                    page, _ = await self.pull(connection, queue, consumer, 1, JUST_SENT)
+                    is_more = bool(page)
                 if not page:
                     break
             deliveries = await self._lock(connection, consumer, held, token, asked_at, lock)

@@ -34,6 +34,9 @@ WAITS = 30.0
 KEEPS_MAX = 1.0
 """Seconds for which a message waits for a claim, or a quarter of a lock's time if that is less."""
 
+LOOKS, LOOKS_EVERY = 4, 0.0005
+"""How often, and after how many seconds, an empty claim looks whether the pull that waits has got a message."""
+
 AGAIN_AFTER = 0.5
 """Seconds after a failure until the next pull."""
 
@@ -85,10 +88,20 @@ class Standing:
         if pull is not None:
             pull.want()
 
-    def has_one(self, queue: str) -> bool:
-        """Whether a message of *queue* waits for a claim here."""
+    def has_listener(self, queue: str) -> bool:
+        """Whether somebody listens to hints of *queue* on this loop."""
+        return (queue, asyncio.get_running_loop()) in self._pulls
+
+    async def gets_one(self, queue: str) -> bool:
+        """Whether a message of *queue* waits for a claim here, or comes in a moment."""
         pull = self._pulls.get((queue, asyncio.get_running_loop()))
-        return pull is not None and pull.has_one
+        if pull is None:
+            return False
+        for _ in range(LOOKS):
+            if pull.has_one:
+                return True
+            await asyncio.sleep(LOOKS_EVERY)
+        return pull.has_one
 
     async def take(self, connection: Connection, queue: str, lock: float, asked_at: float) -> list[Found]:
         """Return the message of *queue* that waits, locked for *lock* seconds and more from *asked_at*, which is now.
