@@ -1,33 +1,21 @@
-"""Leases and queues on three servers of NATS, under the suites: each client uses another one first, and reaches all.
+"""Leases on three servers of NATS, under the suites: each client uses another one first, and reaches all.
 
-``TENURE_FULL=1`` runs the tests that take long, too, among them those of queues.
+``TENURE_FULL=1`` runs the tests that take long, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from tenure._backends import nats
 from tenure._backends.nats.leases import SERIALIZABLE
-from tenure._queue.broker import Broker
-from tenure._url import Url
-from tenure.testing.conformance import (
-    BrokerSuite,
-    ConsumerSuite,
-    FaultyBroker,
-    LeaseFaultSuite,
-    LeaseStoreSuite,
-    LockExpirySuite,
-)
+from tenure.testing.conformance import LeaseFaultSuite, LeaseStoreSuite
 from tests.conformance.members import without_long
 from tests.conformance.test_nats import NatsHarness
-from tests.conformance.test_nats_queue import NatsQueueHarness
 from tests.servers import NatsCluster, shared
 
 STREAM = "KV_tenure-leases"
@@ -93,46 +81,3 @@ class TestNatsClusterLeaseFaults(LeaseFaultSuite):
 @without_long
 class TestNatsClusterChanged(LeaseFaultSuite):
     harness = ChangedNatsClusterHarness
-
-
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-needs_time = pytest.mark.skipif(not FULL, reason="takes minutes; TENURE_FULL=1 runs it")
-
-
-class NatsClusterQueueHarness(NatsQueueHarness):
-    """Each client is connected to another server; the leaders of streams and consumers are anywhere."""
-
-    lock = 3.0
-    faults = frozenset()
-
-    async def start(self) -> None:
-        self._cluster = shared(NatsCluster)
-        if self._cluster.version < SERIALIZABLE:
-            pytest.skip("tenure keeps no replicas on this version")
-        self._ports = deque(node.port for node in self._cluster.nodes)
-        self._backends: list[nats.NatsBackend] = []
-
-    async def open(self) -> Broker:
-        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
-        self._ports.rotate()
-        self._backends.append(nats.open(Url.parse(f"nats://{hosts}/?timeout=8&replicas=3")))
-        return FaultyBroker.around(self._backends[-1].broker)
-
-    async def close(self) -> None:
-        while self._backends:
-            await self._backends.pop().close()
-
-
-@needs_time
-class TestNatsClusterQueues(BrokerSuite):
-    harness = NatsClusterQueueHarness
-
-
-@needs_time
-class TestNatsClusterLocks(LockExpirySuite):
-    harness = NatsClusterQueueHarness
-
-
-@needs_time
-class TestNatsClusterConsumers(ConsumerSuite):
-    harness = NatsClusterQueueHarness
