@@ -176,9 +176,11 @@ async def faststream(server: Nats, count: int, batch: int, wakes: int) -> None:
     for _ in range(wakes):
         await context.publish("bench", repr(time.perf_counter()).encode())
         await asyncio.sleep(PAUSE)
-    while len(waits) < wakes:
-        await asyncio.sleep(PAUSE)
-    show_wakes(waits)
+    for _ in range(wakes):
+        if len(waits) < wakes:
+            await asyncio.sleep(PAUSE)
+    if waits:
+        show_wakes(waits)
     await broker.stop()
     await client.close()
 
