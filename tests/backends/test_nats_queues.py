@@ -21,7 +21,7 @@ import tenure
 from tenure._backends import nats
 from tenure._backends.nats.storing import Storing
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
-from tenure._queue.message import Stats
+from tenure._queue.message import Delivery, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Settled, Settlement, Verdict
 from tenure._url import Url
@@ -66,7 +66,7 @@ async def settle(broker: nats.NatsBroker, held: Any, verdict: Verdict) -> list[o
     return list(await broker.settle([Settlement(one, verdict) for one in held]))
 
 
-async def receive(broker: nats.NatsBroker, limit: int = 10) -> list[tenure.Delivery] | list[Any]:
+async def receive(broker: nats.NatsBroker, limit: int = 10) -> list[Delivery]:
     return list((await broker.receive("orders", limit, LOCK)).deliveries)
 
 

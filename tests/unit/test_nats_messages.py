@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt
-from tenure._queue.outgoing import Outgoing
 
 pytest.importorskip("nats")
 
@@ -191,6 +190,5 @@ def test_only_deliveries_to_somebody_count() -> None:
     assert deliveries_before(found(delivered=9, deliveries=4)) == 5
 
 
-def test_an_outgoing_message_needs_no_headers() -> None:
+def test_a_message_without_headers_has_no_properties() -> None:
     assert decode(None) == Properties() == decode({})
-    assert Outgoing(b"").id is None

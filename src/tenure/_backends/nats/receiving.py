@@ -315,8 +315,6 @@ class Receiving:
         storing = [asyncio.ensure_future(self._store_again(connection, one, most, token, lock)) for one in found.again]
         others = [asyncio.ensure_future(self._expire(connection, one)) for one in found.expired]
         others += [asyncio.ensure_future(self._finish(connection, one)) for one in found.marked]
-        if not storing and not others:
-            return []
         try:
             await asyncio.wait([*storing, *others])
         except BaseException:
