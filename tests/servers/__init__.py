@@ -24,6 +24,7 @@ from tests.servers.kubernetes import KubeApiserver, Kubernetes
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
 from tests.servers.redis import Redis
+from tests.servers.servicebus import ServiceBus
 from tests.servers.sharing import NO_SERVERS, private, shared, url_of
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperEnsemble
 
@@ -38,6 +39,7 @@ __all__ = [
     "Postgres",
     "Redis",
     "Server",
+    "ServiceBus",
     "ZooKeeper",
     "ZooKeeperEnsemble",
     "free_port",
