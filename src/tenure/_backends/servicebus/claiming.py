@@ -7,8 +7,8 @@ from functools import partial
 
 from tenure._backends.servicebus.client import LOST, NOT_FOUND, Namespace
 from tenure._backends.servicebus.codec import array_of_longs, received_in, uint_of
-from tenure._backends.servicebus.driver import Disconnected, Refused, rejected
-from tenure._backends.servicebus.feed import Feed
+from tenure._backends.servicebus.driver import RELEASED, Disconnected, Outcome, Refused, rejected
+from tenure._backends.servicebus.feed import Feed, Taken
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.message_format import NATIVE_REASONS, received
@@ -17,7 +17,7 @@ from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
 from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._backends.servicebus.sessions import Sessions
-from tenure._queue.broker import Claim, NoSession
+from tenure._queue.broker import Claim, NoSession, QueueSettings
 from tenure._queue.message import MAX_DELIVERIES, Delivery, SessionLock, exhausted_description
 from tenure._queue.verdicts import LAPSED, Lapsed
 from tenure._runtime.notifier import Notifier
@@ -56,21 +56,49 @@ class Claiming:
             self._places.forget(queue)
             return await self._claim(queue, limit, asked_at)
 
+    def receive_ready(self, queue: str, limit: int) -> Claim | None:
+        """Claim what has come already for those that wait; None if nothing has. It may be called on any thread."""
+        feed, path = self._feeds.known(queue), self._places.known_path(queue)
+        settings = self._places.known_settings(queue)
+        if feed is None or path is None or settings is None or not feed.has_ready:
+            return None
+        asked_at = self._namespace.clock.now()
+        taken = feed.take_ready(limit)
+        claim, refused = self._delivered(queue, path, feed, taken, settings, asked_at)
+        if refused:
+            self._namespace.post(lambda: feed.settle_soon(refused))
+        return claim if taken.messages else None
+
     async def _claim(self, queue: str, limit: int, asked_at: float) -> Claim:
         feed, path = self._feeds.of(queue), await self._places.path_of(queue)
         settings = await self._places.settings(queue)
         taken = await feed.claim(limit)
-        token, link = Receipts.new_token(), taken.link
-        began_at, deliveries = asked_at, []
+        claim, refused = self._delivered(queue, path, feed, taken, settings, asked_at)
+        if refused and taken.link is not None:
+            await taken.link.settle(refused)
+        return claim
+
+    def _delivered(
+        self, queue: str, path: Path, feed: Feed, taken: Taken, settings: QueueSettings, asked_at: float
+    ) -> tuple[Claim, list[tuple[Arrived, Outcome]]]:
+        """Return what was taken as a claim, and what is not delivered, each with its outcome."""
+        token = Receipts.new_token()
+        age, deliveries = 0.0, []
+        refused: list[tuple[Arrived, Outcome]] = []
         for one in taken.messages:
-            held = self._hold(queue, path, one, link, feed, settings.lock)
-            began_at = min(began_at, held.until - settings.lock)
+            held = self._hold(queue, path, one, taken.link, feed, settings.lock)
+            since = asked_at - (held.until - settings.lock)
             if not path.is_dead and held.received.count >= settings.max_deliveries:
-                await self._bury(held)  # the service counts the deliveries of a copy anew
-                continue
-            self._receipts.add(token, held)
-            deliveries.append(held.received.delivery(queue, token, is_dead=path.is_dead))
-        return Claim(tuple(deliveries), 0.0 if taken.messages and not deliveries else None, (), asked_at - began_at)
+                # The service counts the deliveries of a copy anew.
+                text = exhausted_description(held.received.count)
+                refused.append((one, rejected(NATIVE_REASONS[MAX_DELIVERIES], text, {})))
+            elif since > settings.lock / 2:  # this process was suspended, perhaps
+                refused.append((one, RELEASED))
+            else:
+                age = max(age, since)
+                self._receipts.add(token, held)
+                deliveries.append(held.received.delivery(queue, token, is_dead=path.is_dead))
+        return Claim(tuple(deliveries), 0.0 if taken.may_be_more or refused else None, (), age), refused
 
     def _hold(self, queue: str, path: Path, one: Arrived, link: ReceiveLink | None, feed: Feed, lock: float) -> Held:
         found = received(queue, one.message)
@@ -79,11 +107,6 @@ class Claiming:
         began = feed.times.began(found.locked_until, one.asked_at, one.at)
         feed.times.learn(found.locked_until, one.asked_at, one.at)
         return Held(queue, path, one.token, found, one.message, began + lock, one, link)
-
-    async def _bury(self, held: Held) -> None:
-        if held.link is not None and held.arrived is not None:
-            text = exhausted_description(held.received.count)
-            await held.link.settle([(held.arrived, rejected(NATIVE_REASONS[MAX_DELIVERIES], text, {}))])
 
     async def receive_deferred(self, queue: str, sequences: list[int]) -> Claim:
         """Claim deferred messages, each by a request of its own: one that is missing must not refuse the others."""

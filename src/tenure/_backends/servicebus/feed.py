@@ -15,7 +15,7 @@ from typing import NamedTuple
 from azure.core.exceptions import AzureError
 
 from tenure._backends.servicebus.client import Namespace
-from tenure._backends.servicebus.driver import RELEASED, Disconnected, Refused
+from tenure._backends.servicebus.driver import RELEASED, Disconnected, Outcome, Refused
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.service_clock import LockTimes
@@ -37,6 +37,8 @@ class Taken(NamedTuple):
 
     link: ReceiveLink | None
     messages: list[Arrived]
+    may_be_more: bool = False
+    """Whether it was only looked at what had come already."""
 
 
 class Feed:
@@ -59,17 +61,44 @@ class Feed:
         self._opening: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
         self._claiming = False
+        self._is_idle = False
         self.times = LockTimes()
         self.listeners = 0
         """How many wait for hints."""
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a message has come that nobody has claimed; on any thread."""
+        link = self._link
+        return link is not None and bool(link.ready)
+
+    def take_ready(self, limit: int) -> Taken:
+        """Take up to *limit* messages that have come already; on any thread."""
+        link = self._link
+        return Taken(link, [] if link is None else _take(link, limit), may_be_more=True)
+
+    def settle_soon(self, verdicts: list[tuple[Arrived, Outcome]]) -> None:
+        """Settle messages that are not delivered."""
+        if (link := self._link) is not None:
+            self._tasks.spawn(link.settle(verdicts))
 
     async def claim(self, limit: int) -> Taken:
         """Take up to *limit* messages, and wait for none longer than the service needs to look."""
         async with self._turn:
             link = self._link = await self._opened()
+            if link.ready:  # what gave a hint: it is handed on at once, and the next claim looks for more
+                return Taken(link, _take(link, limit), may_be_more=True)
             self._claiming = True
             try:
-                found = await self._collect(link, limit)
+                await link.ask(limit)
+                is_first = await link.until_more(LOOK)
+                if is_first and self.listeners and self._is_idle:
+                    # One that waits gets the first at once; the leave for the others stays until the next claim.
+                    self._release_later()
+                    return Taken(link, _take(link, limit), may_be_more=True)
+                await link.drain()
+                found = _take(link, limit)
+                self._is_idle = not found
             except BaseException:
                 self._tasks.spawn(self._give_up(link))
                 raise
@@ -78,16 +107,6 @@ class Feed:
             if len(found) < limit and self.listeners:
                 await link.ask(1)
             return Taken(link, found)
-
-    async def _collect(self, link: ReceiveLink, limit: int) -> list[Arrived]:
-        self._stop_releasing()
-        waited = bool(link.ready)
-        if len(link.ready) < limit:
-            await link.ask(limit - len(link.ready))
-            if not waited:
-                await link.until_more(LOOK)
-            await link.drain()
-        return [link.ready.popleft() for _ in range(min(limit, len(link.ready)))]
 
     def begin_listening(self) -> None:
         """Let one more wait for hints."""
@@ -127,8 +146,7 @@ class Feed:
             return
         if not self._claiming:
             self._hint()
-            if self._releasing is None:
-                self._releasing = asyncio.get_running_loop().call_later(HOLD, self._release)
+            self._release_later()
 
     def _open_later(self) -> None:
         if self._opening is None:
@@ -139,15 +157,25 @@ class Feed:
         if self.listeners and not self._namespace.is_closed:
             self._tasks.spawn(self._wait_for_one())
 
+    def _release_later(self) -> None:
+        if self._releasing is None:
+            self._releasing = asyncio.get_running_loop().call_later(HOLD, self._release)
+
     def _stop_releasing(self) -> None:
         if self._releasing is not None:
             self._releasing.cancel()
             self._releasing = None
 
     def _release(self) -> None:
+        """Hand back what has waited for a claim for too long; what came later waits for its own turn."""
         self._releasing = None
-        if self._link is not None and not self._claiming:
-            self._tasks.spawn(self._release_in_turn(self._link))
+        link = self._link
+        if link is None or not link.ready:
+            return
+        if self._namespace.clock.now() - link.ready[0].at < HOLD / 2:
+            self._release_later()
+        else:
+            self._tasks.spawn(self._release_in_turn(link))
 
     async def _release_in_turn(self, link: ReceiveLink) -> None:
         async with self._turn:
@@ -158,8 +186,7 @@ class Feed:
         self._stop_releasing()
         with suppress(Refused, Disconnected, OSError, ValueError):
             await link.drain()
-            messages = [link.ready.popleft() for _ in range(len(link.ready))]
-            await link.settle([(one, RELEASED) for one in messages])
+            await link.settle([(one, RELEASED) for one in _take(link, len(link.ready))])
 
     async def close(self) -> None:
         """Cancel the timers, and hand back what waits for a claim."""
@@ -170,3 +197,12 @@ class Feed:
         if self._link is not None and self._link.lost is None:
             async with asyncio.timeout(1.0):
                 await self._give_up(self._link)
+
+
+def _take(link: ReceiveLink, limit: int) -> list[Arrived]:
+    """Take up to *limit* messages; another thread may take some, too."""
+    found: list[Arrived] = []
+    with suppress(IndexError):
+        while len(found) < limit:
+            found.append(link.ready.popleft())
+    return found

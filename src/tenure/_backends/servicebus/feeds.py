@@ -25,6 +25,10 @@ class Feeds:
         self._feeds: dict[str, Feed] = {}
         namespace.at_close(self._close)
 
+    def known(self, queue: str) -> Feed | None:
+        """Return the feed of a queue if there is one; on any thread."""
+        return self._feeds.get(queue)
+
     def listen(self, queue: str) -> None:
         """Let one more wait for hints of *queue*."""
         self.of(queue).begin_listening()

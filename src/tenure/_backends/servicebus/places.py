@@ -100,6 +100,16 @@ class Places:
         """The queues that this process has used."""
         return sorted(self._paths)
 
+    def known_path(self, name: str) -> Path | None:
+        """Return the entity of a queue if it is known; on any thread."""
+        found = self._paths.get(home_of(name))
+        return None if found is None else found._replace(is_dead=name.endswith(DEAD_SUFFIX))
+
+    def known_settings(self, name: str) -> QueueSettings | None:
+        """Return the settings of a queue if they were read not long ago; on any thread."""
+        known = self._settings.get(home_of(name))
+        return known[1] if known is not None and self._namespace.clock.now() < known[0] + SETTINGS_KEPT else None
+
     async def path_of(self, name: str, *, sessions: bool = False) -> Path:
         """Return the entity of a queue, or of its dead letters; create it with *sessions* or without, if it may be.
 

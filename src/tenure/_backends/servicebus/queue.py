@@ -159,6 +159,9 @@ class ServiceBusBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages, for as long as the entity's locks last."""
+        ready = self._claiming.receive_ready(queue, limit)
+        if ready is not None:
+            return ready
         return await self._run(partial(self._claiming.receive, queue, limit))
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:

@@ -54,7 +54,7 @@ class LockTimes:
     def learn(self, locked_until: float, asked_at: float, now: float) -> None:
         """Note that a lock that ends at *locked_until* began after *asked_at*."""
         found = asked_at - locked_until
-        if self._base is None or now - self._at > FORGET or found > self._base:
+        if self._base is None or found > self._base - DRIFT * (now - self._at):
             self._base, self._at = found, now
 
     def began(self, locked_until: float, asked_at: float, read_at: float) -> float:
