@@ -322,7 +322,7 @@ class Entity:
         self.tick(now)
         sequence = self._locked.get(token)
         if sequence is None:
-            raise lock_lost()
+            raise session_lost() if self.settings.requires_session else lock_lost()
         item = self.items[sequence]
         session = self._session_of(item)
         if session is not None and (session.holder is None or session.until <= now):

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.parse
 import uuid
+import weakref
 from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,11 +30,12 @@ from proton import (
     Delivery,
     Link,
     Message,
+    Terminus,
     int32,
     symbol,
     timestamp,
 )
-from proton.handlers import MessagingHandler
+from proton.handlers import EndpointStateHandler, MessagingHandler
 from proton.reactor import ApplicationEvent, Container, EventInjector
 
 from tests.servers.servicebus_entities import DEAD, Entity, Ledger, Namespace, Refusal
@@ -85,11 +87,22 @@ def rights_of(token: str) -> str | None:
     return POLICIES.get(policy)
 
 
+class Endpoints(EndpointStateHandler):
+    """Opens what clients open; a link that waits for a session is opened when there is one."""
+
+    def on_link_remote_open(self, event: Any) -> None:
+        if event.link.state & Link.LOCAL_UNINIT:
+            self.on_link_opening(event)
+            if not getattr(event.link, "must_wait", False) and event.link.state & Link.LOCAL_UNINIT:
+                event.link.open()
+
+
 class Service(MessagingHandler):
     """The AMQP side. All state belongs to its thread; the HTTP side hands it functions to call."""
 
     def __init__(self, port: int, folder: Path) -> None:
         super().__init__(prefetch=0, auto_accept=False, auto_settle=False)
+        self.handlers[0] = Endpoints(False, weakref.proxy(self))
         self._port = port
         self.ledger = Ledger(folder / "ledger.db")
         self.namespace = Namespace(self.ledger)
@@ -235,6 +248,7 @@ class Service(MessagingHandler):
 
     def _refuse(self, link: Link, refusal: Refusal) -> None:
         """Attach, then detach with an error, in the next turn of the loop, so that both frames are sent."""
+        link.source.type = link.target.type = Terminus.UNSPECIFIED
         link.properties = {symbol("refused"): True}  # the client reads the properties of every link with a session
         link.open()
         self._refused.append((link, condition_of(refusal)))
@@ -271,16 +285,6 @@ class Service(MessagingHandler):
             else:
                 left.append((until, link, entity))
         self._waiting = left
-
-    def on_link_opened(self, event: Any) -> None:
-        pass
-
-    def on_link_remote_open(self, event: Any) -> None:
-        # A link that waits for a session is attached when there is one.
-        if event.link.state & Link.LOCAL_UNINIT:
-            self.on_link_opening(event)
-            if not getattr(event.link, "must_wait", False) and event.link.state & Link.LOCAL_UNINIT:
-                event.link.open()
 
     def on_link_closing(self, event: Any) -> None:
         self._drop(event.link)
@@ -411,8 +415,8 @@ class Service(MessagingHandler):
         if found is None:
             delivery.settle()
             return
-        if self.revoked:
-            return
+        if self.revoked or not delivery.link.state & Link.LOCAL_ACTIVE:
+            return  # it comes too late: the link is detached, the lock stays
         entity, token = found
         state, now = delivery.remote_state, self.clock.now()
         try:

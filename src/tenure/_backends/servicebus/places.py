@@ -198,7 +198,7 @@ class Places:
         """Return whether a queue requires sessions, as far as this process may know."""
         home = home_of(name)
         if home not in self._has_sessions:
-            await self.settings(home)
+            await self.settings(home, fresh=True)
         return self._has_sessions.get(home, False)
 
     async def detects_duplicates(self, name: str) -> bool:
@@ -299,6 +299,7 @@ class Places:
             _retention(changes),
             is_open=is_open,
         )
+        self._settings.pop(name, None)
         try:
             return await self._administration.create(entity, _options(settings, noted, sessions=sessions))
         except NoRights:
