@@ -158,7 +158,10 @@ class Administration:
         found: Any
         try:
             if path.subscription is None:
-                found = await client.get_queue(path.entity)
+                try:
+                    found = await client.get_queue(path.entity)
+                except AttributeError:  # the library has looked for a queue in the description of a topic
+                    return await self._topic(path.entity)
                 window = found.duplicate_detection_history_time_window if found.requires_duplicate_detection else None
             else:
                 found = await client.get_subscription(path.entity, path.subscription)
@@ -173,6 +176,12 @@ class Administration:
             bool(found.dead_lettering_on_message_expiration),
             found.user_metadata or "",
         )
+
+    async def _topic(self, name: str) -> Entity:
+        """Return a topic, which is only sent to: locks and deliveries are those of its subscriptions."""
+        found: Any = await self._here().get_topic(name)
+        window = found.duplicate_detection_history_time_window if found.requires_duplicate_detection else None
+        return Entity(30.0, 10, False, _seconds(window), False, found.user_metadata or "")
 
     async def _allowed(self, ask: Callable[[], Awaitable[T]]) -> T:
         self._asked_at = self._namespace.clock.now()

@@ -24,7 +24,7 @@ from azure.core.exceptions import AzureError
 from azure.servicebus._pyamqp.aio._connection_async import Connection as AmqpConnection
 from azure.servicebus._pyamqp.aio._receiver_async import ReceiverLink
 from azure.servicebus._pyamqp.constants import LinkState, ManagementOpenResult
-from azure.servicebus._pyamqp.error import AMQPError, AMQPException
+from azure.servicebus._pyamqp.error import AMQPError, AMQPException, AuthenticationException
 from azure.servicebus._pyamqp.message import Message, Properties
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusClient
@@ -269,6 +269,15 @@ class Connection:
         condition = (message.application_properties or {}).get(b"errorCondition")
         raise Refused(text_of(condition) or f"status {status}", text_of(description))
 
+    async def _why_refused(self, link: Any) -> Exception:
+        """Return the error that follows a link that was refused."""
+        for _ in range(100):
+            error = link._request_link._error or link._response_link._error
+            if error is not None:
+                return readable(error)
+            await asyncio.sleep(0.01)
+        return Disconnected("the management link was refused")
+
     async def _management_of(self, node: str) -> Any:
         async with self._management_lock:
             link = self._management.get(node)
@@ -289,8 +298,7 @@ class Connection:
             )
             await link.open()
             if await opened is not ManagementOpenResult.OK:
-                error = link._request_link._error or link._response_link._error
-                raise readable(error) if error is not None else Disconnected("the management link was refused")
+                raise await self._why_refused(link)
             self._management[node] = link
             return link
 
@@ -316,6 +324,8 @@ def readable(error: Exception) -> Exception:
     match error:
         case Refused() | Disconnected() | OSError() | AzureError():
             return error
+        case AuthenticationException():
+            return Refused("com.microsoft:auth-failed", text_of(error.description))
         case AMQPException():
             condition = text_of(getattr(error.condition, "value", error.condition))
             if condition.startswith(_CONNECTION):

@@ -89,8 +89,7 @@ class Settling:
             except (Refused, Disconnected, OSError, ValueError) as error:
                 answers[index] = self._unanswered(error)
                 continue
-            link = held.link if held.arrived is not None and held.link is not None and held.link.lost is None else None
-            by_link.setdefault(link, []).append((index, held, decision))
+            by_link.setdefault(_usable(held), []).append((index, held, decision))
         await asyncio.gather(*(self._pass(link, rows, answers) for link, rows in by_link.items()))
         for index, (delivery, _) in enumerate(settlements):
             if index in passed and not isinstance(answers[index], NoAnswer):
@@ -202,6 +201,14 @@ class Settling:
         notes = replace(received.notes, history=history, died_at=died_at, died_after=received.deaths_count)
         named = {REASON: verdict.reason, DESCRIPTION: verdict.description}
         return Decision(modified({**notes.properties(), **named}), SETTLED)
+
+
+def _usable(held: Held) -> ReceiveLink | None:
+    """Return the link on which a message can be settled: the one that brought it, for a first verdict."""
+    link, arrived = held.link, held.arrived
+    if link is None or arrived is None or link.lost is not None or arrived.delivery_id not in link.unsettled:
+        return None
+    return link
 
 
 def _status(outcome: Outcome) -> str:
