@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -489,6 +493,37 @@ async def test_requests_are_answered(own: ServiceBus) -> None:
         assert reply.body == b"HELLO"
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
+
+
+async def test_the_worker_of_the_sample(own: ServiceBus) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "servicebus_worker.py"
+
+    async def start(*arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(example),
+            *arguments,
+            env={**os.environ, "TENURE_URL": own.url},
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+    sender = await start("send", "one", "poison")
+    assert await sender.wait() == 0
+    worker = await start()
+    assert worker.stdout is not None
+    async with asyncio.timeout(60):
+        line = (await worker.stdout.readline()).decode()
+    assert line == f"{worker.pid} has handled one, delivery 1\n"
+    async with tenure.connect(own.url) as backend:
+
+        async def is_dead() -> bool:
+            return (await backend.queue("orders").stats()).dead == 1
+
+        await until(is_dead)
+        [letter] = await backend.queue("orders").dead_letters.peek()
+        assert (letter.body, letter.reason) == (b"poison", "poison")
+    worker.send_signal(signal.SIGINT)
+    assert await worker.wait() == 0
 
 
 # --- pure parts ---

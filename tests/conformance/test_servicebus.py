@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -26,6 +27,7 @@ from tenure.testing.conformance import (
 )
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import ServiceBus, private, shared
+from tests.servers.servicebus import NAMESPACE
 
 
 class MovedClock:
@@ -201,3 +203,33 @@ class StrainedHarness(PrivateHarness):
 
 class TestServiceBusStrain(BrokerCapacitySuite):
     harness = StrainedHarness
+
+
+if os.environ.get(NAMESPACE):
+
+    class RealHarness(QueueHarness):
+        """A real namespace, or the official emulator. Time is real there, so this takes hours."""
+
+        traits = QUEUE_TRAITS
+        lock = 30.0
+        backlog = 300
+        faults = frozenset({"lose_answer"})
+
+        async def start(self) -> None:
+            self._opened: list[servicebus.ServiceBusBackend] = []
+
+        async def open(self) -> Broker:
+            backend = servicebus.open(Url.parse(f"servicebus:?connection_string_env={NAMESPACE}&create=yes"))
+            self._opened.append(backend)
+            return FaultyBroker.around(backend.broker)
+
+        async def close(self) -> None:
+            await asyncio.gather(*(backend.close() for backend in self._opened))
+
+        def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+            assert isinstance(broker, FaultyBroker)
+            return broker.lose_answer()
+
+    @pytest.mark.timeout(3_600)
+    class TestServiceBusForReal(BrokerSuite, LiveMessagesSuite, LockExpirySuite, BrokerFaultSuite):
+        harness = RealHarness

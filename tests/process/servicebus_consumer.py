@@ -40,7 +40,7 @@ async def blocked(queue: tenure.Queue, seconds: float) -> None:
             await asyncio.sleep(0.01)
         if message.body == b"0":
             print("blocked", flush=True)
-            time.sleep(seconds)  # noqa: ASYNC251  # that is the test
+            time.sleep(seconds)  # that is the test
         await asyncio.sleep(0.1)
         print(f"handled {message.body.decode()} {message.delivery_count}", flush=True)
 

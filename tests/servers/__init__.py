@@ -13,6 +13,9 @@ If a server isn't installed, the test is skipped, with the name of the package; 
 ``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL``, ``TENURE_TEST_ETCD_URL`` and
 ``TENURE_TEST_ZOOKEEPER_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` another program to start as etcd.
 
+``ServiceBus`` is a look-alike. ``TENURE_TEST_SERVICEBUS`` names a connection string of a real namespace, or of the
+official emulator, on which the suite of brokers runs, too.
+
 ``Kubernetes`` is a double of the Lease API. ``TENURE_TEST_KUBE_APISERVER`` names a real kube-apiserver, on which
 the same tests run, too.
 """
