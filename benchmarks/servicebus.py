@@ -103,8 +103,9 @@ async def wakes_of_tenure(server: ServiceBus, count: int) -> list[float]:
         handled.set()
 
     other = ServiceBusClient.from_connection_string(server.connection_string)
-    async with tenure.connect(server.url) as receiver, other, other.get_queue_sender("wake") as sender:
+    async with tenure.connect(server.url) as receiver, other:
         await receiver.queue("wake").receive()  # creates it
+        sender = other.get_queue_sender("wake")
         consuming = asyncio.create_task(receiver.queue("wake").consume(handle, sigterm=False))
         await asyncio.sleep(1)
         for _ in range(count + 5):
