@@ -63,8 +63,7 @@ def content_of(raw: bytes) -> Content:
         {name: value for name, value in annotations.items() if name not in OF_SERVICE},
         message.id,
         message.group_id,
-        # Its own ttl, not proton's: a live of 0 is none.
-        message.ttl or None,
+        (message.expiry_time - message.creation_time) or message.ttl or None,
         message.priority if HEADER in parts else None,
         bool(message.durable),
         None if due is None else due / 1_000,
@@ -85,7 +84,7 @@ def encoded(item: Item, *, is_locked: bool = False, shows_state: bool = False) -
     if content.ttl is None:
         header.put_null()
     else:
-        header.put_uint(int(content.ttl * 1_000))
+        header.put_uint(min(int(content.ttl * 1_000), 2**32 - 1))
     header.put_null()
     header.put_uint(item.count)
     header.exit()

@@ -5,6 +5,7 @@ With ``driver``, this module is the only one that touches names of the library w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,12 @@ from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.message import Header, Message, Properties
 from azure.servicebus._pyamqp.utils import amqp_array_value, amqp_long_value, amqp_timestamp_value, amqp_uint_value
+
+TTL_MAX = 2**32 - 1
+"""The longest life in milliseconds that fits into a header."""
+
+END_OF_TIME = 253_402_300_799_999
+"""The last moment of the year 9999, which the service can't pass, in milliseconds."""
 
 
 def encoded(
@@ -34,6 +41,7 @@ def encoded(
         reply_to=reply_to,
         correlation_id=correlation_id,
         content_type=content_type,
+        **_lifetime(ttl),
     )
     return _bytes_of(
         Message(
@@ -62,6 +70,7 @@ def encoded_again(
     given = {text_of(name): _as_text(value) for name, value in (message.application_properties or {}).items()}
     kept = {name: value for name, value in given.items() if name not in dropped}
     properties = Properties(*[_as_text(value) for value in message.properties or ()])
+    properties = properties._replace(creation_time=None, absolute_expiry_time=None, **_lifetime(ttl))
     if message_id is not None:
         properties = properties._replace(message_id=message_id)
     return _bytes_of(
@@ -78,7 +87,15 @@ def encoded_again(
 
 
 def _header(ttl: float | None) -> Any:
-    return None if ttl is None else Header(ttl=max(1, min(int(ttl * 1_000), 2**32 - 1)))
+    return None if ttl is None else Header(ttl=max(1, min(int(ttl * 1_000), TTL_MAX)))
+
+
+def _lifetime(ttl: float | None) -> dict[str, Any]:
+    """Return the properties that say how long a message lives if that doesn't fit into its header: over 49 days."""
+    if ttl is None or ttl * 1_000 < TTL_MAX:
+        return {}
+    created = int(time.time() * 1_000)  # only the difference of the two counts
+    return {"creation_time": created, "absolute_expiry_time": min(created + int(ttl * 1_000), END_OF_TIME)}
 
 
 def _annotations(due_at: float | None) -> Any:

@@ -25,6 +25,9 @@ from tenure.errors import TenureError
 LOOK = 0.25
 """Seconds that a claim waits for a first message: the service needs a moment to look."""
 
+CREDIT_MAX = 2_000
+"""The most messages that a claim asks for."""
+
 HOLD = 1.0
 """Seconds for which a message that gave a hint waits for a claim."""
 
@@ -90,7 +93,7 @@ class Feed:
                 return Taken(link, _take(link, limit), may_be_more=True)
             self._claiming = True
             try:
-                await link.ask(limit)
+                await link.ask(min(limit, CREDIT_MAX))
                 is_first = await link.until_more(LOOK)
                 if is_first and self.listeners and self._is_idle:
                     # One that waits gets the first at once; the leave for the others stays until the next claim.
@@ -104,9 +107,9 @@ class Feed:
                 raise
             finally:
                 self._claiming = False
-            if len(found) < limit and self.listeners:
+            if len(found) < min(limit, CREDIT_MAX) and self.listeners:
                 await link.ask(1)
-            return Taken(link, found)
+            return Taken(link, found, may_be_more=len(found) == CREDIT_MAX)
 
     def begin_listening(self) -> None:
         """Let one more wait for hints."""

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tenure._runtime.threads import in_thread
+
 T = TypeVar("T")
 
 
@@ -44,7 +46,7 @@ class IoThread:
         if loop is None or thread is None:
             return
         loop.call_soon_threadsafe(loop.stop)
-        await asyncio.get_running_loop().run_in_executor(None, thread.join, 10.0)
+        await in_thread("tenure-servicebus-end", thread.join, 10.0)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:

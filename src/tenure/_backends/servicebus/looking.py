@@ -10,6 +10,7 @@ from tenure._backends.servicebus.codec import long_of, received_in
 from tenure._backends.servicebus.driver import Refused
 from tenure._backends.servicebus.message_format import Received, received
 from tenure._backends.servicebus.names import Path
+from tenure._queue.checks import INT_MAX
 
 PAGE = 100
 
@@ -20,7 +21,7 @@ async def looked_at(
     namespace: Namespace, path: Path | None, queue: str, after: int = 0
 ) -> AsyncIterator[tuple[Received, Any]]:
     """Yield the messages of an entity with a sequence above *after*, in order; none if there is no such entity."""
-    while path is not None:
+    while path is not None and after < INT_MAX:
         body = {"from-sequence-number": long_of(after + 1), "message-count": PAGE}
         try:
             page = received_in(await namespace.ask(path, "peek-message", body))

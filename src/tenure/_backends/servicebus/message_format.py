@@ -165,6 +165,8 @@ def received(queue: str, message: Any) -> Received:
         headers.setdefault(CONTENT_TYPE, _text(content_type))
     due = annotations.get(b"x-opt-scheduled-enqueue-time")
     ttl = None if header is None or header[2] is None else header[2] / 1_000
+    if properties is not None and properties[8] is not None and properties[9] is not None:
+        ttl = _seconds(properties[8]) - _seconds(properties[9])
     reason = application.get(REASON)
     return Received(
         sequence,

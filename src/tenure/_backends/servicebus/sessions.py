@@ -10,7 +10,7 @@ from typing import Any
 from tenure._backends.servicebus.client import LOST, NO_SESSION, NOT_FOUND, Namespace
 from tenure._backends.servicebus.codec import moment_of
 from tenure._backends.servicebus.driver import RELEASED, Connection, Disconnected, Refused
-from tenure._backends.servicebus.feed import HOLD, LOOK
+from tenure._backends.servicebus.feed import CREDIT_MAX, HOLD, LOOK
 from tenure._backends.servicebus.links import ReceiveLink
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
@@ -172,7 +172,7 @@ class Sessions:
         link = held.link
         try:
             if len(link.ready) < limit:
-                await link.ask(limit - len(link.ready))
+                await link.ask(min(limit, CREDIT_MAX) - len(link.ready))
                 await link.until_more(LOOK)
                 await link.drain()
         except asyncio.CancelledError:
