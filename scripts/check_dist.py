@@ -33,6 +33,7 @@ IMPORTED = {
     "": "tenure, tenure.sync, tenure.ports, tenure.testing, tenure.backends.sqlite",
     "cli": "tenure.cli",
     "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
+    "servicebus": "azure.servicebus, azure.identity, tenure._backends.servicebus",
     "etcd": "aiohttp, tenure._backends.etcd",
     "kubernetes": "aiohttp, yaml, tenure._backends.kubernetes",
     "nats": "nats, nkeys, tenure._backends.nats",

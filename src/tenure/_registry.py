@@ -25,6 +25,7 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "redis+sentinel": ("tenure._backends.redis", "redis"),
         "rediss": ("tenure._backends.redis", "redis"),
         "rediss+sentinel": ("tenure._backends.redis", "redis"),
+        "servicebus": ("tenure._backends.servicebus", "servicebus"),
         "sqlite": ("tenure._backends.sqlite", None),
         "peers": ("tenure._backends.peers", None),
         "zookeeper": ("tenure._backends.zookeeper", "zookeeper"),

@@ -14,7 +14,7 @@ import pytest
 from tests.servers import Etcd, Kubernetes, Nats, Postgres, ZooKeeper, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVED = {"azure_worker"}  # run by the tests of its server
+SERVED = {"azure_worker", "servicebus_worker"}  # run by the tests of its server
 WEB = {"web_fastapi", "web_flask"}  # these need a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)

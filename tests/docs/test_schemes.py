@@ -8,8 +8,9 @@ from pathlib import Path
 from tenure._registry import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHERS = {"http", "https", "postgresql+psycopg"}
-"""Schemes that name no store: addresses on the web, and SQLAlchemy's own ``postgresql+psycopg``."""
+OTHERS = {"http", "https", "postgresql+psycopg", "sb"}
+"""Schemes that name no store: addresses on the web, SQLAlchemy's own ``postgresql+psycopg``, and ``sb`` inside of
+connection strings for Service Bus."""
 
 
 def test_every_scheme_that_is_named_has_a_backend() -> None:

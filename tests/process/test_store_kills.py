@@ -26,7 +26,7 @@ from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tests.servers import Azurite, Nats, Postgres, Redis, private
+from tests.servers import Azurite, Nats, Postgres, Redis, ServiceBus, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -38,7 +38,7 @@ class Load:
     """The load and the kills for a kind of server. Times in seconds."""
 
     driver: str
-    server: type[Azurite] | type[Nats] | type[Postgres] | type[Redis]
+    server: type[Azurite] | type[Nats] | type[Postgres] | type[Redis] | type[ServiceBus]
     messages: int = 20_000 if FULL else 2_000
     kills: int = 40 if FULL else 6
     server_kills: int = 3 if FULL else 1
@@ -53,6 +53,7 @@ LOADS = [
     Load("asyncpg", Postgres),
     Load("redis", Redis),
     Load("nats", Nats),
+    Load("proton", ServiceBus, lock=5.0),  # the shortest
     Load(
         "azure.storage.queue",
         Azurite,

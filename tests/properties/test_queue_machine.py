@@ -363,6 +363,18 @@ def test_a_message_that_expires_in_the_buffer_is_reported_when_it_is_given_back(
     assert holds == {}
 
 
+def test_a_lock_that_may_have_begun_before_its_claim_was_sent_is_trusted_for_less() -> None:
+    ends = []
+    for age in (0.0, 5.0):
+        holds: dict[Token, LockGroup] = {}
+        pump = Pump("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
+        [asked] = [effect for effect in pump.handle(Tick(), 0.0) if isinstance(effect, Receive)]
+        one = Delivery("q", 7, 1, "a", b"", NO_HEADERS, 1, 0.0, 0.0)
+        pump.handle(Claimed(asked.request_id, [one], age=age), 1.0)
+        ends.append(holds[1].trusted_until)
+    assert ends[0] - ends[1] == 5.0
+
+
 @pytest.mark.parametrize("late", [True, False], ids=["answered late", "unanswered"])
 def test_a_claim_that_was_too_large_is_halved_and_grows_again(late: bool) -> None:
     pump = Pump("q", "me", PumpSettings(TIMING, concurrency=16, prefetch=0), random.Random(1), {}, now=0.0)

@@ -14,6 +14,9 @@ If a server isn't installed, the test is skipped, with the name of the package; 
 ``TENURE_TEST_ZOOKEEPER_URL`` and ``TENURE_TEST_NATS_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` and
 ``TENURE_TEST_NATS`` other programs to start as etcd and as nats-server.
 
+``ServiceBus`` is a look-alike. ``TENURE_TEST_SERVICEBUS`` names a connection string of a real namespace, or of the
+official emulator, on which the suite of brokers runs, too.
+
 ``Kubernetes`` is a double of the Lease API. ``TENURE_TEST_KUBE_APISERVER`` names a real kube-apiserver, on which
 the same tests run, too.
 """
@@ -26,6 +29,7 @@ from tests.servers.nats import Nats, NatsCluster
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
 from tests.servers.redis import Redis
+from tests.servers.servicebus import ServiceBus
 from tests.servers.sharing import NO_SERVERS, private, shared, url_of
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperEnsemble
 
@@ -42,6 +46,7 @@ __all__ = [
     "Postgres",
     "Redis",
     "Server",
+    "ServiceBus",
     "ZooKeeper",
     "ZooKeeperEnsemble",
     "free_port",

@@ -61,7 +61,11 @@ class QueueTraits:
     sessions: Support = "native"
     deferral: Support = "native"
     dedupe: Support = "native"
-    """Whether ids are remembered: of sent messages, and in the inbox of handled ones."""
+    """Whether the ids of sent messages are remembered."""
+    dedupe_min: float = 0.0
+    """The shortest ``dedupe_window``."""
+    inbox: Support = "native"
+    """Whether the ids of handled messages are remembered."""
     order: Support = "native"
     """Whether an idle consumer sees messages in the order of sending."""
     transactions: bool = True
@@ -75,6 +79,15 @@ class QueueTraits:
     """Whether claims name the messages that died by time; see ``Claim.died``."""
     survives_restart: bool = True
     """Whether messages outlive the store's process."""
+    lock_per_claim: bool = True
+    """Whether each claim says how long its locks last; without, all locks of a queue last as long as it says."""
+    mixed_sessions: bool = True
+    """Whether one queue holds messages with and without sessions; without, it is created for one kind. There, messages
+    of a session are received only under its lock, deferred ones too."""
+    sequences_restart: bool = False
+    """Whether a queue that is made anew after its deletion begins with the first sequence again."""
+    case_sensitive: bool = True
+    """Whether names of queues that differ only in capital letters name different queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +180,8 @@ def undeclared(changes: QueueOptions, declared: Container[str]) -> QueueOptions:
 class Claim(NamedTuple):
     """The answer to one ``receive``: deliveries that share one token and one moment at which their locks end.
 
+    ``age`` is above 0 where a lock may have begun before the claim was sent, by so many seconds at most.
+
     ``due_in`` says, when fewer came than were asked for, in how many seconds by the store's clock the next message
     becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say. 0: there
     is more at once, or may be: with no deliveries, the store has not yet processed all ended delays and locks.
@@ -180,6 +195,7 @@ class Claim(NamedTuple):
     deliveries: Sequence[Delivery]
     due_in: float | None = None
     died: Sequence[Died] = ()
+    age: float = 0.0
 
 
 class NoSession(NamedTuple):

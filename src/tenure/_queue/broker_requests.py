@@ -135,7 +135,7 @@ class BrokerRequests:
         if claim.died:
             context.report_dead(claim.died)
         self._answered(bool(claim.deliveries), claim.due_in)
-        return Claimed(request_id, claim.deliveries, claim.due_in)
+        return Claimed(request_id, claim.deliveries, claim.due_in, claim.age)
 
     async def _accept(self, request_id: int, is_noted: bool) -> Accepted:
         context = self._context

@@ -31,11 +31,12 @@ class Hint:
 
 @dataclass(slots=True)
 class Claimed:
-    """The answer to claim number *request_id*: *deliveries*; *due_in* as in :class:`tenure._queue.broker.Claim`."""
+    """The answer to claim number *request_id*: *deliveries*; the rest as in :class:`tenure._queue.broker.Claim`."""
 
     request_id: int
     deliveries: Sequence[Delivery]
     due_in: float | None = None
+    age: float = 0.0
 
 
 Answers = Sequence[Settled | Lapsed | Renewed | NoAnswer]

@@ -252,7 +252,9 @@ class Pump:
                 pass
             case Hint():
                 self._claim_times.hint(now)
-            case Claimed(request_id, deliveries, due_in):
+            case Claimed(request_id, deliveries, due_in, age):
+                if request_id == self._claiming:
+                    self._claim_asked_at -= age  # from when on its locks may have run
                 self._claimed(request_id, deliveries, due_in, now, effects)
             case Answered(request_id, answers):
                 if isinstance(answers, NoAnswer):

@@ -61,6 +61,7 @@ QUEUE_TRAITS = QueueTraits(
     sessions="impossible",
     deferral="impossible",
     dedupe="impossible",
+    inbox="impossible",
     order="impossible",
     transactions=False,
     exact_stats=False,

@@ -42,7 +42,7 @@ class BrokerCapacitySuite(QueueSuite):
         broker = await harness.open()
         await send(broker, name, b"before")
         large = secrets.token_bytes(harness.slack)  # can't be compressed
-        session = None if harness.traits.sessions == "impossible" else "s"
+        session = "s" if harness.traits.mixed_sessions else None
         async with harness.full():
             for queue in (name, f"{name}-new"):
                 for batch in (

@@ -35,7 +35,8 @@ class DeferTests(QueueSuite):
         found = (await other.receive_deferred(name, [b, c, a, a, 10**9], harness.lock)).deliveries
         assert [(one.body, one.delivery_count) for one in found] == [(b"b", 2), (b"a", 2)]
         assert (await other.receive_deferred(name, [a, b], harness.lock)).deliveries == ()
-        assert (await broker.stats(name)).locked == 2
+        if harness.traits.exact_stats:
+            assert (await broker.stats(name)).locked == 2
         assert await settle(other, found[:1], COMPLETE) == [Settled()]
         assert await settle(other, found[1:], Abandon()) == [Settled()]
         assert await receive(broker, name, harness) == []

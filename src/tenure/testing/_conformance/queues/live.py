@@ -246,6 +246,8 @@ class LiveMessagesSuite(QueueSuite):
 
     async def test_a_purged_retry_no_longer_blocks_its_session(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.sessions)
+        if not harness.traits.mixed_sessions:
+            pytest.skip("a retry of a session waits with the consumer that holds it here")
         broker = await harness.open()
         await broker.send(name, [Outgoing(b"fails", session="s"), Outgoing(b"next", session="s")])
         held = await accept(broker, name, harness)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pytest
+
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE
 from tenure.testing._conformance.harness import QueueHarness
@@ -75,7 +77,8 @@ class SendTests(QueueSuite):
 
     async def test_queues_do_not_mix(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
-        names = [name, name.upper(), f"{name}/0", f"{name}/1", f"{name}-Ünïcödé-名前", f"{name}'\"%_"]
+        cases = [name, name.upper()] if harness.traits.case_sensitive else [name]
+        names = [*cases, f"{name}/0", f"{name}/1", f"{name}-Ünïcödé-名前", f"{name}'\"%_"]
         for number, each in enumerate(names):
             await send(broker, each, each.encode())
             for other in names[number + 1 :]:
@@ -130,6 +133,8 @@ class SendTests(QueueSuite):
 
     async def test_an_empty_dedupe_window_remembers_nothing(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dedupe)
+        if harness.traits.dedupe_min > 0:
+            pytest.skip("this broker remembers every id for a while")
         broker = await harness.open()
         await broker.declare(name, {"dedupe_window": 0.0})
         for _ in range(2):

@@ -34,8 +34,8 @@ class SettingTests(QueueSuite):
     async def test_a_declaration_changes_only_what_it_names(self, harness: QueueHarness, name: str) -> None:
         broker, other = await harness.open(), await harness.open()
         assert await broker.declare(name, {"max_deliveries": 7}) == QueueSettings(max_deliveries=7)
-        both = QueueSettings(max_deliveries=7, dedupe_window=5.0)
-        assert await other.declare(name, {"dedupe_window": 5.0}) == both
+        both = QueueSettings(max_deliveries=7, dedupe_window=window_of(harness))
+        assert await other.declare(name, {"dedupe_window": window_of(harness)}) == both
         assert await broker.settings(name) == both
         assert await broker.declare(name, {"max_deliveries": 8}) == replace(both, max_deliveries=8)
         assert await other.declare(name, {}) == replace(both, max_deliveries=8)
@@ -50,7 +50,7 @@ class SettingTests(QueueSuite):
         given: list[QueueOptions] = [
             {"lock": harness.lock * 2},
             {"max_deliveries": 7},
-            {"dedupe_window": 5.0},
+            {"dedupe_window": window_of(harness)},
             {"body_max": 10},
         ]
         barrier = Barrier(len(clients))
@@ -62,14 +62,14 @@ class SettingTests(QueueSuite):
             for client, changes in zip(clients, given, strict=True)
         ]
         await asyncio.gather(*(context.ready() for context in contexts))
-        wanted = QueueSettings(lock=harness.lock * 2, max_deliveries=7, dedupe_window=5.0, body_max=10)
+        wanted = QueueSettings(lock=harness.lock * 2, max_deliveries=7, dedupe_window=window_of(harness), body_max=10)
         assert await clients[0].settings(name) == wanted
 
     async def test_only_undeclared_settings_are_declared(self, harness: QueueHarness, name: str) -> None:
         broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a")  # sending declares nothing
-        wished: QueueOptions = {"max_deliveries": 7, "dedupe_window": 5.0}
-        holds = QueueSettings(max_deliveries=7, dedupe_window=5.0)
+        wished: QueueOptions = {"max_deliveries": 7, "dedupe_window": window_of(harness)}
+        holds = QueueSettings(max_deliveries=7, dedupe_window=window_of(harness))
         assert await broker.declare(name, wished, only_undeclared=True) == holds
         assert await other.declare(name, wished, only_undeclared=True) == holds
         both: QueueOptions = {"max_deliveries": 8, "body_max": 10}
@@ -124,12 +124,22 @@ class SettingTests(QueueSuite):
         broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a")
         [got] = await receive(broker, name, harness)
-        settings = QueueSettings(lock=harness.lock, max_deliveries=1, dedupe_window=5.0, body_max=10)
-        changes: QueueOptions = {"lock": harness.lock, "max_deliveries": 1, "dedupe_window": 5.0, "body_max": 10}
+        settings = QueueSettings(lock=harness.lock, max_deliveries=1, dedupe_window=window_of(harness), body_max=10)
+        changes: QueueOptions = {
+            "lock": harness.lock,
+            "max_deliveries": 1,
+            "dedupe_window": window_of(harness),
+            "body_max": 10,
+        }
         assert await other.declare(name, changes) == settings
         assert await broker.settings(name) == settings
         assert await broker.settings(f"{name}-2") == QueueSettings()
         assert await settle(broker, [got], Abandon()) == [Settled(dead=True)]
+
+
+def window_of(harness: QueueHarness) -> float:
+    """Return a short dedupe window."""
+    return max(5.0, harness.traits.dedupe_min)
 
 
 class Barrier:

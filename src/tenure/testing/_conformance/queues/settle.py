@@ -172,7 +172,7 @@ class SettleTests(QueueSuite):
         broker, other = await harness.open(), await harness.open()
         await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", id="b")])
         a, b = sorted(await receive(broker, name, harness), key=lambda one: one.body)
-        remembers = harness.traits.dedupe != "impossible"
+        remembers = harness.traits.inbox != "impossible"
         results = f"{name}-results"
         verdict = Complete(
             sends=((results, Outgoing(b"result", correlation_id="a")),), remember=harness.lock * remembers
@@ -190,7 +190,7 @@ class SettleTests(QueueSuite):
         assert list(await other.handled(name, ["a"])) == [False]
 
     async def test_the_inbox_remembers_for_the_longest_that_was_asked(self, harness: QueueHarness, name: str) -> None:
-        needs(harness.traits.dedupe)
+        needs(harness.traits.inbox)
         broker = await harness.open()
         await broker.declare(name, {"dedupe_window": 0.0})
         for seconds in (0.5, 9.0, 0.6):

@@ -1,0 +1,145 @@
+"""The address of a Service Bus namespace and its credential: from a URL, a connection string, or the environment.
+
+Secrets belong into the environment. None is ever shown: a field that can hold one is not part of the ``repr``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+VARIABLE = "AZURE_SERVICEBUS_CONNECTION_STRING"
+"""The environment variable that is read where the URL names neither a namespace nor a variable."""
+
+EMULATOR_KEY = "SAS_KEY_VALUE"
+"""The key of every emulator: well known, not secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``servicebus:`` URL.
+
+    Args:
+        create: Whether queues that are missing are created, and may be changed and deleted. It needs the right Manage.
+        timeout: Seconds that a request may take.
+        connection_string_env: The environment variable that holds a connection string.
+        lock: The lock duration of the queues in seconds, where this process may not read it (no right Manage).
+        emulator: Whether the address is that of the official emulator, with its well-known key.
+        admin_port: The emulator's port for management.
+        endpoint_suffix: The end of the namespace's host name, which differs between clouds.
+    """
+
+    create: bool = False
+    timeout: float = 10.0
+    connection_string_env: str | None = None
+    lock: float | None = None
+    emulator: bool = False
+    admin_port: int = 5300
+    endpoint_suffix: str = "servicebus.windows.net"
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.timeout <= 60.0:
+            raise ConfigError(f"timeout must be from 0.1 to 60 seconds, not {self.timeout:g}; try timeout=10")
+        if self.lock is not None and not 5.0 <= self.lock <= 300.0:
+            raise ConfigError(f"lock must be from 5 to 300 seconds, not {self.lock:g}; give that of the queue")
+        if not 0 < self.admin_port < 65_536:
+            raise ConfigError(f"admin_port must be a port, not {self.admin_port}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A namespace, and its connection string; without one, the identity of the process is used."""
+
+    host: str
+    """With a port if it is an emulator."""
+    connection_string: str | None = field(default=None, repr=False)
+    emulator: bool = False
+    policy: str | None = None
+    """The name of the shared access policy."""
+
+    @property
+    def login(self) -> str:
+        """The kind of its credential."""
+        if self.connection_string is None:
+            return "identity"
+        return f"policy {self.policy}" if self.policy else "shared access signature"
+
+
+def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) -> tuple[Address, Options]:
+    """Return the namespace that *url* names, and the options.
+
+    Raises:
+        ConfigError: It names no namespace, an option doesn't fit, or a variable of the environment isn't set.
+    """
+    options = url.options(Options)
+    if url.path not in ("", "/"):
+        raise ConfigError(f"{url} has a path, which servicebus: doesn't use; name the queue in backend.queue(…)")
+    if "@" in url.netloc:
+        raise ConfigError(f"{url} must have no login; put a connection string into the environment variable {VARIABLE}")
+    if options.emulator:
+        host = url.netloc or "127.0.0.1"
+        key = f"SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey={EMULATOR_KEY}"
+        return connected(f"Endpoint=sb://{host};{key};UseDevelopmentEmulator=true"), options
+    if options.connection_string_env:
+        return _checked(url, connected(_read(env, options.connection_string_env))), options
+    if not url.netloc:
+        return connected(_read(env, VARIABLE)), options
+    return Address(_host(url, options)), options
+
+
+def _host(url: Url, options: Options) -> str:
+    name, dot, _ = url.netloc.partition(".")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]", name):
+        raise ConfigError(
+            f"{url} has no namespace of 6 to 50 letters, digits and hyphens; write servicebus://NAMESPACE, or "
+            f"servicebus: alone with {VARIABLE} in the environment"
+        )
+    return url.netloc if dot else f"{name}.{options.endpoint_suffix}"
+
+
+def _read(env: Mapping[str, str], name: str) -> str:
+    text = env.get(name, "").strip()
+    if not text:
+        raise ConfigError(f"the environment variable {name} is not set; it is to hold the connection string")
+    return text
+
+
+def _checked(url: Url, found: Address) -> Address:
+    if url.netloc and url.netloc.partition(".")[0].lower() != found.host.partition(".")[0].lower():
+        raise ConfigError(
+            f"{url} names the namespace {url.netloc!r}, and the connection string {found.host!r}; remove one of them"
+        )
+    return found
+
+
+def connected(text: str) -> Address:
+    """Return the namespace that a connection string names.
+
+    Raises:
+        ConfigError: It is not a connection string; the error doesn't quote it.
+    """
+    parts = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError("the connection string can't be read: it must consist of NAME=VALUE, separated by ';'")
+        parts[name.strip().lower()] = value.strip()
+    host = re.sub(r"^\w+://", "", parts.get("endpoint", "")).strip("/")
+    policy, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
+    if not host or not ((policy and key) or parts.get("sharedaccesssignature")):
+        raise ConfigError(
+            "the connection string is incomplete: it needs Endpoint, and SharedAccessKeyName with SharedAccessKey, or "
+            "SharedAccessSignature"
+        )
+    if "entitypath" in parts:
+        raise ConfigError(
+            f"the connection string is for the queue {parts['entitypath']!r} alone; use that of the namespace, or an "
+            "identity with rights for this queue"
+        )
+    return Address(host, text, parts.get("usedevelopmentemulator", "").lower() == "true", policy)

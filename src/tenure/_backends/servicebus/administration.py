@@ -1,0 +1,248 @@
+"""Entities by the namespace's HTTP interface: read, created, changed, counted. It needs the right Manage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+from azure.servicebus.management import QueueProperties
+
+from tenure._backends.servicebus.address import connected
+from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.names import Path
+from tenure._backends.servicebus.service_clock import ServiceClock
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """What is configured of a queue or a subscription; times in seconds."""
+
+    lock: float
+    max_deliveries: int
+    sessions: bool
+    dedupe_window: float | None
+    """None: it doesn't detect duplicates."""
+    dead_letters_expired: bool
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many messages an entity has. Locked and deferred ones are among the active."""
+
+    active: int
+    scheduled: int
+    dead: int
+
+
+class NoRights(Exception):
+    """This process may not read or change entities."""
+
+
+class Administration:
+    """The namespace's entities. All methods are called on the library's thread."""
+
+    def __init__(self, namespace: Namespace, clock: ServiceClock) -> None:
+        self._namespace = namespace
+        self._clock = clock
+        self._asked_at = namespace.clock.now()
+        self._client: ServiceBusAdministrationClient | None = None
+        self.may_manage: bool | None = None
+        """Whether this process has the right Manage; None while that is not known."""
+        namespace.at_close(self._close)
+
+    async def find(self, path: Path) -> Entity | None:
+        """Return an entity, or None if there is none of this name.
+
+        Raises:
+            NoRights: This process may not read it.
+        """
+        return await self._allowed(lambda: self._find(path))
+
+    async def create(self, entity: str, options: dict[str, Any]) -> bool:
+        """Create a queue; return whether it is new."""
+
+        async def create() -> bool:
+            try:
+                await self._here().create_queue(entity, **options)
+            except ResourceExistsError:
+                return False
+            return True
+
+        return await self._allowed(create)
+
+    async def update(self, path: Path, changes: dict[str, Any]) -> bool:
+        """Change an entity; return False if it is gone."""
+
+        async def update() -> bool:
+            client = self._here()
+            try:
+                found: Any
+                if path.subscription is None:
+                    found = await client.get_queue(path.entity)
+                else:
+                    found = await client.get_subscription(path.entity, path.subscription)
+                for name, value in changes.items():
+                    setattr(found, name, value)
+                if path.subscription is None:
+                    await client.update_queue(found)
+                else:
+                    await client.update_subscription(path.entity, found)
+            except ResourceNotFoundError:
+                return False
+            return True
+
+        return await self._allowed(update)
+
+    async def delete(self, path: Path) -> None:
+        """Delete a queue or a subscription, if it exists."""
+
+        async def delete() -> None:
+            with suppress(ResourceNotFoundError):
+                if path.subscription is None:
+                    await self._here().delete_queue(path.entity)
+                else:
+                    await self._here().delete_subscription(path.entity, path.subscription)
+
+        await self._allowed(delete)
+
+    async def counts(self, path: Path) -> Counts | None:
+        """Return how many messages an entity has; None if there is none of this name."""
+
+        async def count() -> Counts | None:
+            client = self._here()
+            found: Any
+            try:
+                if path.subscription is None:
+                    found = await client.get_queue_runtime_properties(path.entity)
+                    return Counts(
+                        found.active_message_count, found.scheduled_message_count, found.dead_letter_message_count
+                    )
+                found = await client.get_subscription_runtime_properties(path.entity, path.subscription)
+            except ResourceNotFoundError:
+                return None
+            return Counts(found.active_message_count, 0, found.dead_letter_message_count)
+
+        return await self._allowed(count)
+
+    async def queues(self) -> list[tuple[str, str]]:
+        """Return every queue: its name and its user metadata."""
+
+        async def list_all() -> list[tuple[str, str]]:
+            found: list[QueueProperties] = [one async for one in self._here().list_queues()]
+            return [(one.name, one.user_metadata or "") for one in found]
+
+        return await self._allowed(list_all)
+
+    async def tier(self) -> str:
+        """Return the tier of the namespace: Standard or Premium, say."""
+
+        async def read() -> str:
+            found = await self._here().get_namespace_properties()
+            return str(found.messaging_sku)
+
+        return await self._allowed(read)
+
+    async def _find(self, path: Path) -> Entity | None:
+        client = self._here()
+        found: Any
+        try:
+            if path.subscription is None:
+                try:
+                    found = await client.get_queue(path.entity)
+                except AttributeError:  # the library has looked for a queue in the description of a topic
+                    return await self._topic(path.entity)
+                window = found.duplicate_detection_history_time_window if found.requires_duplicate_detection else None
+            else:
+                found = await client.get_subscription(path.entity, path.subscription)
+                window = None
+        except ResourceNotFoundError:
+            return None
+        return Entity(
+            _seconds(found.lock_duration) or 60.0,
+            found.max_delivery_count or 10,
+            bool(found.requires_session),
+            _seconds(window),
+            bool(found.dead_lettering_on_message_expiration),
+            found.user_metadata or "",
+        )
+
+    async def _topic(self, name: str) -> Entity:
+        """Return a topic, which is only sent to: locks and deliveries are those of its subscriptions."""
+        found: Any = await self._here().get_topic(name)
+        window = found.duplicate_detection_history_time_window if found.requires_duplicate_detection else None
+        return Entity(30.0, 10, False, _seconds(window), False, found.user_metadata or "")
+
+    async def _allowed(self, ask: Callable[[], Awaitable[T]]) -> T:
+        self._asked_at = self._namespace.clock.now()
+        try:
+            answer = await ask()
+        except HttpResponseError as error:
+            if error.status_code in (401, 403) and not self.may_manage:  # else rights are being changed
+                self.may_manage = False
+                raise NoRights from error
+            raise
+        self.may_manage = True
+        return answer
+
+    def _here(self) -> ServiceBusAdministrationClient:
+        if self._client is None:
+            address, options = self._namespace.address, self._namespace.options
+            settings: dict[str, Any] = {
+                "retry_total": 0,
+                "read_timeout": options.timeout + 1.0,
+                "transport": _Transport(self._learn, is_plain=address.emulator),
+            }
+            if address.connection_string is None:
+                self._client = ServiceBusAdministrationClient(address.host, self._namespace.credential, **settings)
+            elif address.emulator:
+                host, _, _ = address.host.partition(":")
+                text = address.connection_string.replace(address.host, f"{host}:{options.admin_port}", 1)
+                connected(text)
+                self._client = ServiceBusAdministrationClient.from_connection_string(text, **settings)
+            else:
+                self._client = ServiceBusAdministrationClient.from_connection_string(
+                    address.connection_string, **settings
+                )
+        return self._client
+
+    def _learn(self, headers: Any) -> None:
+        """Note the service's clock, which every answer shows in whole seconds."""
+        with suppress(TypeError, ValueError, KeyError):
+            at = parsedate_to_datetime(headers["Date"]).timestamp()
+            self._clock.learn(at, at + 1.0, self._asked_at)
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            async with asyncio.timeout(2.0):
+                await self._client.__aexit__(None, None, None)
+
+
+class _Transport(AioHttpTransport):
+    """Tells *learn* of each answer; *is_plain*: without TLS, as the emulator speaks. The library knows https only."""
+
+    def __init__(self, learn: Callable[[Any], None], *, is_plain: bool) -> None:
+        super().__init__()
+        self._learn = learn
+        self._is_plain = is_plain
+
+    async def send(self, request: Any, **options: Any) -> Any:
+        if self._is_plain:
+            request.url = request.url.replace("https://", "http://", 1)
+        answer = await super().send(request, **options)
+        self._learn(answer.headers)
+        return answer
+
+
+def _seconds(length: Any) -> float | None:
+    return length.total_seconds() if isinstance(length, timedelta) else None

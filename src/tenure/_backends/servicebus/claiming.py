@@ -1,0 +1,175 @@
+"""Claims: of ready messages, of deferred ones, of sessions and of their messages."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from tenure._backends.servicebus.client import LOST, NOT_FOUND, Namespace
+from tenure._backends.servicebus.codec import array_of_longs, received_in, uint_of
+from tenure._backends.servicebus.driver import RELEASED, Disconnected, Outcome, Refused, rejected
+from tenure._backends.servicebus.feed import Feed, Taken
+from tenure._backends.servicebus.feeds import Feeds
+from tenure._backends.servicebus.links import Arrived, ReceiveLink
+from tenure._backends.servicebus.message_format import NATIVE_REASONS, received
+from tenure._backends.servicebus.names import Path
+from tenure._backends.servicebus.places import Places
+from tenure._backends.servicebus.receipts import Held, Receipts
+from tenure._backends.servicebus.service_clock import ServiceClock
+from tenure._backends.servicebus.sessions import Sessions
+from tenure._queue.broker import Claim, NoSession, QueueSettings
+from tenure._queue.message import MAX_DELIVERIES, Delivery, SessionLock, exhausted_description
+from tenure._queue.verdicts import LAPSED, Lapsed
+from tenure._runtime.notifier import Notifier
+from tenure.errors import ConfigError
+
+
+class Claiming:
+    """Takes locks, and keeps what proves them. All of it belongs to the library's thread."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        places: Places,
+        receipts: Receipts,
+        sessions: Sessions,
+        feeds: Feeds,
+        clock: ServiceClock,
+        notifier: Notifier,
+    ) -> None:
+        self._namespace = namespace
+        self._places = places
+        self._receipts = receipts
+        self._sessions = sessions
+        self._feeds = feeds
+        self._clock = clock
+        self._notifier = notifier
+
+    async def receive(self, queue: str, limit: int) -> Claim:
+        """Claim up to *limit* messages."""
+        asked_at = self._namespace.clock.now()
+        try:
+            return await self._claim(queue, limit, asked_at)
+        except Refused as refused:
+            if refused.condition != NOT_FOUND:
+                raise
+            self._places.forget(queue)
+            return await self._claim(queue, limit, asked_at)
+
+    def receive_ready(self, queue: str, limit: int) -> Claim | None:
+        """Claim what has come already for those that wait; None if nothing has. It may be called on any thread."""
+        feed, path = self._feeds.known(queue), self._places.known_path(queue)
+        settings = self._places.known_settings(queue)
+        if feed is None or path is None or settings is None or not feed.has_ready:
+            return None
+        asked_at = self._namespace.clock.now()
+        taken = feed.take_ready(limit)
+        claim, refused = self._delivered(queue, path, feed, taken, settings, asked_at)
+        if refused:
+            self._namespace.post(lambda: feed.settle_soon(refused))
+        return claim if taken.messages else None
+
+    async def _claim(self, queue: str, limit: int, asked_at: float) -> Claim:
+        feed, path = self._feeds.of(queue), await self._places.path_of(queue)
+        settings = await self._places.settings(queue)
+        taken = await feed.claim(limit)
+        claim, refused = self._delivered(queue, path, feed, taken, settings, asked_at)
+        if refused and taken.link is not None:
+            await taken.link.settle(refused)
+        return claim
+
+    def _delivered(
+        self, queue: str, path: Path, feed: Feed, taken: Taken, settings: QueueSettings, asked_at: float
+    ) -> tuple[Claim, list[tuple[Arrived, Outcome]]]:
+        """Return what was taken as a claim, and what is not delivered, each with its outcome."""
+        token = Receipts.new_token()
+        age, deliveries = 0.0, []
+        refused: list[tuple[Arrived, Outcome]] = []
+        for one in taken.messages:
+            held = self._hold(queue, path, one, taken.link, feed, settings.lock)
+            since = asked_at - (held.until - settings.lock)
+            if not path.is_dead and held.received.count >= settings.max_deliveries:
+                # The service counts the deliveries of a copy anew.
+                text = exhausted_description(held.received.count)
+                refused.append((one, rejected(NATIVE_REASONS[MAX_DELIVERIES], text, {})))
+            elif since > settings.lock / 2:  # this process was suspended, perhaps
+                refused.append((one, RELEASED))
+            else:
+                age = max(age, since)
+                self._receipts.add(token, held)
+                deliveries.append(held.received.delivery(queue, token, is_dead=path.is_dead))
+        return Claim(tuple(deliveries), 0.0 if taken.may_be_more or refused else None, (), age), refused
+
+    def _hold(self, queue: str, path: Path, one: Arrived, link: ReceiveLink | None, feed: Feed, lock: float) -> Held:
+        found = received(queue, one.message)
+        if self._places.may_read:  # else the lock's length is not known
+            self._clock.learn(found.locked_until - lock, found.locked_until - lock, one.asked_at)
+        began = feed.times.began(found.locked_until, one.asked_at, one.at)
+        feed.times.learn(found.locked_until, one.asked_at, one.at)
+        return Held(queue, path, one.token, found, one.message, began + lock, one, link)
+
+    async def receive_deferred(self, queue: str, sequences: list[int]) -> Claim:
+        """Claim deferred messages, each by a request of its own: one that is missing must not refuse the others."""
+        path = await self._places.path_of(queue)
+        if await self._places.has_sessions(queue):
+            raise ConfigError(
+                f"deferred messages of {queue!r} belong to sessions, and Service Bus gives them only under the lock of "
+                "theirs; abandon them with a delay instead"
+            )
+        settings = await self._places.settings(queue)
+        asked_at = self._namespace.clock.now()
+        token = Receipts.new_token()
+
+        async def ask(sequence: int) -> Delivery | None:
+            body = {"sequence-numbers": array_of_longs([sequence]), "receiver-settle-mode": uint_of(1)}
+            try:
+                answer = received_in(await self._namespace.ask(path, "receive-by-sequence-number", body))
+            except Refused as refused:
+                if refused.condition in LOST:
+                    return None
+                raise
+            for message, lock_token in answer:
+                found = received(queue, message)
+                self._receipts.add(token, Held(queue, path, lock_token, found, message, asked_at + settings.lock))
+                return found.delivery(queue, token)
+            return None
+
+        found = await asyncio.gather(*map(ask, sequences))
+        return Claim(tuple(one for one in found if one is not None))
+
+    # --- sessions ---
+
+    async def accept(self, queue: str, session: str | None) -> SessionLock | NoSession:
+        """Lock a session; if none is free, begin to wait for one that is, for those that wait for hints."""
+        answer = await self._sessions.accept(queue, session)
+        if isinstance(answer, NoSession) and session is None and self._feeds.of(queue).listeners:
+            self._sessions.wait(queue, partial(self._notifier.notify, queue))
+        return answer
+
+    async def receive_session(self, lock: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session."""
+        held = self._receipts.find_session(lock)
+        if held is None:
+            await self._sessions.expire(lock)
+            return LAPSED
+        wait = held.blocked_until - self._namespace.clock.now()
+        if wait > 0:
+            return Claim((), wait)
+        try:
+            messages = await self._sessions.claim(held, limit)
+        except (Refused, Disconnected):
+            if not held.is_lost:
+                raise
+            await self._sessions.expire(lock)
+            return LAPSED
+        # The service says by detaching the link that a lock is over, which may come later than an empty answer.
+        if not messages and isinstance(await self._sessions.ask(lock, "get-session-state"), Lapsed):
+            return LAPSED
+        deliveries = []
+        for one in messages:
+            found = received(lock.queue, one.message)
+            kept = Held(lock.queue, held.path, one.token, found, one.message, 0.0, one, held.link, held)
+            self._receipts.add(str(lock.token), kept)
+            held.delivered[found.sequence] = kept
+            deliveries.append(found.delivery(lock.queue, lock.token))
+        return Claim(tuple(deliveries))

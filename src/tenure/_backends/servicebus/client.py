@@ -1,0 +1,283 @@
+"""The client of a Service Bus namespace: translates its errors, opens its links, bounds every request.
+
+All of the library runs on one thread (``io_thread``). Each link is opened when it is first needed, and again when it is
+gone: the service detaches links that were idle for ten minutes, and moves connections at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusSubQueue
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import ServiceBusError
+
+from tenure._backends.servicebus.address import Address, Options
+from tenure._backends.servicebus.driver import Connection, Disconnected, Refused, attach, check_library, readable
+from tenure._backends.servicebus.io_thread import IoThread
+from tenure._backends.servicebus.links import ReceiveLink, SendLink
+from tenure._backends.servicebus.names import Path
+from tenure._runtime.clock import Clock
+from tenure._url import Url
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+T = TypeVar("T")
+L = TypeVar("L", bound=Connection)
+
+NOT_FOUND = "amqp:not-found"
+LOST = frozenset(
+    ["com.microsoft:message-lock-lost", "com.microsoft:session-lock-lost", "com.microsoft:message-not-found"]
+)
+"""The conditions that say that a lock is over, or that its message is gone."""
+NO_SESSION = frozenset(["com.microsoft:session-cannot-be-locked", "com.microsoft:timeout"])
+
+_NO_RIGHTS = frozenset(["amqp:unauthorized-access", "com.microsoft:auth-failed", "status 401", "status 403"])
+_BUSY = frozenset(["com.microsoft:server-busy", "com.microsoft:timeout", "amqp:internal-error"])
+
+
+def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> TenureError:
+    """Turn an error of the client or the service into one of ours.
+
+    A permanent error is a ``ConfigError``, unless the namespace *worked* before: then rights or entities are being
+    changed, and may fit soon.
+    """
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    before = " (it worked before, so tenure tries again)" if worked else ""
+    match error:
+        case TimeoutError():
+            return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
+        case Refused(condition=condition) if condition in _NO_RIGHTS:
+            return lasting(
+                f"{url} refuses the request for lack of rights ({condition}): give the identity the role Azure Service "
+                f"Bus Data Owner, or Sender and Receiver; or check the policy of the connection string{before}"
+            )
+        case Refused(condition="amqp:resource-limit-exceeded"):
+            return Unavailable(f"{url} is full, or has reached another quota: {error.text}")
+        case Refused(condition="com.microsoft:entity-disabled"):
+            return Unavailable(f"{url}: the entity is disabled; enable it in the portal: {error.text}")
+        case Refused(condition="amqp:not-found"):
+            return Unavailable(f"{url}: {error.text}")
+        case Refused(condition="amqp:link:message-size-exceeded"):
+            return ConfigError(f"{url} takes no message of this size; send a reference to the data instead")
+        case Refused(condition=condition) if condition in _BUSY:
+            return Unavailable(f"{url} is busy or throttles ({condition}): {error.text}")
+        case Refused(condition="amqp:not-allowed"):
+            return ConfigError(f"{url} doesn't allow this: {error.text}")
+        case Refused():
+            return Unavailable(f"{url} refused the request: {error}")
+        case Disconnected():
+            return Unavailable(f"{url} is disconnected: {error}; check the namespace's name, and the network")
+        case HttpResponseError(status_code=401 | 403):
+            return lasting(
+                f"{url} refuses the request for lack of rights (status {error.status_code}): entities are read, "
+                f"created and changed with the right Manage (role Azure Service Bus Data Owner){before}"
+            )
+        case ClientAuthenticationError():
+            return lasting(
+                f"no identity was found for {url}; log in with az login, or put a connection string into the "
+                f"environment: ?connection_string_env=…{before}"
+            )
+        case HttpResponseError():
+            return Unavailable(f"{url} failed: status {error.status_code}")
+        case ServiceRequestError() | ServiceResponseError():
+            return Unavailable(f"{url} can't be reached for management: {type(error).__name__}; check the network")
+        case ServiceBusError() | AzureError() | OSError():
+            return Unavailable(f"the request to {url} failed: {type(error).__name__}")
+        case ValueError():  # the library's own way to say that something is closed
+            return Unavailable(f"the request to {url} failed: {error}")
+    raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
+
+
+class Namespace:
+    """A namespace in use."""
+
+    def __init__(self, url: Url, address: Address, options: Options, clock: Clock) -> None:
+        check_library()
+        self.url: Url = url
+        self.address: Address = address
+        self.options: Options = options
+        self.clock: Clock = clock
+        self._thread = IoThread("tenure-servicebus")
+        self._client: ServiceBusClient | None = None
+        self._identity: Any = None
+        self._links: dict[tuple[str, str], Any] = {}  # senders, receivers, and connections for requests
+        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        self._sessions: set[ReceiveLink] = set()
+        self._at_close: list[Callable[[], Awaitable[None]]] = []
+        self._worked = False
+        self._closed = False
+
+    async def run(self, request: Callable[[], Coroutine[Any, Any, T]], *, within: float | None = None) -> T:
+        """Return the result of *request*, on the library's thread, within *within* seconds.
+
+        Raises:
+            Unavailable: There was no answer: the request may have been executed, wholly or in part, or not.
+            ConfigError: The namespace can't be used as it is.
+        """
+        if self._closed:
+            raise Unavailable(f"{self.url} is closed; connect again")
+        return await self._thread.run(partial(self._bounded, request, within or self.options.timeout))
+
+    async def _bounded(self, request: Callable[[], Coroutine[Any, Any, T]], within: float) -> T:
+        try:
+            async with asyncio.timeout(within):
+                answer = await request()
+        except (Refused, Disconnected, AzureError, OSError, ValueError) as error:  # a TimeoutError is an OSError
+            raise translate(error, self.url, within, worked=self._worked) from error
+        self._worked = True
+        return answer
+
+    def translated(self, error: Exception) -> TenureError:
+        """Return *error* as one of ours."""
+        return translate(error, self.url, self.options.timeout, worked=self._worked)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is closed, or about to be."""
+        return self._closed
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Call *act* on the library's thread, unless the namespace is closed."""
+        if not self._closed:
+            self._thread.post(act)
+
+    def at_close(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Call *act* on the library's thread before the links are closed."""
+        self._at_close.append(act)
+
+    async def close(self) -> None:
+        """Close every link, and end the thread."""
+        self._closed = True
+        if self._thread.runs:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._thread.run(self._close_all), 10.0)
+            await self._thread.stop()
+
+    async def _close_all(self) -> None:
+        for act in self._at_close:
+            with suppress(Exception):
+                await act()
+        links = [*self._links.values(), *self._sessions]
+        self._links.clear()
+        await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
+        for one in (self._client, self._identity):
+            if one is not None:
+                with suppress(Exception):
+                    await one.close()
+
+    # --- links; called on the library's thread ---
+
+    async def sender(self, entity: str) -> SendLink:
+        """Return the link to an entity."""
+        return await self._link("send", entity, lambda: self._client_here().get_queue_sender(entity), SendLink)
+
+    async def receiver(self, path: Path, arrived: Callable[[], None]) -> ReceiveLink:
+        """Return the link from an entity; *arrived* is called when a message comes, and when the link is gone."""
+        return await self._link(
+            "receive", path.node, lambda: self._receiver(path), lambda owner, now: ReceiveLink(owner, now, arrived)
+        )
+
+    async def session(self, path: Path, name: str | None, wait: float) -> ReceiveLink:
+        """Return a new link with the session called *name*, or with the next one that is free.
+
+        Raises:
+            Refused: There is none, or it is locked.
+        """
+        options = {"session_id": NEXT_AVAILABLE_SESSION if name is None else name, "max_wait_time": wait}
+        link = await self._opened(
+            lambda: self._receiver(path, **options), lambda owner, now: ReceiveLink(owner, now, lambda: None)
+        )
+        self._sessions.add(link)
+        return link
+
+    async def end_session(self, link: ReceiveLink) -> None:
+        """Close the link of a session, which unlocks it."""
+        self._sessions.discard(link)
+        await link.close()
+
+    async def requests(self, path: Path) -> Connection:
+        """Return a connection for requests to the management node of an entity."""
+
+        def browser() -> Any:
+            client = self._client_here()
+            # A receiver can't be had of an entity with sessions, other than for one of them.
+            return cast(Any, client)._create_session_browser(path.entity, path.subscription)
+
+        home = path._replace(is_dead=False)
+        return await self._link("manage", home.node, browser, Connection)
+
+    async def ask(self, path: Path, operation: str, body: dict[str, Any], link: Connection | None = None) -> Any:
+        """Send a request to the management node of an entity; return the value of the answer."""
+        link = link or await self.requests(path)
+        return await link.request(f"{path.node}/$management", operation, body, timeout=self.options.timeout)
+
+    def _existing(self, kind: str, node: str) -> Any:
+        """Return a link if it is open."""
+        link = self._links.get((kind, node.lower()))
+        return link if link is not None and link.lost is None else None
+
+    async def forget(self, node: str) -> None:
+        """Close the links of an entity, which is deleted."""
+        low = node.lower()
+        for key in [key for key in self._links if key[1] in (low, f"{low}/$deadletterqueue")]:
+            await self._links.pop(key).close()
+
+    async def _link(self, kind: str, node: str, make: Callable[[], Any], wrap: Callable[..., L]) -> L:
+        key = kind, node.lower()
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            known: L | None = self._existing(kind, node)
+            if known is not None:
+                return known
+            old = self._links.pop(key, None)
+            if old is not None:
+                await old.close()
+            self._links[key] = link = await self._opened(make, wrap)
+            return link
+
+    async def _opened(self, make: Callable[[], Any], wrap: Callable[..., L]) -> L:
+        owner = make()
+        try:
+            await attach(owner)
+        except Exception as error:
+            raise readable(error) from error
+        link = wrap(owner, self.clock.now)
+        link.start()
+        return link
+
+    def _receiver(self, path: Path, **options: Any) -> Any:
+        client = self._client_here()
+        if path.is_dead:
+            options["sub_queue"] = ServiceBusSubQueue.DEAD_LETTER
+        if path.subscription is None:
+            return client.get_queue_receiver(path.entity, **options)
+        return client.get_subscription_receiver(path.entity, path.subscription, **options)
+
+    def _client_here(self) -> ServiceBusClient:
+        if self._client is None:
+            # The callers retry: the library's own retries take longer than a lock.
+            text = self.address.connection_string
+            if text is not None:
+                self._client = ServiceBusClient.from_connection_string(text, retry_total=0)
+            else:
+                from azure.identity.aio import DefaultAzureCredential  # slow to import, and not needed with a secret
+
+                self._identity = DefaultAzureCredential()
+                self._client = ServiceBusClient(self.address.host, self._identity, retry_total=0)
+        return self._client
+
+    @property
+    def credential(self) -> Any:
+        """The identity of the process, if that is used."""
+        self._client_here()
+        return self._identity

@@ -1,0 +1,90 @@
+"""Dead letters: peek, redrive and purge. They are in the entity's own sub-queue, and no service moves them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.feeds import Feeds
+from tenure._backends.servicebus.links import Arrived, ReceiveLink
+from tenure._backends.servicebus.looking import looked_at
+from tenure._backends.servicebus.message_format import Received, copied
+from tenure._backends.servicebus.places import Places
+from tenure._backends.servicebus.removal import Act, nothing, remove
+from tenure._backends.servicebus.sending import Sending
+from tenure._backends.servicebus.service_clock import ServiceClock
+from tenure._queue.broker import Selection
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import DeadMessage, dead_message_of
+from tenure.errors import ConfigError
+
+
+class DeadLetters:
+    """The dead letters of every queue. All of it belongs to the library's thread."""
+
+    def __init__(
+        self, namespace: Namespace, places: Places, sending: Sending, clock: ServiceClock, feeds: Feeds
+    ) -> None:
+        self._namespace = namespace
+        self._places = places
+        self._sending = sending
+        self._clock = clock
+        self._feeds = feeds
+
+    async def peek(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters in order of sequence, without locking them."""
+        path = await self._places.existing(dead_letters_of(queue))
+        which = which.at(self._clock.now())
+        shown: list[DeadMessage] = []
+        async for found, _ in looked_at(self._namespace, path, queue, which.after):
+            if len(shown) >= limit:
+                break
+            if which.fits(found.sequence, found.id, found.death):
+                delivery = found.delivery(queue, "", is_dead=True)._replace(delivery_count=found.deaths_count)
+                shown.append(dead_message_of(queue, delivery, found.death))
+        return shown
+
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool, to: str | None) -> int:
+        """Send dead letters again, to *queue* or to another, and remove them: each is written before it is removed."""
+        path = await self._places.existing(queue)
+        if path is None:
+            return 0
+        target = queue if to is None else to
+        if to is None and path.subscription is not None:
+            raise ConfigError(
+                f"dead letters of the subscription {queue!r} can't be put back: its topic would give them to every "
+                "subscription; redrive them to a queue of their own: to=…"
+            )
+        new_id = not dry_run and await self._places.detects_duplicates(target)
+
+        async def send(chosen: list[tuple[Received, Arrived]]) -> None:
+            encoded = []
+            for found, arrived in chosen:
+                notes = replace(found.notes, history=found.death.history, deliveries=0, died_at=None, died_after=None)
+                encoded.append(copied(found, arrived.message, notes, new_id=new_id))
+            if encoded:
+                has_session = any(found.session is not None for found, _ in chosen)
+                await self._sending.send(target, encoded, sessions=has_session)
+
+        return await self._remove(queue, which, limit, send, dry_run=dry_run)
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good, oldest first."""
+        if await self._places.existing(queue) is None:
+            return 0
+        return await self._remove(queue, which, limit, nothing, dry_run=False)
+
+    async def _remove(self, queue: str, which: Selection, limit: int | None, act: Act, *, dry_run: bool) -> int:
+        which = which.at(self._clock.now())
+        name = dead_letters_of(queue)
+        feed = self._feeds.of(name)
+
+        async def claim(most: int) -> tuple[ReceiveLink | None, list[Arrived]]:
+            taken = await feed.claim(most)
+            return taken.link, taken.messages
+
+        def is_selected(found: Received) -> bool:
+            return which.fits(found.sequence, found.id, found.death)
+
+        return await remove(queue, claim, is_selected, limit, act, dry_run=dry_run)

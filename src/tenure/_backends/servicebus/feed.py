@@ -1,0 +1,211 @@
+"""The messages of one queue on their way to this process: claims, and the wait for the next message.
+
+A claim gives the service leave for some messages, takes what comes, and takes the rest of the leave back: no message is
+locked that nobody asked for. While a consumer waits, there is leave for one message. It is a hint; the next claim takes
+it. If none does, it is handed back, uncounted: a lock never ends in the buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from azure.core.exceptions import AzureError
+
+from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.driver import RELEASED, Disconnected, Outcome, Refused
+from tenure._backends.servicebus.links import Arrived, ReceiveLink
+from tenure._backends.servicebus.names import Path
+from tenure._backends.servicebus.service_clock import LockTimes
+from tenure._runtime.tasks import Tasks
+from tenure.errors import TenureError
+
+LOOK = 0.25
+"""Seconds that a claim waits for a first message: the service needs a moment to look."""
+
+CREDIT_MAX = 2_000
+"""The most messages that a claim asks for."""
+
+HOLD = 1.0
+"""Seconds for which a message that gave a hint waits for a claim."""
+
+REOPEN = 1.0
+"""Seconds until a lost link is opened again for those that wait for a hint."""
+
+
+class Taken(NamedTuple):
+    """What a claim has brought."""
+
+    link: ReceiveLink | None
+    messages: list[Arrived]
+    may_be_more: bool = False
+    """Whether it was only looked at what had come already."""
+
+
+class Feed:
+    """The link of one queue, or of its dead letters. All of it belongs to the library's thread."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        path: Callable[[], Awaitable[Path]],
+        waits_for_sessions: Callable[[], Awaitable[bool]],
+        hint: Callable[[], None],
+    ) -> None:
+        self._namespace = namespace
+        self._path = path
+        self._waits_for_sessions = waits_for_sessions
+        self._hint = hint
+        self._turn = asyncio.Lock()
+        self._link: ReceiveLink | None = None
+        self._releasing: asyncio.TimerHandle | None = None
+        self._opening: asyncio.TimerHandle | None = None
+        self._tasks = Tasks()
+        self._claiming = False
+        self._is_idle = False
+        self.times = LockTimes()
+        self.listeners = 0
+        """How many wait for hints."""
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a message has come that nobody has claimed; on any thread."""
+        link = self._link
+        return link is not None and bool(link.ready)
+
+    def take_ready(self, limit: int) -> Taken:
+        """Take up to *limit* messages that have come already; on any thread."""
+        link = self._link
+        return Taken(link, [] if link is None else _take(link, limit), may_be_more=True)
+
+    def settle_soon(self, verdicts: list[tuple[Arrived, Outcome]]) -> None:
+        """Settle messages that are not delivered."""
+        if (link := self._link) is not None:
+            self._tasks.spawn(link.settle(verdicts))
+
+    async def claim(self, limit: int) -> Taken:
+        """Take up to *limit* messages, and wait for none longer than the service needs to look."""
+        async with self._turn:
+            link = self._link = await self._opened()
+            if link.ready:  # what gave a hint: it is handed on at once, and the next claim looks for more
+                return Taken(link, _take(link, limit), may_be_more=True)
+            self._claiming = True
+            try:
+                await link.ask(min(limit, CREDIT_MAX))
+                is_first = await link.until_more(LOOK)
+                if is_first and self.listeners and self._is_idle:
+                    # One that waits gets the first at once; the leave for the others stays until the next claim.
+                    self._release_later()
+                    return Taken(link, _take(link, limit), may_be_more=True)
+                await link.drain()
+                found = _take(link, limit)
+                self._is_idle = not found
+            except BaseException:
+                self._tasks.spawn(self._give_up(link))
+                raise
+            finally:
+                self._claiming = False
+            if len(found) < min(limit, CREDIT_MAX) and self.listeners:
+                await link.ask(1)
+            return Taken(link, found, may_be_more=len(found) == CREDIT_MAX)
+
+    def begin_listening(self) -> None:
+        """Let one more wait for hints."""
+        self.listeners += 1
+        self._tasks.spawn(self._wait_for_one())
+
+    def end_listening(self) -> None:
+        """Let one less wait for hints."""
+        self.listeners -= 1
+        if self.listeners == 0 and self._link is not None and self._link.lost is None:
+            self._tasks.spawn(self._release_in_turn(self._link))
+
+    async def _wait_for_one(self) -> None:
+        async with self._turn:
+            try:
+                if await self._waits_for_sessions():
+                    return
+                link = self._link = await self._opened()
+                if link.credit == 0 and not link.ready:
+                    await link.ask(1)
+            except (Refused, Disconnected, OSError, ValueError, AzureError, TenureError):
+                self._open_later()
+            else:
+                self._hint()  # after an interruption, there may be messages that were missed
+
+    async def _opened(self) -> ReceiveLink:
+        return await self._namespace.receiver(await self._path(), self._on_arrival)
+
+    def _on_arrival(self) -> None:
+        """A message has come, or the link is gone."""
+        link = self._link
+        if link is None:
+            return
+        if link.lost is not None:
+            if self.listeners and not self._namespace.is_closed:
+                self._open_later()
+            return
+        if not self._claiming:
+            self._hint()
+            self._release_later()
+
+    def _open_later(self) -> None:
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().call_later(REOPEN, self._open_again)
+
+    def _open_again(self) -> None:
+        self._opening = None
+        if self.listeners and not self._namespace.is_closed:
+            self._tasks.spawn(self._wait_for_one())
+
+    def _release_later(self) -> None:
+        if self._releasing is None:
+            self._releasing = asyncio.get_running_loop().call_later(HOLD, self._release)
+
+    def _stop_releasing(self) -> None:
+        if self._releasing is not None:
+            self._releasing.cancel()
+            self._releasing = None
+
+    def _release(self) -> None:
+        """Hand back what has waited for a claim for too long; what came later waits for its own turn."""
+        self._releasing = None
+        link = self._link
+        if link is None or not link.ready:
+            return
+        if self._namespace.clock.now() - link.ready[0].at < HOLD / 2:
+            self._release_later()
+        else:
+            self._tasks.spawn(self._release_in_turn(link))
+
+    async def _release_in_turn(self, link: ReceiveLink) -> None:
+        async with self._turn:
+            await self._give_up(link)
+
+    async def _give_up(self, link: ReceiveLink) -> None:
+        """Take the leave back, and hand back what came for it."""
+        self._stop_releasing()
+        with suppress(Refused, Disconnected, OSError, ValueError):
+            await link.drain()
+            await link.settle([(one, RELEASED) for one in _take(link, len(link.ready))])
+
+    async def close(self) -> None:
+        """Cancel the timers, and hand back what waits for a claim."""
+        self._stop_releasing()
+        if self._opening is not None:
+            self._opening.cancel()
+        await self._tasks.cancel_all()
+        if self._link is not None and self._link.lost is None:
+            async with asyncio.timeout(1.0):
+                await self._give_up(self._link)
+
+
+def _take(link: ReceiveLink, limit: int) -> list[Arrived]:
+    """Take up to *limit* messages; another thread may take some, too."""
+    found: list[Arrived] = []
+    with suppress(IndexError):
+        while len(found) < limit:
+            found.append(link.ready.popleft())
+    return found

@@ -1,0 +1,220 @@
+"""Links to and from entities: messages that are sent and received, and verdicts, many of them on their way at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+from azure.servicebus._pyamqp.constants import LinkDeliverySettleReason
+from azure.servicebus._pyamqp.message import BatchMessage
+from azure.servicebus._pyamqp.performatives import DispositionFrame
+
+from tenure._backends.servicebus.codec import text_of
+from tenure._backends.servicebus.driver import BATCH_BYTES, Connection, Disconnected, Outcome, Refused, readable
+
+DRAIN_MAX = 5.0
+"""Seconds that the service has to take credit back."""
+
+
+class Arrived(NamedTuple):
+    """A message that came on a link."""
+
+    delivery_id: int
+    tag: bytes
+    message: Any
+    """As the library decodes it."""
+    asked_at: float
+    """When the credit for it was given: its lock can't have begun before."""
+    at: float
+    """When it was read."""
+
+    @property
+    def token(self) -> UUID:
+        """The token of its lock."""
+        return UUID(bytes_le=self.tag)
+
+
+class SendLink(Connection):
+    """A link to an entity."""
+
+    def __init__(self, owner: Any, clock: Callable[[], float]) -> None:
+        super().__init__(owner, clock)
+        self._sending = asyncio.Lock()
+        self._free = asyncio.Semaphore(100)
+
+    @property
+    def size_max(self) -> int:
+        """The largest message in bytes, its headers included."""
+        return cast(int, self._link.remote_max_message_size or BATCH_BYTES)
+
+    async def send(self, messages: Sequence[bytes]) -> None:
+        """Send encoded messages in one transfer, and wait until it is accepted.
+
+        Raises:
+            Refused: It was not.
+        """
+        batch = BatchMessage(data=[bytes(one) for one in messages])
+        async with self._free:
+            answer = self._future()
+
+            async def settled(reason: LinkDeliverySettleReason, state: Any) -> None:
+                if not answer.done():
+                    answer.set_result((reason, state))
+
+            async with self._sending:  # a large one takes several frames
+                await self._link.send_transfer(batch, on_send_complete=settled, timeout=0)
+            reason, state = await answer
+        if reason is not LinkDeliverySettleReason.DISPOSITION_RECEIVED:
+            raise Disconnected("the link was detached before the answer came")
+        if "accepted" not in state:
+            raise _refusal(state)
+
+
+class ReceiveLink(Connection):
+    """A link from an entity. It has credit only while messages are asked for, or waited for."""
+
+    def __init__(self, owner: Any, clock: Callable[[], float], arrived: Callable[[], None]) -> None:
+        super().__init__(owner, clock)
+        self._arrived = arrived
+        self.ready: deque[Arrived] = deque()
+        """Messages that have come, and that nobody has taken yet."""
+        self._asked_at = clock()
+        self._more: asyncio.Future[None] | None = None  # done when a message comes
+        self._drained: asyncio.Future[None] | None = None
+        self._outcomes: dict[int, asyncio.Future[Any]] = {}
+        self.unsettled: set[int] = set()
+        """The deliveries that can be settled on this link."""
+        self._link._on_transfer = self._on_message
+        self._link._incoming_flow = self._on_flow
+        self._link._incoming_disposition = self._on_disposition
+
+    @property
+    def session(self) -> tuple[str, float] | None:
+        """The name of the session that this link has locked, and until when."""
+        session = self._owner.session
+        if session is None:
+            return None
+        until = session.locked_until_utc
+        return session.session_id, 0.0 if until is None else until.timestamp()
+
+    @property
+    def credit(self) -> int:
+        """For how many messages the service has leave."""
+        return cast(int, self._link.current_link_credit)
+
+    async def ask(self, count: int) -> None:
+        """Give leave for *count* messages, in place of what was given before."""
+        self.check_alive()
+        if self.credit == 0:
+            self._asked_at = self._now()
+        self.used_at = self._now()
+        await self._link.flow(link_credit=count)
+
+    async def until_more(self, seconds: float) -> bool:
+        """Wait until a message comes; return whether one did."""
+        if self.ready:
+            return True
+        self._more = self._future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._more
+        except TimeoutError:
+            return bool(self.ready)
+        finally:
+            self._more = None
+        return True
+
+    async def drain(self) -> None:
+        """Take all leave back: the service sends at once what it has for it, and then nothing more."""
+        if self.credit == 0:
+            return
+        drained = self._drained = self._future()
+        try:
+            await self._link.flow(link_credit=self.credit, drain=True)
+            async with asyncio.timeout(DRAIN_MAX):
+                await drained
+        except TimeoutError:
+            self._lose(Disconnected("the service did not take the credit back"))
+            raise Disconnected("the service did not take the credit back") from None
+        finally:
+            self._drained = None
+
+    async def settle(self, verdicts: Sequence[tuple[Arrived, Outcome]]) -> list[Exception | None]:
+        """Pass verdicts, all of them before the first answer; return for each None, or why it was not accepted."""
+        futures: list[asyncio.Future[Any] | Exception] = []
+        for one, outcome in verdicts:
+            try:
+                future = self._outcomes[one.delivery_id] = self._future()
+                self.unsettled.discard(one.delivery_id)
+                frame = DispositionFrame(
+                    role=True, first=one.delivery_id, last=None, settled=False, state=outcome.state, batchable=None
+                )
+                await self._session._outgoing_disposition(frame)
+            except Exception as error:
+                self._outcomes.pop(one.delivery_id, None)
+                futures.append(readable(error))
+            else:
+                futures.append(future)
+        answers: list[Exception | None] = []
+        for (one, outcome), each in zip(verdicts, futures, strict=True):
+            if isinstance(each, Exception):
+                answers.append(each)
+                continue
+            try:
+                state = await each
+                answers.append(None if outcome.name in state and not _error_in(state) else _refusal(state))
+            except (Refused, Disconnected) as error:
+                answers.append(error)
+            finally:
+                self._outcomes.pop(one.delivery_id, None)
+        return answers
+
+    # --- called by the library, from the reading task ---
+
+    async def _on_message(self, frame: Any, message: Any) -> None:
+        self.unsettled.add(frame[1])
+        self.ready.append(Arrived(frame[1], bytes(frame[2]), message, self._asked_at, self._now()))
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+        if self._drained is not None and self.credit == 0 and not self._drained.done():
+            self._drained.set_result(None)  # all leave was used: then the service doesn't say so
+        self._arrived()
+
+    async def _on_flow(self, frame: Any) -> None:
+        count, credit = frame[5], frame[6]
+        if count is None or credit is None:
+            return
+        if self._drained is not None and credit == 0:
+            self._link.delivery_count, self._link.current_link_credit = count, 0
+            if not self._drained.done():
+                self._drained.set_result(None)
+
+    async def _on_disposition(self, frame: Any) -> None:
+        if frame[0] or not frame[3]:  # from a receiver, or not settled yet
+            return
+        first, last = frame[1], frame[1] if frame[2] is None else frame[2]
+        for number in [one for one in self._outcomes if first <= one <= last]:
+            future = self._outcomes.pop(number)
+            if not future.done():
+                future.set_result(frame[4])
+
+    def _ended(self) -> None:
+        self.ready.clear()
+        self.unsettled.clear()
+        self._arrived()
+
+
+def _error_in(state: Any) -> Any:
+    found = state.get("rejected")
+    return found[0] if found and found[0] else None
+
+
+def _refusal(state: Any) -> Exception:
+    """Return the error in the state of a delivery."""
+    error = _error_in(state)
+    if error is None:
+        return Refused("unknown", f"the service answered with {', '.join(map(str, state))}")
+    return Refused(text_of(error[0]), text_of(error[1]) if len(error) > 1 else "")

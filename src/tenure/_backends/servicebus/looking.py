@@ -1,0 +1,37 @@
+"""Messages that are looked at without a lock, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tenure._backends.servicebus.client import NOT_FOUND, Namespace
+from tenure._backends.servicebus.codec import long_of, received_in
+from tenure._backends.servicebus.driver import Refused
+from tenure._backends.servicebus.message_format import Received, received
+from tenure._backends.servicebus.names import Path
+from tenure._queue.checks import INT_MAX
+
+PAGE = 100
+
+ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
+
+
+async def looked_at(
+    namespace: Namespace, path: Path | None, queue: str, after: int = 0
+) -> AsyncIterator[tuple[Received, Any]]:
+    """Yield the messages of an entity with a sequence above *after*, in order; none if there is no such entity."""
+    while path is not None and after < INT_MAX:
+        body = {"from-sequence-number": long_of(after + 1), "message-count": PAGE}
+        try:
+            page = received_in(await namespace.ask(path, "peek-message", body))
+        except Refused as refused:
+            if refused.condition == NOT_FOUND:
+                return
+            raise
+        for message, _ in page:
+            found = received(queue, message)
+            after = found.sequence
+            yield found, message
+        if not page:
+            return

@@ -1,0 +1,450 @@
+"""Which entity the name of a queue means, and its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, cast
+
+from tenure._backends.servicebus.administration import Administration, Entity, NoRights
+from tenure._backends.servicebus.client import NOT_FOUND, Namespace
+from tenure._backends.servicebus.codec import uint_of
+from tenure._backends.servicebus.driver import Refused
+from tenure._backends.servicebus.names import Path, entity_of, home_of, may_be_subscription, subscription_of
+from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure.errors import ConfigError, Unavailable
+
+LOCK_LEAST = 5.0
+"""Seconds: the shortest lock that Service Bus allows. It is what is trusted where the lock can't be read."""
+
+SETTINGS_KEPT = 10.0
+"""Seconds for which the settings that were read are used."""
+
+CHECK_AFTER = 0.25
+"""Seconds after which to check that a setting still has the value that was written."""
+
+METADATA_MAX = 1_024
+
+NATIVE = ("lock", "max_deliveries", "dedupe_window")
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What tenure keeps in an entity's user metadata."""
+
+    name: str | None = None
+    """The queue's name, where that of the entity differs."""
+    declared: tuple[str, ...] = ()
+    """The settings that were declared; None of them if tenure did not create the entity."""
+    body_max: int | None = None
+    dead_retention: float | None = None
+    idle_at: float | None = None
+    is_open: bool = False
+    """Whether it was only declared, so that its first use decides whether it has sessions."""
+
+    @classmethod
+    def read(cls, metadata: str) -> Noted | None:
+        """Return what is noted; None if tenure has noted nothing."""
+        try:
+            found: dict[str, Any] = json.loads(metadata)["tenure"]
+            return cls(
+                found.get("name"),
+                tuple(map(str, found.get("declared", ()))),
+                found.get("body_max"),
+                found.get("dead_retention"),
+                found.get("idle_at"),
+                bool(found.get("open")),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def written(self) -> str:
+        """Return it as user metadata."""
+        given = {
+            "name": self.name,
+            "declared": list(self.declared),
+            "body_max": self.body_max,
+            "dead_retention": self.dead_retention,
+            "idle_at": self.idle_at,
+            "open": self.is_open or None,
+        }
+        text = json.dumps({"tenure": {name: value for name, value in given.items() if value not in (None, [])}})
+        if len(text) > METADATA_MAX:
+            raise ConfigError("the queue's name is too long for Service Bus to keep; choose a shorter one")
+        return text
+
+
+class Places:
+    """Names of queues, and the entities that they mean. All methods are called on the library's thread."""
+
+    def __init__(self, namespace: Namespace, administration: Administration) -> None:
+        self._namespace = namespace
+        self._administration = administration
+        self._paths: dict[str, Path] = {}
+        self._finding: dict[str, asyncio.Lock] = {}
+        self._settings: dict[str, tuple[float, QueueSettings]] = {}
+        self._has_sessions: dict[str, bool] = {}
+        self._decided: set[str] = set()
+
+    @property
+    def may_read(self) -> bool:
+        """Whether this process has read settings, and may do so."""
+        return self._administration.may_manage is True
+
+    @property
+    def known(self) -> list[str]:
+        """The queues that this process has used."""
+        return sorted(self._paths)
+
+    def known_path(self, name: str) -> Path | None:
+        """Return the entity of a queue if it is known; on any thread."""
+        found = self._paths.get(home_of(name))
+        return None if found is None else found._replace(is_dead=name.endswith(DEAD_SUFFIX))
+
+    def known_settings(self, name: str) -> QueueSettings | None:
+        """Return the settings of a queue if they were read not long ago; on any thread."""
+        known = self._settings.get(home_of(name))
+        return known[1] if known is not None and self._namespace.clock.now() < known[0] + SETTINGS_KEPT else None
+
+    async def path_of(self, name: str, *, sessions: bool = False) -> Path:
+        """Return the entity of a queue, or of its dead letters; create it with *sessions* or without, if it may be.
+
+        Raises:
+            ConfigError: There is none of this name, and it may not be created.
+        """
+        found = await self.existing(name)
+        home = home_of(name)
+        if found is not None:
+            if home not in self._decided and self._namespace.options.create:
+                await self._decide(home, found._replace(is_dead=False), sessions=sessions)
+            return found
+        if not self._namespace.options.create:
+            raise _missing(self._namespace, home)
+        async with self._finding.setdefault(home, asyncio.Lock()):
+            if home not in self._paths:
+                await self._create(home, {}, sessions=sessions)
+                self._paths[home] = Path(entity_of(home))
+                self._decided.add(home)
+        return self._paths[home]._replace(is_dead=name.endswith(DEAD_SUFFIX))
+
+    async def existing(self, name: str) -> Path | None:
+        """Return the entity of a queue, or of its dead letters; None if there is none of this name."""
+        home = home_of(name)
+        found = self._paths.get(home)
+        if found is None:
+            found = await self._find(home)
+            if found is None:
+                return None
+            self._paths[home] = found
+        return found._replace(is_dead=name.endswith(DEAD_SUFFIX))
+
+    async def _decide(self, home: str, path: Path, *, sessions: bool) -> None:
+        """Decide at the first use of a queue that was only declared whether it has sessions, which can't be changed.
+
+        Nothing was sent to it yet: with sessions, it is made anew.
+        """
+        async with self._finding.setdefault(home, asyncio.Lock()):
+            if home in self._decided:
+                return
+            try:
+                entity = await self._administration.find(path)
+            except NoRights:
+                entity = None
+            noted = Noted.read(entity.metadata) if entity is not None else None
+            if entity is not None and noted is not None and noted.is_open:
+                closed = Noted(**{**_fields(noted), "is_open": False})
+                if sessions and not entity.sessions:
+                    await self._administration.delete(path)
+                    await self._namespace.forget(path.node)
+                    await self._administration.create(path.entity, _options(settings_of(entity), closed, sessions=True))
+                else:
+                    await self._administration.update(path, {"user_metadata": closed.written()})
+                self._has_sessions[home] = sessions
+            self._decided.add(home)
+
+    async def is_open(self, name: str) -> bool:
+        """Return whether it is not decided yet whether a queue has sessions."""
+        home = home_of(name)
+        path = await self.existing(home)
+        if path is None or home in self._decided or not self._namespace.options.create:
+            return path is None
+        try:
+            entity = await self._administration.find(path)
+        except NoRights:
+            return False
+        noted = Noted.read(entity.metadata) if entity is not None else None
+        if entity is None or (noted is not None and noted.is_open):
+            return True
+        self._decided.add(home)
+        return False
+
+    def note_sessions(self, name: str) -> None:
+        """Note that a queue has sessions."""
+        self._has_sessions[home_of(name)] = True
+
+    def forget(self, name: str) -> None:
+        """Look again for the entity of a queue when it is next used."""
+        home = home_of(name)
+        self._paths.pop(home, None)
+        self._settings.pop(home, None)
+        self._has_sessions.pop(home, None)
+        self._decided.discard(home)
+
+    async def has_sessions(self, name: str) -> bool:
+        """Return whether a queue requires sessions, as far as this process may know."""
+        home = home_of(name)
+        if home not in self._has_sessions:
+            await self.settings(home, fresh=True)
+        return self._has_sessions.get(home, False)
+
+    async def detects_duplicates(self, name: str) -> bool:
+        """Return whether the service may take a message for a duplicate; it may, where that can't be read."""
+        path = await self.existing(name)
+        if path is None or path.subscription is not None:
+            return False
+        try:
+            entity = await self._administration.find(path)
+        except NoRights:
+            return True
+        return entity is not None and entity.dedupe_window is not None
+
+    # --- settings ---
+
+    async def settings(self, name: str, *, fresh: bool = False) -> QueueSettings:
+        """Return the settings that hold; the usual ones if there is no such queue."""
+        home, now = home_of(name), self._namespace.clock.now()
+        known = self._settings.get(home)
+        if known is not None and not fresh and now < known[0] + SETTINGS_KEPT:
+            return known[1]
+        path = await self.existing(home)
+        found = QueueSettings()
+        if path is not None:
+            try:
+                entity = await self._administration.find(path)
+            except NoRights:
+                found = QueueSettings(lock=self._namespace.options.lock or LOCK_LEAST)
+            else:
+                if entity is not None:
+                    self._has_sessions[home] = entity.sessions
+                    found = settings_of(entity)
+                else:
+                    self.forget(home)
+        self._settings[home] = now, found
+        return found
+
+    async def declare(self, name: str, changes: QueueOptions, *, only_undeclared: bool) -> QueueSettings:
+        """Write *changes* into the settings of a queue; return those that hold then.
+
+        An entity is changed as a whole, and without a condition. So it is read again a moment later, and written again
+        if another process has written meanwhile. Of several that declare a setting at the same time, the first one
+        certainly wins only on a queue that doesn't exist yet.
+        """
+        if not self._namespace.options.create:
+            return await self._compared(name, changes, only_undeclared=only_undeclared)
+        while True:  # until the request times out
+            path = await self.existing(name)
+            entity = None if path is None else await self._readable(path)
+            if path is None or entity is None:
+                self.forget(name)
+                if await self._create(name, changes, sessions=False, is_open=True):
+                    return await self.settings(name, fresh=True)
+                continue
+            declared = declared_of(entity)
+            if only_undeclared:
+                changes = undeclared(changes, declared)
+            if all(declared.get(option) == value for option, value in changes.items()):
+                return await self.settings(name, fresh=True)
+            await self._administration.update(path, _native(changes, entity, name))
+            await asyncio.sleep(CHECK_AFTER)
+
+    async def _compared(self, name: str, changes: QueueOptions, *, only_undeclared: bool) -> QueueSettings:
+        """Return the settings, which this process may not change; the caller compares them with what it expects."""
+        holds = await self.settings(name, fresh=True)
+        wanted = {option: value for option, value in changes.items() if getattr(holds, option) != value}
+        if wanted and not only_undeclared:
+            listed = ", ".join(f"{option}={value!r}" for option, value in wanted.items())
+            raise ConfigError(
+                f"the settings of {name!r} belong to its entity and are not changed ({listed}); change them in the "
+                "portal, or connect with ?create=yes and the right Manage"
+            )
+        return holds
+
+    async def note(self, name: str, idle_at: float) -> None:
+        """Note when a queue may be deleted if it is not used; create it if it is missing."""
+        path = await self.path_of(name)
+        entity = await self._readable(path)
+        noted = Noted.read(entity.metadata) if entity is not None else None
+        changed = Noted(**{**_fields(noted or Noted()), "idle_at": idle_at})
+        await self._administration.update(path, {"user_metadata": changed.written()})
+
+    async def _readable(self, path: Path) -> Entity | None:
+        try:
+            return await self._administration.find(path)
+        except NoRights:
+            raise no_rights(self._namespace, "reading and changing entities") from None
+
+    async def _create(self, name: str, changes: QueueOptions, *, sessions: bool, is_open: bool = False) -> bool:
+        """Create a queue; return False if another process has done so."""
+        entity = entity_of(name)
+        settings = QueueSettings(**changes)
+        _check_native(settings)
+        noted = Noted(
+            None if entity == name else name,
+            tuple(changes),
+            changes.get("body_max"),
+            _retention(changes),
+            is_open=is_open,
+        )
+        self._settings.pop(name, None)
+        try:
+            return await self._administration.create(entity, _options(settings, noted, sessions=sessions))
+        except NoRights:
+            raise no_rights(self._namespace, f"creating {name!r} (?create=yes)") from None
+
+    async def _find(self, name: str) -> Path | None:
+        """Return the entity that *name* means; without the right to look, the one that its form means."""
+        written = subscription_of(name)
+        paths = [Path(*written)] if written else [Path(entity_of(name))]
+        if not written and (maybe := may_be_subscription(name)) is not None:
+            paths.append(Path(*maybe))
+        if self._administration.may_manage is not False:
+            try:
+                for path in paths:
+                    if await self._administration.find(path) is not None:
+                        return path
+                return None
+            except NoRights:
+                pass
+        for path in paths:
+            if await self._answers(path):
+                return path
+        return None
+
+    async def _answers(self, path: Path) -> bool:
+        """Return whether there is an entity, found out by opening its management node."""
+        body = {"from-sequence-number": 1, "message-count": uint_of(1)}
+        try:
+            await self._namespace.ask(path, "peek-message", body)
+        except Refused as refused:
+            if refused.condition == NOT_FOUND:
+                return False
+            if refused.condition == "amqp:unauthorized-access":  # a sender need not be able to look
+                return True
+            raise
+        return True
+
+
+def settings_of(entity: Entity) -> QueueSettings:
+    """Return the settings of an entity."""
+    noted = Noted.read(entity.metadata) or Noted()
+    usual = QueueSettings()
+    return QueueSettings(
+        lock=entity.lock,
+        max_deliveries=entity.max_deliveries,
+        dedupe_window=0.0 if entity.dedupe_window is None else entity.dedupe_window,
+        body_max=noted.body_max or usual.body_max,
+        dead_retention=noted.dead_retention or usual.dead_retention,
+    )
+
+
+def declared_of(entity: Entity) -> QueueOptions:
+    """Return the settings that were declared: of an entity that tenure did not create, all that it has."""
+    noted, holds = Noted.read(entity.metadata), settings_of(entity)
+    names = NATIVE if noted is None else noted.declared
+    return cast(QueueOptions, {name: getattr(holds, name) for name in names})
+
+
+def _native(changes: QueueOptions, entity: Entity, name: str) -> dict[str, Any]:
+    """Return *changes* as those of an entity.
+
+    Raises:
+        ConfigError: It can't have these settings.
+    """
+    _check_native(QueueSettings(**changes))
+    noted = Noted.read(entity.metadata)
+    if noted is None and entity.metadata:
+        raise ConfigError(
+            f"the entity of {name!r} has user metadata of another program, so tenure can't keep its settings there; "
+            "change them in the portal"
+        )
+    if "dedupe_window" in changes and entity.dedupe_window is None:
+        raise ConfigError(
+            f"the entity of {name!r} was created without duplicate detection, which can't be changed; create it anew"
+        )
+    kept = _fields(noted or Noted(declared=NATIVE))
+    declared = (*kept["declared"], *(option for option in changes if option not in kept["declared"]))
+    given = {option: value for option, value in changes.items() if option in ("body_max", "dead_retention")}
+    if given.get("dead_retention") == math.inf:
+        given["dead_retention"] = None
+    found: dict[str, Any] = {"user_metadata": Noted(**{**kept, **given, "declared": declared}).written()}
+    if "lock" in changes:
+        found["lock_duration"] = timedelta(seconds=changes["lock"])
+    if "max_deliveries" in changes:
+        found["max_delivery_count"] = changes["max_deliveries"]
+    if "dedupe_window" in changes:
+        found["duplicate_detection_history_time_window"] = timedelta(seconds=changes["dedupe_window"])
+    return found
+
+
+def _options(settings: QueueSettings, noted: Noted, *, sessions: bool) -> dict[str, Any]:
+    """Return the options with which a queue is created."""
+    return {
+        "lock_duration": timedelta(seconds=settings.lock),
+        "max_delivery_count": settings.max_deliveries,
+        "requires_session": sessions,
+        "requires_duplicate_detection": True,
+        "duplicate_detection_history_time_window": timedelta(seconds=settings.dedupe_window),
+        "dead_lettering_on_message_expiration": True,
+        "user_metadata": noted.written(),
+    }
+
+
+def _check_native(settings: QueueSettings) -> None:
+    if not 20.0 <= settings.dedupe_window <= 604_800.0:
+        raise ConfigError(
+            f"dedupe_window ({settings.dedupe_window:g} s) must be from 20 s to 7 days on this backend; try "
+            "dedupe_window=20"
+        )
+
+
+def _retention(changes: QueueOptions) -> float | None:
+    found = changes.get("dead_retention", math.inf)
+    return None if found == math.inf else found
+
+
+def _fields(noted: Noted) -> dict[str, Any]:
+    return {each.name: getattr(noted, each.name) for each in fields(noted)}
+
+
+def no_rights(namespace: Namespace, what: str) -> ConfigError:
+    """Return the error for an operation that this process has no right to."""
+    return ConfigError(
+        f"{namespace.url}: {what} needs the right Manage; give the identity the role Azure Service Bus Data Owner, or "
+        "use a policy with Manage"
+    )
+
+
+def _missing(namespace: Namespace, name: str) -> ConfigError | Unavailable:
+    return ConfigError(
+        f"{namespace.url} has no queue {name!r}, and no subscription of this name; create it in the portal, or connect "
+        "with ?create=yes"
+    )
+
+
+def names_of(rows: list[tuple[str, str]]) -> list[str]:
+    """Return the names of queues, from those of their entities and their user metadata."""
+    return sorted((Noted.read(metadata) or Noted()).name or entity for entity, metadata in rows)
+
+
+def idle_among(rows: list[tuple[str, str]], now: float) -> list[str]:
+    """Return the names of queues whose time without use is over."""
+    found = []
+    for entity, metadata in rows:
+        noted = Noted.read(metadata)
+        if noted is not None and noted.idle_at is not None and noted.idle_at <= now:
+            found.append(noted.name or entity)
+    return found

@@ -1,0 +1,65 @@
+"""The service's clock, as this process knows it: from the moments in its answers, on this process's own clock."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from tenure._runtime.clock import Clock
+
+DRIFT = 0.001
+"""By which share two clocks may run at different rates."""
+
+FORGET = 600.0
+"""Seconds after which what was learned is learned anew: a clock may have been set."""
+
+
+class ServiceClock:
+    """The service's wall clock. Where nothing was learned yet, it is taken to be this machine's."""
+
+    def __init__(self, local: Clock) -> None:
+        self.local: Clock = local
+        self._least, self._most = -math.inf, math.inf  # of the difference
+        self._learned_at = -math.inf
+
+    def now(self) -> float:
+        """Return the service's wall clock, in Unix seconds."""
+        if self._learned_at == -math.inf:
+            return time.time()
+        return self.local.now() + (self._least + self._most) / 2
+
+    def learn(self, least: float, most: float, asked_at: float) -> None:
+        """Note that the service's clock showed a moment from *least* to *most* between *asked_at* and now."""
+        now = self.local.now()
+        low, high = least - now, most - asked_at
+        if now - self._learned_at > FORGET or low > self._most or high < self._least:
+            self._least, self._most = low, high
+        else:
+            self._least, self._most = max(self._least, low), min(self._most, high)
+        self._learned_at = now
+
+
+class LockTimes:
+    """When the locks of one queue began, on this process's clock.
+
+    The service says when a lock ends by its own clock. The ends of two locks differ by as much as their beginnings do,
+    whatever the two clocks show. So from a lock whose beginning is known to lie after a question, the beginnings of
+    others can be told: of messages that were read long after they were sent.
+    """
+
+    def __init__(self) -> None:
+        self._base: float | None = None  # the latest beginning by our clock, minus the end by the service's
+        self._at = -math.inf
+
+    def learn(self, locked_until: float, asked_at: float, now: float) -> None:
+        """Note that a lock that ends at *locked_until* began after *asked_at*."""
+        found = asked_at - locked_until
+        if self._base is None or found > self._base - DRIFT * (now - self._at):
+            self._base, self._at = found, now
+
+    def began(self, locked_until: float, asked_at: float, read_at: float) -> float:
+        """Return the earliest moment at which a lock can have begun that was given between *asked_at* and *read_at*."""
+        if self._base is None:
+            return asked_at
+        told = self._base + locked_until - DRIFT * max(0.0, read_at - self._at)
+        return min(read_at, max(asked_at, told))

@@ -1,0 +1,184 @@
+"""Sessions: each is a link of its own, which has it locked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from tenure._backends.servicebus.client import LOST, NO_SESSION, NOT_FOUND, Namespace
+from tenure._backends.servicebus.codec import moment_of
+from tenure._backends.servicebus.driver import RELEASED, Connection, Disconnected, Refused
+from tenure._backends.servicebus.feed import CREDIT_MAX, HOLD, LOOK
+from tenure._backends.servicebus.links import ReceiveLink
+from tenure._backends.servicebus.names import Path
+from tenure._backends.servicebus.places import Places
+from tenure._backends.servicebus.receipts import HeldSession, Receipts
+from tenure._queue.broker import NoSession
+from tenure._queue.message import SessionLock
+from tenure._queue.verdicts import LAPSED, SETTLED, Lapsed, Settled
+
+WAIT_LONG = 60.0
+"""Seconds that the service keeps a consumer waiting for a free session."""
+
+WAIT = 0.5
+"""Seconds that the service looks for a free session."""
+
+
+class Sessions:
+    """Accepts, renews and releases sessions. All of it belongs to the library's thread."""
+
+    def __init__(self, namespace: Namespace, places: Places, receipts: Receipts) -> None:
+        self._namespace = namespace
+        self._places = places
+        self._receipts = receipts
+        self._ready: dict[str, ReceiveLink] = {}  # by queue: a session that gave a hint
+        self._waiting: dict[str, asyncio.Task[None]] = {}
+
+    def wait(self, queue: str, hint: Callable[[], None]) -> None:
+        """Wait for the next session that is free; give a *hint* when there is one, and keep it for a moment."""
+        if queue not in self._waiting and queue not in self._ready:
+            task = self._waiting[queue] = asyncio.ensure_future(self._wait(queue, hint))
+            task.add_done_callback(lambda _: self._waiting.pop(queue, None))
+
+    def stop_waiting(self, queue: str) -> None:
+        """Wait no more for sessions of *queue*."""
+        if (task := self._waiting.get(queue)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Wait no more for sessions."""
+        tasks = list(self._waiting.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=3.0)
+
+    async def _wait(self, queue: str, hint: Callable[[], None]) -> None:
+        while True:
+            path = await self._places.existing(queue)
+            if path is None:
+                return
+            try:
+                link = await self._namespace.session(path, None, WAIT_LONG)
+            except Refused as refused:
+                if refused.condition not in NO_SESSION:
+                    return
+                continue
+            except (Disconnected, OSError, ValueError):
+                return
+            break
+        self._ready[queue] = link
+        hint()
+        await asyncio.sleep(HOLD)
+        if self._ready.pop(queue, None) is link:
+            await self._namespace.end_session(link)
+
+    async def accept(self, queue: str, name: str | None, wait: float = WAIT) -> SessionLock | NoSession:
+        """Lock a session: the one called *name*, or the next that is free."""
+        try:
+            return await self._accept(queue, name, wait)
+        except Refused as refused:
+            if refused.condition != NOT_FOUND:
+                raise
+            self._places.forget(queue)
+            return await self._accept(queue, name, wait)
+
+    async def _accept(self, queue: str, name: str | None, wait: float) -> SessionLock | NoSession:
+        path = await self._places.path_of(queue, sessions=True)
+        ready = self._ready.pop(queue, None)
+        if ready is not None and (ready.lost is not None or name not in (None, ready.session and ready.session[0])):
+            await self._namespace.end_session(ready)
+            ready = None
+        try:
+            link = ready or await self._namespace.session(path, name, wait)
+        except Refused as refused:
+            if refused.condition in NO_SESSION:
+                return NoSession()
+            raise
+        except TimeoutError:
+            return NoSession()
+        assert link.session is not None
+        self._places.note_sessions(queue)
+        found, until = link.session
+        try:
+            if ready is not None:  # its lock has begun before this question
+                renewed = await self._ask(path, link, "renew-session-lock", {"session-id": found})
+                until = moment_of(renewed[b"expiration"])
+            answer = await self._ask(path, link, "get-session-state", {"session-id": found})
+        except BaseException:
+            await self._namespace.end_session(link)
+            raise
+        state = (answer or {}).get(b"session-state")
+        token = self._receipts.new_token()
+        self._receipts.add_session(token, HeldSession(found, queue, path, link, until))
+        return SessionLock(queue, found, token, until, None if state is None else bytes(state))
+
+    async def renew(self, lock: SessionLock) -> float | None:
+        """Extend a session's lock; return its end by the service's clock, or None if it is over."""
+        answer = await self.ask(lock, "renew-session-lock")
+        held = self._receipts.find_session(lock)
+        if isinstance(answer, Lapsed) or held is None:
+            return None
+        held.locked_until = moment_of(answer[b"expiration"])
+        return held.locked_until
+
+    async def release(self, lock: SessionLock) -> Settled | Lapsed:
+        """Unlock a session; its unsettled deliveries are given back uncounted."""
+        if isinstance(await self.ask(lock, "renew-session-lock"), Lapsed):
+            return LAPSED
+        held = self._receipts.find_session(lock)
+        if held is None:
+            return LAPSED
+        given_back = [one.arrived for one in held.delivered.values() if one.arrived is not None]
+        self._receipts.forget_session(lock)
+        await self._give_back(held.link, given_back)
+        return SETTLED
+
+    async def _give_back(self, link: ReceiveLink, given_back: list[Any]) -> None:
+        with suppress(Refused, Disconnected, OSError, ValueError):
+            await link.drain()
+            given_back += [link.ready.popleft() for _ in range(len(link.ready))]
+            await link.settle([(one, RELEASED) for one in given_back])
+        await self._namespace.end_session(link)
+
+    async def ask(self, lock: SessionLock, operation: str, body: dict[str, Any] | None = None) -> Any | Lapsed:
+        """Send a request about a session; return the answer, or ``Lapsed`` if it is not ours any more."""
+        held = self._receipts.find_session(lock)
+        if held is None:
+            await self.expire(lock)
+            return LAPSED
+        try:
+            return await self._ask(held.path, held.link, operation, {"session-id": held.name, **(body or {})}) or {}
+        except Refused as refused:
+            if refused.condition not in LOST:
+                raise
+        except Disconnected:
+            if held.link.lost is None:
+                raise
+        await self.expire(lock)
+        return LAPSED
+
+    async def expire(self, lock: SessionLock) -> None:
+        """Forget a session whose lock is over."""
+        held = self._receipts.session_of(lock)
+        if held is not None:
+            self._receipts.forget_session(lock)
+            await self._namespace.end_session(held.link)
+
+    async def claim(self, held: HeldSession, limit: int) -> list[Any]:
+        """Take up to *limit* messages of a session."""
+        link = held.link
+        try:
+            if len(link.ready) < limit:
+                await link.ask(min(limit, CREDIT_MAX) - len(link.ready))
+                await link.until_more(LOOK)
+                await link.drain()
+        except asyncio.CancelledError:
+            link.ready.clear()  # they come again when the session is released, or its lock ends
+            raise
+        return [link.ready.popleft() for _ in range(min(limit, len(link.ready)))]
+
+    async def _ask(self, path: Path, link: Connection, operation: str, body: dict[str, Any]) -> Any:
+        return await self._namespace.ask(path, operation, body, link)
