@@ -76,6 +76,7 @@ class ServiceBusHarness(QueueHarness):
     lock = 30.0  # that of a queue that is created without settings
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late"})
+    any_client_settles = False
 
     async def start(self) -> None:
         self._server = self._start_server()

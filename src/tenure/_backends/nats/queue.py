@@ -63,6 +63,7 @@ QUEUE_TRAITS = QueueTraits(
     sessions="impossible",
     deferral="impossible",
     dedupe="emulated",
+    inbox="emulated",
     order="impossible",
     transactions=False,
     peek="emulated",
