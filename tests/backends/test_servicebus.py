@@ -22,6 +22,7 @@ import tenure
 from tenure._backends import servicebus
 from tenure._backends.servicebus import driver, feed
 from tenure._backends.servicebus.address import address_of
+from tenure._backends.servicebus.codec import Encoded
 from tenure._backends.servicebus.names import entity_of, may_be_subscription, subscription_of
 from tenure._backends.servicebus.sending import portions
 from tenure._backends.servicebus.service_clock import LockTimes
@@ -577,10 +578,16 @@ def test_names() -> None:
 
 
 def test_portions_of_a_transfer() -> None:
-    sizes = [[len(one) for one in portion] for portion in portions([bytes(30_000)] * 10, 100_000)]
-    assert sizes == [[30_000] * 3] * 3 + [[30_000]]
+    def sized(*sizes: int) -> list[Encoded]:
+        return [Encoded(None, bytes(size)) for size in sizes]
+
+    def sizes_of(messages: list[Encoded], size_max: int, batch_max: int) -> list[list[int]]:
+        return [[len(one.data) for one in portion] for portion in portions(messages, size_max, batch_max)]
+
+    assert sizes_of(sized(*[30_000] * 10), 100_000, 100_000) == [[30_000] * 3] * 3 + [[30_000]]
+    assert sizes_of(sized(1, 200_000, 2, 3), 300_000, 100_000) == [[1], [200_000], [2, 3]]  # a large one goes alone
     with pytest.raises(MessageRefused, match="message 1 of 2"):
-        portions([b"", bytes(100_000)], 100_000)
+        portions(sized(0, 100_000), 100_000, 100_000)
 
 
 def test_the_beginning_of_a_lock_is_told_from_another_one() -> None:

@@ -85,6 +85,7 @@ class ServiceBusHarness(QueueHarness):
         self._patch = pytest.MonkeyPatch()
         # The look-alike needs no time to look.
         self._patch.setattr(feed, "LOOK", 0.02)
+        self._patch.setattr(feed, "FIRST_LOOK", 0.02)
         self._patch.setattr(sessions, "LOOK", 0.02)
         self._patch.setattr(sessions, "WAIT", 0.05)
 

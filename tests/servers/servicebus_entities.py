@@ -508,6 +508,10 @@ class Namespace:
             raise not_found(path)
         return found
 
+    def has(self, path: str) -> bool:
+        """Return whether there is a queue, a topic, a subscription, or the dead letters of one."""
+        return path.lower() in self._entities or path.lower() in self.topics
+
     def entities(self) -> list[Entity]:
         return list(self._entities.values())
 

@@ -24,6 +24,7 @@ class Served(Protocol):
     namespace: Namespace
     clock: Any
     revoked: bool
+    conflicts: int
 
     def call(self, act: Any) -> Any: ...
 
@@ -91,6 +92,9 @@ def serve(service: Served, port: int) -> None:
             is_update = bool(self.headers.get("If-Match"))
 
             def act() -> tuple[int, str]:
+                if method == "PUT" and not is_update and service.conflicts > 0:
+                    service.conflicts -= 1
+                    raise Refusal("", "SubCode=40901. Another conflicting operation is in progress.", 409)
                 answer = manage(service.namespace, method, path, query, body, is_update)
                 if method == "DELETE":
                     service.deleted([path.lower(), path.lower() + DEAD])

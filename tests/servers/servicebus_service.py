@@ -34,6 +34,7 @@ from proton import (
     int32,
     symbol,
     timestamp,
+    uint,
 )
 from proton.handlers import EndpointStateHandler, MessagingHandler
 from proton.reactor import ApplicationEvent, Container, EventInjector
@@ -107,7 +108,7 @@ class Service(MessagingHandler):
         self.ledger = Ledger(folder / "ledger.db")
         self.namespace = Namespace(self.ledger)
         self.clock = Clock(folder)
-        self.rights: dict[Any, str] = {}  # by connection
+        self.rights: dict[tuple[Any, str], str] = {}  # by connection, and the path that a login is for
         self._receivers: dict[str, list[Link]] = {}  # our sending links, by entity
         self._replies: dict[tuple[Any, str], Link] = {}
         self._refused: list[tuple[Link, Condition]] = []
@@ -117,6 +118,12 @@ class Service(MessagingHandler):
         self.throttled = 0
         """So many requests get the answer that the service is busy."""
         self.revoked = False
+        self.drains = True
+        """Whether leave is taken back when clients ask for it: under load, the service does so late or never."""
+        self.conflicts = 0
+        """So many creations are refused since others are under way."""
+        self.partitioned: set[str] = set()
+        """The entities whose batches must be for one partition."""
         self.injector = EventInjector()
 
     # --- life ---
@@ -184,9 +191,9 @@ class Service(MessagingHandler):
         if connection is None:
             return
         self._connections.discard(connection)
-        self.rights.pop(connection, None)
-        for key in [key for key in self._replies if key[0] == connection]:
-            del self._replies[key]
+        for known in (self.rights, self._replies):
+            for key in [key for key in known if key[0] == connection]:
+                del known[key]
         link = connection.link_head(0)
         while link:
             self._drop(link)
@@ -243,7 +250,7 @@ class Service(MessagingHandler):
         return node.rpartition("/")[0] in self.namespace.topics
 
     def _check_rights(self, connection: Connection, node: str) -> None:
-        if self.revoked or not self.rights.get(connection):
+        if self.revoked or not self.rights.get((connection, node.removesuffix("/$management"))):
             raise Refusal("amqp:unauthorized-access", f"Unauthorized access. 'Listen' or 'Send' is required: {node}")
 
     def _refuse(self, link: Link, refusal: Refusal) -> None:
@@ -313,7 +320,7 @@ class Service(MessagingHandler):
         if entity is not None:
             self._pump(entity)
             self.ledger.write()
-        if link.is_sender and link.drain_mode:
+        if link.is_sender and link.drain_mode and self.drains:
             link.drained()
 
     def _pump(self, entity: Entity) -> None:
@@ -380,7 +387,11 @@ class Service(MessagingHandler):
             if self.namespace.is_full:
                 text = "The maximum entity size has been reached or exceeded for Queue."
                 raise Refusal("amqp:resource-limit-exceeded", text, 403)
-            entities = self._store(link.node, [content_of(one) for one in unbatched(raw)])
+            contents = [content_of(one) for one in unbatched(raw)]
+            if link.node in self.partitioned and len({one.session or one.message_id for one in contents}) > 1:
+                text = "A batch must be for one partition: SessionId, PartitionKey or MessageId must be the same."
+                raise Refusal("amqp:not-allowed", text)
+            entities = self._store(link.node, contents)
         except Refusal as refusal:
             delivery.local.condition = condition_of(refusal)
             delivery.update(Delivery.REJECTED)
@@ -395,6 +406,8 @@ class Service(MessagingHandler):
     def _store(self, node: str, contents: list[Any]) -> list[Entity]:
         entities = self.namespace.targets(node)
         for entity in entities:
+            if entity.settings.status in ("Disabled", "SendDisabled"):
+                raise Refusal("com.microsoft:entity-disabled", f"The messaging entity '{node}' is disabled.")
             if entity.settings.requires_session and any(one.session is None for one in contents):
                 raise Refusal("amqp:not-allowed", "The SessionId was not set on a message, and it cannot be sent.")
         for entity in entities:
@@ -459,9 +472,15 @@ class Service(MessagingHandler):
         answer = Message(correlation_id=request.id, address=request.reply_to)
         if link.node == "$cbs":
             rights = rights_of(str(request.body))
-            status, text = (202, "Accepted") if rights is not None else (401, "Unauthorized: the signature is wrong.")
-            if rights is not None:
-                self.rights[connection] = rights
+            audience = str(request.properties["name"])
+            path = path_of(audience)
+            status, text = 202, "Accepted"
+            if rights is None:
+                status, text = 401, "Unauthorized: the signature is wrong."
+            elif not self.namespace.has(path):
+                status, text = 404, f"The messaging entity '{audience}' could not be found."
+            else:
+                self.rights[connection, path] = rights
             answer.properties = {"status-code": int32(status), "status-description": text}
         else:
             try:
@@ -483,6 +502,7 @@ class Service(MessagingHandler):
     def _operation(self, path: str, request: Message) -> tuple[int, Any]:
         operation = str(request.properties["operation"]).removeprefix(VENDOR)
         body, now = request.body or {}, self.clock.now()
+        check_types(operation, body)
         if operation == "schedule-message":
             numbers = []
             if self.namespace.is_full:
@@ -577,6 +597,15 @@ class Service(MessagingHandler):
                 self.revoked = value == "1"
                 if self.revoked:
                     self._close_all("The token was revoked.")
+            case "drain":
+                self.drains = value == "1"
+                if self.drains:
+                    for link in [link for links in self._receivers.values() for link in links]:
+                        self._flowed(link)
+            case "conflicts":
+                self.conflicts = int(value)
+            case "partition":
+                self.partitioned.add(value.lower())
             case "throttle":
                 self.throttled = int(value)
             case "drop":  # connections, without a close
@@ -612,6 +641,20 @@ def path_of(address: str) -> str:
     """Return the path of an entity, in small letters, from the address of a link."""
     rest = address.split("://", 1)[-1]
     return (rest.partition("/")[2] if "://" in address else rest).lower().strip("/")
+
+
+_TYPES: dict[str, dict[str, type]] = {
+    "peek-message": {"from-sequence-number": int, "message-count": int32},
+    "receive-by-sequence-number": {"receiver-settle-mode": uint},
+}
+"""The types of fields: the service refuses any other. A ``long`` comes as ``int``."""
+
+
+def check_types(operation: str, body: dict[str, Any]) -> None:
+    """Refuse a field of another type."""
+    for name, kind in _TYPES.get(operation, {}).items():
+        if type(body.get(name)) is not kind:
+            raise Refusal("amqp:internal-error", f"The service was unable to process the request: {name}.", 500)
 
 
 def condition_of(refusal: Refusal) -> Condition:

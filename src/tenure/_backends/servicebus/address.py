@@ -30,6 +30,7 @@ class Options:
         timeout: Seconds that a request may take.
         connection_string_env: The environment variable that holds a connection string.
         lock: The lock duration of the queues in seconds, where this process may not read it (no right Manage).
+        max_deliveries: Their MaxDeliveryCount, where this process may not read it; None: 10, as the service has it.
         emulator: Whether the address is that of the official emulator, with its well-known key.
         admin_port: The emulator's port for management.
         endpoint_suffix: The end of the namespace's host name, which differs between clouds.
@@ -39,6 +40,7 @@ class Options:
     timeout: float = 10.0
     connection_string_env: str | None = None
     lock: float | None = None
+    max_deliveries: int | None = None
     emulator: bool = False
     admin_port: int = 5300
     endpoint_suffix: str = "servicebus.windows.net"
@@ -48,6 +50,8 @@ class Options:
             raise ConfigError(f"timeout must be from 0.1 to 60 seconds, not {self.timeout:g}; try timeout=10")
         if self.lock is not None and not 5.0 <= self.lock <= 300.0:
             raise ConfigError(f"lock must be from 5 to 300 seconds, not {self.lock:g}; give that of the queue")
+        if self.max_deliveries is not None and not 1 <= self.max_deliveries <= 2_000:
+            raise ConfigError(f"max_deliveries must be from 1 to 2,000, not {self.max_deliveries:,}; give the queue's")
         if not 0 < self.admin_port < 65_536:
             raise ConfigError(f"admin_port must be a port, not {self.admin_port}")
 

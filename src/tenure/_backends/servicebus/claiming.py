@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 
-from tenure._backends.servicebus.client import LOST, NOT_FOUND, Namespace
+from tenure._backends.servicebus.client import LOST, Namespace
 from tenure._backends.servicebus.codec import array_of_longs, received_in, uint_of
-from tenure._backends.servicebus.driver import RELEASED, Disconnected, Outcome, Refused, rejected
+from tenure._backends.servicebus.driver import NOT_FOUND, RELEASED, Disconnected, Outcome, Refused, rejected
 from tenure._backends.servicebus.feed import Feed, Taken
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
@@ -25,7 +26,7 @@ from tenure.errors import ConfigError
 
 
 class Claiming:
-    """Takes locks, and keeps what proves them. All of it belongs to the library's thread."""
+    """Takes locks, and keeps what proves them. All of it belongs to the library's thread, but for ``receive_ready``."""
 
     def __init__(
         self,
@@ -81,14 +82,15 @@ class Claiming:
     def _delivered(
         self, queue: str, path: Path, feed: Feed, taken: Taken, settings: QueueSettings, asked_at: float
     ) -> tuple[Claim, list[tuple[Arrived, Outcome]]]:
-        """Return what was taken as a claim, and what is not delivered, each with its outcome."""
+        """Return what was taken as a claim, and what is not delivered, each with its outcome. On any thread."""
         token = Receipts.new_token()
+        most = settings.max_deliveries if self._places.knows_deliveries else math.inf
         age, deliveries = 0.0, []
         refused: list[tuple[Arrived, Outcome]] = []
         for one in taken.messages:
             held = self._hold(queue, path, one, taken.link, feed, settings.lock)
             since = asked_at - (held.until - settings.lock)
-            if not path.is_dead and held.received.count >= settings.max_deliveries:
+            if not path.is_dead and held.received.count >= most:
                 # The service counts the deliveries of a copy anew.
                 text = exhausted_description(held.received.count)
                 refused.append((one, rejected(NATIVE_REASONS[MAX_DELIVERIES], text, {})))
@@ -134,8 +136,12 @@ class Claiming:
                 return found.delivery(queue, token)
             return None
 
-        found = await asyncio.gather(*map(ask, sequences))
-        return Claim(tuple(one for one in found if one is not None))
+        found = await asyncio.gather(*map(ask, sequences), return_exceptions=True)
+        got = tuple(one for one in found if isinstance(one, Delivery))
+        failed = [one for one in found if isinstance(one, BaseException)]
+        if failed and not got:  # else what came is locked, and belongs to the caller
+            raise failed[0]
+        return Claim(got)
 
     # --- sessions ---
 

@@ -24,7 +24,16 @@ from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
 from tenure._backends.servicebus.address import Address, Options
-from tenure._backends.servicebus.driver import Connection, Disconnected, Refused, attach, check_library, readable
+from tenure._backends.servicebus.driver import (
+    FAILURES,
+    NOT_FOUND,
+    Connection,
+    Disconnected,
+    Refused,
+    attach,
+    check_library,
+    readable,
+)
 from tenure._backends.servicebus.io_thread import IoThread
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
@@ -35,14 +44,13 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 T = TypeVar("T")
 L = TypeVar("L", bound=Connection)
 
-NOT_FOUND = "amqp:not-found"
 LOST = frozenset(
     ["com.microsoft:message-lock-lost", "com.microsoft:session-lock-lost", "com.microsoft:message-not-found"]
 )
 """The conditions that say that a lock is over, or that its message is gone."""
 NO_SESSION = frozenset(["com.microsoft:session-cannot-be-locked", "com.microsoft:timeout"])
 
-_NO_RIGHTS = frozenset(["amqp:unauthorized-access", "com.microsoft:auth-failed", "status 401", "status 403"])
+NO_RIGHTS = frozenset(["amqp:unauthorized-access", "com.microsoft:auth-failed", "status 401", "status 403"])
 _BUSY = frozenset(["com.microsoft:server-busy", "com.microsoft:timeout", "amqp:internal-error"])
 
 
@@ -57,7 +65,7 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
     match error:
         case TimeoutError():
             return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
-        case Refused(condition=condition) if condition in _NO_RIGHTS:
+        case Refused(condition=condition) if condition in NO_RIGHTS:
             return lasting(
                 f"{url} refuses the request for lack of rights ({condition}): give the identity the role Azure Service "
                 f"Bus Data Owner, or Sender and Receiver; or check the policy of the connection string{before}"
@@ -66,7 +74,7 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
             return Unavailable(f"{url} is full, or has reached another quota: {error.text}")
         case Refused(condition="com.microsoft:entity-disabled"):
             return Unavailable(f"{url}: the entity is disabled; enable it in the portal: {error.text}")
-        case Refused(condition="amqp:not-found"):
+        case Refused(condition=condition) if condition == NOT_FOUND:
             return Unavailable(f"{url}: {error.text}")
         case Refused(condition="amqp:link:message-size-exceeded"):
             return ConfigError(f"{url} takes no message of this size; send a reference to the data instead")
@@ -87,6 +95,11 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
             return lasting(
                 f"no identity was found for {url}; log in with az login, or put a connection string into the "
                 f"environment: ?connection_string_env=…{before}"
+            )
+        case HttpResponseError(status_code=400):
+            return ConfigError(
+                f"{url} can't have a queue with these settings (status 400): a Basic namespace has no duplicate "
+                f"detection and no sessions. It says: {' '.join(error.message.split())[:300]}"
             )
         case HttpResponseError():
             return Unavailable(f"{url} failed: status {error.status_code}")
@@ -127,20 +140,35 @@ class Namespace:
         """
         if self._closed:
             raise Unavailable(f"{self.url} is closed; connect again")
-        return await self._thread.run(partial(self._bounded, request, within or self.options.timeout))
+        try:
+            return await self._thread.run(partial(self._bounded, request, within or self.options.timeout))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._closed_meanwhile() from None
 
     async def _bounded(self, request: Callable[[], Coroutine[Any, Any, T]], within: float) -> T:
         try:
             async with asyncio.timeout(within):
                 answer = await request()
-        except (Refused, Disconnected, AzureError, OSError, ValueError) as error:  # a TimeoutError is an OSError
-            raise translate(error, self.url, within, worked=self._worked) from error
+        except FAILURES as error:
+            raise translate(readable(error), self.url, within, worked=self._worked) from error
+        except Exception as error:
+            if self._closed and not isinstance(error, TenureError):  # the library fails with anything then
+                raise self._closed_meanwhile() from error
+            raise
         self._worked = True
         return answer
 
+    def _closed_meanwhile(self) -> Unavailable:
+        return Unavailable(f"{self.url} was closed while a request was under way")
+
     def translated(self, error: Exception) -> TenureError:
         """Return *error* as one of ours."""
-        return translate(error, self.url, self.options.timeout, worked=self._worked)
+        if isinstance(error, TenureError):
+            return error
+        return translate(readable(error), self.url, self.options.timeout, worked=self._worked)
 
     @property
     def is_closed(self) -> bool:
@@ -196,7 +224,7 @@ class Namespace:
         """
         options = {"session_id": NEXT_AVAILABLE_SESSION if name is None else name, "max_wait_time": wait}
         link = await self._opened(
-            lambda: self._receiver(path, **options), lambda owner, now: ReceiveLink(owner, now, lambda: None)
+            lambda: self._receiver(path, **options), lambda owner, now: ReceiveLink(owner, now, lambda: None), wait
         )
         self._sessions.add(link)
         return link
@@ -207,15 +235,15 @@ class Namespace:
         await link.close()
 
     async def requests(self, path: Path) -> Connection:
-        """Return a connection for requests to the management node of an entity."""
+        """Return a connection for requests to the management node of an entity, with a login for just that."""
 
-        def browser() -> Any:
-            client = self._client_here()
+        def owner() -> Any:
+            if path.is_dead:
+                return self._receiver(path)
             # A receiver can't be had of an entity with sessions, other than for one of them.
-            return cast(Any, client)._create_session_browser(path.entity, path.subscription)
+            return cast(Any, self._client_here())._create_session_browser(path.entity, path.subscription)
 
-        home = path._replace(is_dead=False)
-        return await self._link("manage", home.node, browser, Connection)
+        return await self._link("manage", path.node, owner, Connection)
 
     async def ask(self, path: Path, operation: str, body: dict[str, Any], link: Connection | None = None) -> Any:
         """Send a request to the management node of an entity; return the value of the answer."""
@@ -245,10 +273,12 @@ class Namespace:
             self._links[key] = link = await self._opened(make, wrap)
             return link
 
-    async def _opened(self, make: Callable[[], Any], wrap: Callable[..., L]) -> L:
+    async def _opened(self, make: Callable[[], Any], wrap: Callable[..., L], wait: float = 0.0) -> L:
+        """Open a link, which the service may delay for *wait* seconds."""
         owner = make()
         try:
-            await attach(owner)
+            async with asyncio.timeout(self.options.timeout + wait):
+                await attach(owner)
         except Exception as error:
             raise readable(error) from error
         link = wrap(owner, self.clock.now)

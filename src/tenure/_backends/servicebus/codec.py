@@ -8,18 +8,28 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp._encode import encode_payload
-from azure.servicebus._pyamqp.message import Header, Message, Properties
+from azure.servicebus._pyamqp.message import BatchMessage, Header, Message, Properties
 from azure.servicebus._pyamqp.utils import amqp_array_value, amqp_long_value, amqp_timestamp_value, amqp_uint_value
 
 TTL_MAX = 2**32 - 1
 """The longest life in milliseconds that fits into a header."""
 
+PARTITION = b"x-opt-partition-key"
+
 END_OF_TIME = 253_402_300_799_999
 """The last moment of the year 9999, which the service can't pass, in milliseconds."""
+
+
+class Encoded(NamedTuple):
+    """A message as it is sent."""
+
+    message: Any
+    data: bytes
+    """The same in bytes, as it is part of a batch."""
 
 
 def encoded(
@@ -33,7 +43,7 @@ def encoded(
     application: Mapping[str, object],
     ttl: float | None,
     due_at: float | None,
-) -> bytes:
+) -> Encoded:
     """Return a message as it is sent."""
     properties = Properties(
         message_id=message_id,
@@ -43,7 +53,7 @@ def encoded(
         content_type=content_type,
         **_lifetime(ttl),
     )
-    return _bytes_of(
+    return _encoded(
         Message(
             header=_header(ttl),
             message_annotations=_annotations(due_at),
@@ -62,7 +72,7 @@ def encoded_again(
     dropped: Container[str],
     ttl: float | None,
     due_at: float | None,
-) -> bytes:
+) -> Encoded:
     """Return a received *message* as it is sent again, with all that its sender has set but a few values.
 
     The library doesn't tell texts from bytes when it reads; what can be text becomes text.
@@ -73,10 +83,12 @@ def encoded_again(
     properties = properties._replace(creation_time=None, absolute_expiry_time=None, **_lifetime(ttl))
     if message_id is not None:
         properties = properties._replace(message_id=message_id)
-    return _bytes_of(
+    header = message.header
+    return _encoded(
         Message(
-            header=_header(ttl),
-            message_annotations=_annotations(due_at),
+            header=_header(ttl, None if header is None else header[0], None if header is None else header[1]),
+            message_annotations=_annotations(due_at, (message.message_annotations or {}).get(PARTITION)),
+            footer=message.footer,
             properties=properties,
             application_properties={name: _wide(value) for name, value in {**kept, **application}.items()} or None,
             data=message.data,
@@ -86,8 +98,11 @@ def encoded_again(
     )
 
 
-def _header(ttl: float | None) -> Any:
-    return None if ttl is None else Header(ttl=max(1, min(int(ttl * 1_000), TTL_MAX)))
+def _header(ttl: float | None, durable: bool | None = None, priority: int | None = None) -> Any:
+    if ttl is None and durable is None and priority is None:
+        return None
+    life = None if ttl is None else max(1, min(int(ttl * 1_000), TTL_MAX))
+    return Header(durable=durable, priority=priority, ttl=life)
 
 
 def _lifetime(ttl: float | None) -> dict[str, Any]:
@@ -98,14 +113,26 @@ def _lifetime(ttl: float | None) -> dict[str, Any]:
     return {"creation_time": created, "absolute_expiry_time": min(created + int(ttl * 1_000), END_OF_TIME)}
 
 
-def _annotations(due_at: float | None) -> Any:
-    return None if due_at is None else {b"x-opt-scheduled-enqueue-time": amqp_timestamp_value(int(due_at * 1_000))}
+def _annotations(due_at: float | None, partition: Any = None) -> Any:
+    found: dict[bytes, Any] = {}
+    if due_at is not None:
+        found[b"x-opt-scheduled-enqueue-time"] = amqp_timestamp_value(int(due_at * 1_000))
+    if partition is not None:
+        found[PARTITION] = _as_text(partition)
+    return found or None
 
 
-def _bytes_of(message: Any) -> bytes:
+def _encoded(message: Any) -> Encoded:
     output = bytearray()
     encode_payload(output, message)
-    return bytes(output)
+    return Encoded(message, bytes(output))
+
+
+def batch_of(messages: Sequence[Encoded]) -> Any:
+    """Return several messages as one transfer. Partitioned entities take it for one message like the first."""
+    first = messages[0].message.properties
+    envelope = Properties(message_id=first.message_id, group_id=first.group_id)
+    return BatchMessage(properties=envelope, data=[one.data for one in messages])
 
 
 def _wide(value: object) -> object:

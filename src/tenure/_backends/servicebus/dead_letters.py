@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.codec import Encoded
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.looking import looked_at
 from tenure._backends.servicebus.message_format import Received, copied
 from tenure._backends.servicebus.places import Places
-from tenure._backends.servicebus.removal import Act, nothing, remove
+from tenure._backends.servicebus.removal import Act, Source, remove, renew
 from tenure._backends.servicebus.sending import Sending
 from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._queue.broker import Selection
@@ -56,16 +59,12 @@ class DeadLetters:
                 f"dead letters of the subscription {queue!r} can't be put back: its topic would give them to every "
                 "subscription; redrive them to a queue of their own: to=…"
             )
-        new_id = not dry_run and await self._places.detects_duplicates(target)
+        is_new = await self._places.detects_duplicates(target)
 
-        async def send(chosen: list[tuple[Received, Arrived]]) -> None:
-            encoded = []
-            for found, arrived in chosen:
-                notes = replace(found.notes, history=found.death.history, deliveries=0, died_at=None, died_after=None)
-                encoded.append(copied(found, arrived.message, notes, new_id=new_id))
-            if encoded:
-                has_session = any(found.session is not None for found, _ in chosen)
-                await self._sending.send(target, encoded, sessions=has_session)
+        async def send(chosen: list[tuple[Received, Arrived]], done: Callable[[int], None]) -> None:
+            has_session = any(found.session is not None for found, _ in chosen)
+            encoded = [_again(found, arrived, is_new=is_new) for found, arrived in chosen]
+            await self._sending.send(target, encoded, sessions=has_session, sent=done)
 
         return await self._remove(queue, which, limit, send, dry_run=dry_run)
 
@@ -73,18 +72,28 @@ class DeadLetters:
         """Remove dead letters for good, oldest first."""
         if await self._places.existing(queue) is None:
             return 0
-        return await self._remove(queue, which, limit, nothing, dry_run=False)
+        return await self._remove(queue, which, limit)
 
-    async def _remove(self, queue: str, which: Selection, limit: int | None, act: Act, *, dry_run: bool) -> int:
+    async def _remove(
+        self, queue: str, which: Selection, limit: int | None, act: Act | None = None, *, dry_run: bool = False
+    ) -> int:
         which = which.at(self._clock.now())
         name = dead_letters_of(queue)
-        feed = self._feeds.of(name)
+        path, feed = await self._places.path_of(name), self._feeds.of(name)
 
         async def claim(most: int) -> tuple[ReceiveLink | None, list[Arrived]]:
-            taken = await feed.claim(most)
+            taken = await feed.claim(most, is_thorough=True)
             return taken.link, taken.messages
 
         def is_selected(found: Received) -> bool:
             return which.fits(found.sequence, found.id, found.death)
 
-        return await remove(queue, claim, is_selected, limit, act, dry_run=dry_run)
+        source = Source(queue, claim, partial(renew, self._namespace, path), self._places.lock_known(queue))
+        return await remove(source, is_selected, limit, act, dry_run=dry_run)
+
+
+def _again(found: Received, arrived: Arrived, *, is_new: bool) -> Encoded:
+    """Return a dead letter as it is sent again. With an id that *is new*, it is the same for each attempt."""
+    notes = replace(found.notes, history=found.death.history, deliveries=0, died_at=None, died_after=None)
+    new_id = uuid.uuid5(arrived.token, "redrive").hex if is_new else None
+    return copied(found, arrived.message, notes, new_id=new_id)

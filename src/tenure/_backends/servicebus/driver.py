@@ -21,10 +21,15 @@ from typing import Any, NamedTuple
 
 import azure.servicebus
 from azure.core.exceptions import AzureError
+from azure.servicebus._pyamqp.aio._cbs_async import CBSAuthenticator
+from azure.servicebus._pyamqp.aio._client_async import AMQPClientAsync
 from azure.servicebus._pyamqp.aio._connection_async import Connection as AmqpConnection
+from azure.servicebus._pyamqp.aio._management_link_async import ManagementLink
 from azure.servicebus._pyamqp.aio._receiver_async import ReceiverLink
-from azure.servicebus._pyamqp.constants import LinkState, ManagementOpenResult
-from azure.servicebus._pyamqp.error import AMQPError, AMQPException, AuthenticationException
+from azure.servicebus._pyamqp.aio._sender_async import SenderLink
+from azure.servicebus._pyamqp.aio._session_async import Session
+from azure.servicebus._pyamqp.constants import CbsAuthState, CbsState, LinkState, ManagementOpenResult
+from azure.servicebus._pyamqp.error import AMQPError, AMQPException, AuthenticationException, TokenAuthFailure
 from azure.servicebus._pyamqp.message import Message, Properties
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusClient
@@ -39,8 +44,13 @@ LISTEN = 1.0
 LOGIN_EVERY = 10.0
 """Seconds between two looks whether the login ends soon."""
 
-BATCH_BYTES = 262_144
-"""The most that a transfer of several messages may have: the limit of the Standard tier."""
+IDLE = 30.0
+"""Seconds without a frame after which a connection is given up; the service is told, and sends one in time."""
+
+SILENCE = 10.0
+"""Seconds without a frame while something is asked, after which a connection is given up."""
+
+NOT_FOUND = "amqp:not-found"
 
 
 class Refused(Exception):
@@ -54,6 +64,10 @@ class Refused(Exception):
 
 class Disconnected(Exception):
     """The connection or the link is gone; what was asked on it may have been done or not."""
+
+
+FAILURES = (Refused, Disconnected, AzureError, AMQPException, OSError, ValueError)  # a TimeoutError is an OSError
+"""What a request may fail with, here and in the library, which raises a ``ValueError`` where something is closed."""
 
 
 class Outcome(NamedTuple):
@@ -85,9 +99,14 @@ def check_library() -> None:
         ConfigError: Something is missing.
     """
     needed = (
-        (AmqpConnection, ("listen",)),
-        (ReceiverLink, ("flow", "_incoming_flow", "_incoming_disposition", "_incoming_transfer")),
+        (AmqpConnection, ("listen", "open", "create_session")),
+        (AMQPClientAsync, ("open_async", "close_async", "client_ready_async")),
+        (CBSAuthenticator, ("handle_token",)),
+        (ManagementLink, ("open", "execute_operation", "cancel_operation")),
+        (ReceiverLink, ("flow", "get_state", "_incoming_flow", "_incoming_disposition", "_incoming_transfer")),
+        (SenderLink, ("send_transfer", "get_state")),
         (ServiceBusClient, ("_create_session_browser",)),
+        (Session, ("create_request_response_link_pair", "_outgoing_disposition")),
     )
     for owner, names in needed:
         for name in names:
@@ -105,6 +124,7 @@ async def attach(owner: Any) -> None:
     """
     make: Any = create_authentication
     owner._create_handler(await make(owner))
+    owner._handler._idle_timeout = IDLE
     try:
         await owner._handler.open_async()
         # A link that is refused is attached first, and detached at once: one with a session has none then.
@@ -117,10 +137,6 @@ async def attach(owner: Any) -> None:
         await _abort(owner._handler)
         raise
     owner._running = True
-    if hasattr(owner, "_max_message_size_on_link"):
-        size = owner._handler._link.remote_max_message_size or BATCH_BYTES
-        owner._max_message_size_on_link = size
-        owner._max_batch_size_on_link = min(size, BATCH_BYTES)
 
 
 async def _abort(client: Any) -> None:
@@ -155,11 +171,18 @@ class Connection:
         self.lost: Exception | None = None
         """Why it can't be used any more."""
         self._waiting: set[asyncio.Future[Any]] = set()
+        self._asked: set[asyncio.Future[Any]] = set()
+        """Those of them that are questions: the service certainly answers."""
+        self._asked_since = 0.0
+        """When the first question was asked after the last frame."""
+        self._login: Any = self._client._cbs_authenticator
+        self._transfers = asyncio.Lock()
+        """Held while a transfer is written: the library numbers it before, and counts on after it."""
+        self._logging_in: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._management: dict[str, Any] = {}
         self._management_lock = asyncio.Lock()
         self._next_login = time.monotonic() + LOGIN_EVERY
-        self.used_at = clock()
         if (keeping := self._client._keep_alive_thread) is not None:
             keeping.cancel()  # it reads now and then; here one task reads all the time
             self._client._keep_alive_thread = None
@@ -174,9 +197,10 @@ class Connection:
     async def close(self) -> None:
         """Stop reading, and close the connection; what waits for it gets ``Disconnected``."""
         self._lose(Disconnected("the connection was closed"))
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        if tasks := [task for task in (self._reading, self._logging_in) if task is not None]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         with suppress(Exception):
             async with asyncio.timeout(2.0):
                 await self._owner.close()
@@ -184,19 +208,40 @@ class Connection:
     async def _read(self) -> None:
         try:
             while self.lost is None:
-                if time.monotonic() >= self._next_login:
+                if time.monotonic() >= self._next_login and (self._logging_in is None or self._logging_in.done()):
                     self._next_login = time.monotonic() + LOGIN_EVERY
-                    await self._client.auth_complete_async()
+                    self._logging_in = asyncio.ensure_future(self._keep_login())
                 await self._amqp.listen(wait=LISTEN)
                 self._check()
         except Exception as error:
-            self._lose(error)
-            # Else the service would go on to deliver here what nobody reads, until the next use finds out.
-            if (writer := getattr(self._amqp._transport, "writer", None)) is not None:
-                writer.close()
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._lose(error)
+        # Else the service would go on to deliver here what nobody reads, until the next use finds out.
+        if (writer := getattr(self._amqp._transport, "writer", None)) is not None:
+            writer.close()
+
+    async def _keep_login(self) -> None:
+        """Log in anew before the login ends. A failure is no loss before that: the next look tries again."""
+        if self._login is None:
+            return
+        left = self._login._expires_on - time.time()
+        try:
+            await self._login.handle_token()
+        except Exception as error:
+            if left <= 0:
+                self._give_up(error)
+            else:
+                self._login.auth_state = CbsAuthState.REFRESH_REQUIRED
+        else:
+            if self._login.state is not CbsState.OPEN and left < 3 * LOGIN_EVERY:
+                self._give_up(Disconnected("the link for the login is gone"))
 
     def _check(self) -> None:
-        """Raise an exception if the link is detached."""
+        """Raise an exception if the link is detached, or if the service is silent although it was asked."""
+        if self._asked and time.time() - max(self._asked_since, self._last_frame) > SILENCE:
+            raise Disconnected(f"the service has sent nothing for {SILENCE:g} s")
         if self._link is None:
             return
         state = self._link.get_state()  # raises the error of the link
@@ -217,13 +262,22 @@ class Connection:
     def _ended(self) -> None:
         """Note that it is lost; for subclasses."""
 
-    def _future(self) -> asyncio.Future[Any]:
+    @property
+    def _last_frame(self) -> float:
+        return self._amqp._last_frame_received_time or 0.0
+
+    def _future(self, *, is_question: bool = True) -> asyncio.Future[Any]:
         """Return a future that fails when the connection is lost."""
         self.check_alive()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)
-        self.used_at = self._now()
+        if is_question:
+            # One that was given up counts, too: a caller may have less patience than this connection.
+            if self._last_frame >= self._asked_since:
+                self._asked_since = time.time()
+            self._asked.add(future)
+            future.add_done_callback(self._asked.discard)
         return future
 
     def check_alive(self) -> None:
@@ -253,9 +307,10 @@ class Connection:
         if self._link is not None:
             properties["associated-link-name"] = self._link.name
         message = Message(value=dict(body), properties=Properties(reply_to=node), application_properties=properties)
-        pending = await link.execute_operation(
-            message, answered, operation=f"com.microsoft:{operation}", type="entity-mgmt", timeout=timeout
-        )
+        async with self._transfers:
+            pending = await link.execute_operation(
+                message, answered, operation=f"com.microsoft:{operation}", type="entity-mgmt", timeout=timeout
+            )
         try:
             status, description, message, error = await answer
         finally:
@@ -291,7 +346,7 @@ class Connection:
 
             async def failed() -> None:
                 self._management.pop(node, None)
-                self._lose(Disconnected("the management link was detached"))
+                self._give_up(Disconnected("the management link was detached"))
 
             link = self._session.create_request_response_link_pair(
                 endpoint=node, on_amqp_management_open_complete=is_open, on_amqp_management_error=failed
@@ -324,6 +379,8 @@ def readable(error: Exception) -> Exception:
     match error:
         case Refused() | Disconnected() | OSError() | AzureError():
             return error
+        case TokenAuthFailure(status_code=404):  # an entity that is missing is refused at the login for it
+            return Refused(NOT_FOUND, text_of(error.status_description))
         case AuthenticationException():
             return Refused("com.microsoft:auth-failed", text_of(error.description))
         case AMQPException():

@@ -12,18 +12,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from azure.core.exceptions import AzureError
-
 from tenure._backends.servicebus.client import Namespace
-from tenure._backends.servicebus.driver import RELEASED, Disconnected, Outcome, Refused
+from tenure._backends.servicebus.codec import array_of
+from tenure._backends.servicebus.driver import FAILURES, RELEASED, Outcome, Refused
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.service_clock import LockTimes
+from tenure._queue.broker import CLAIM_BYTES
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
 LOOK = 0.25
 """Seconds that a claim waits for a first message: the service needs a moment to look."""
+
+FIRST_LOOK = 1.0
+"""The same on a new link, and where an empty answer ends something: the service may have to load the queue first."""
 
 CREDIT_MAX = 2_000
 """The most messages that a claim asks for."""
@@ -52,11 +55,13 @@ class Feed:
         namespace: Namespace,
         path: Callable[[], Awaitable[Path]],
         waits_for_sessions: Callable[[], Awaitable[bool]],
+        note_sessions: Callable[[], None],
         hint: Callable[[], None],
     ) -> None:
         self._namespace = namespace
         self._path = path
         self._waits_for_sessions = waits_for_sessions
+        self._note_sessions = note_sessions
         self._hint = hint
         self._turn = asyncio.Lock()
         self._link: ReceiveLink | None = None
@@ -85,31 +90,52 @@ class Feed:
         if (link := self._link) is not None:
             self._tasks.spawn(link.settle(verdicts))
 
-    async def claim(self, limit: int) -> Taken:
-        """Take up to *limit* messages, and wait for none longer than the service needs to look."""
-        async with self._turn:
+    async def claim(self, limit: int, *, is_thorough: bool = False) -> Taken:
+        """Take up to *limit* messages, and wait for none longer than the service needs to look.
+
+        The look *is thorough* where an empty answer ends something.
+        """
+        await self._turn.acquire()
+        try:
             link = self._link = await self._opened()
-            if link.ready:  # what gave a hint: it is handed on at once, and the next claim looks for more
-                return Taken(link, _take(link, limit), may_be_more=True)
-            self._claiming = True
-            try:
-                await link.ask(min(limit, CREDIT_MAX))
-                is_first = await link.until_more(LOOK)
-                if is_first and self.listeners and self._is_idle:
-                    # One that waits gets the first at once; the leave for the others stays until the next claim.
-                    self._release_later()
-                    return Taken(link, _take(link, limit), may_be_more=True)
-                await link.drain()
-                found = _take(link, limit)
-                self._is_idle = not found
-            except BaseException:
-                self._tasks.spawn(self._give_up(link))
-                raise
-            finally:
-                self._claiming = False
-            if len(found) < min(limit, CREDIT_MAX) and self.listeners:
-                await link.ask(1)
-            return Taken(link, found, may_be_more=len(found) == CREDIT_MAX)
+        except BaseException:
+            self._turn.release()
+            raise
+        try:
+            taken = await self._claim(link, limit, is_thorough=is_thorough)
+        except BaseException:
+            self._tasks.spawn(self._give_up_turn(link))  # the next claim waits for that, and this one does not
+            raise
+        self._turn.release()
+        return taken
+
+    async def _claim(self, link: ReceiveLink, limit: int, *, is_thorough: bool) -> Taken:
+        if link.ready:  # what gave a hint: it is handed on at once, and the next claim looks for more
+            return self._taken(link, limit, may_be_more=True)
+        most = min(limit, CREDIT_MAX, max(1, CLAIM_BYTES // max(1, link.largest)))
+        self._claiming = True
+        try:
+            await link.ask(most)
+            is_new, link.is_new = link.is_new, False
+            is_first = await link.until_more(FIRST_LOOK if is_thorough or is_new else LOOK)
+            if is_first and self.listeners and self._is_idle and not is_thorough:
+                # One that waits gets the first at once; the leave for the others stays until the next claim.
+                self._release_later()
+                return self._taken(link, limit, may_be_more=True)
+            await link.drain()
+        finally:
+            self._claiming = False
+        found = self._taken(link, limit, may_be_more=False)
+        self._is_idle = not found.messages
+        if len(found.messages) < most and self.listeners and not found.may_be_more:
+            await link.ask(1)
+        return found._replace(may_be_more=found.may_be_more or len(found.messages) == most < limit)
+
+    def _taken(self, link: ReceiveLink, limit: int, *, may_be_more: bool) -> Taken:
+        messages = _take(link, limit)
+        if link.ready:  # too large for one claim
+            self._release_later()
+        return Taken(link, messages, may_be_more or bool(link.ready))
 
     def begin_listening(self) -> None:
         """Let one more wait for hints."""
@@ -125,12 +151,15 @@ class Feed:
     async def _wait_for_one(self) -> None:
         async with self._turn:
             try:
-                if await self._waits_for_sessions():
-                    return
-                link = self._link = await self._opened()
-                if link.credit == 0 and not link.ready:
-                    await link.ask(1)
-            except (Refused, Disconnected, OSError, ValueError, AzureError, TenureError):
+                async with asyncio.timeout(self._namespace.options.timeout):
+                    if await self._waits_for_sessions():
+                        return
+                    link = self._link = await self._opened()
+                    if link.credit == 0 and not link.ready:
+                        await link.ask(1)
+            except (*FAILURES, TenureError) as error:
+                if isinstance(error, Refused) and error.condition == "amqp:not-allowed":
+                    self._note_sessions()
                 self._open_later()
             else:
                 self._hint()  # after an interruption, there may be messages that were missed
@@ -144,6 +173,8 @@ class Feed:
         if link is None:
             return
         if link.lost is not None:
+            if link.ready:
+                self._tasks.spawn(self._abandon(_take_all(link)))
             if self.listeners and not self._namespace.is_closed:
                 self._open_later()
             return
@@ -173,23 +204,43 @@ class Feed:
         """Hand back what has waited for a claim for too long; what came later waits for its own turn."""
         self._releasing = None
         link = self._link
-        if link is None or not link.ready:
+        first = None if link is None else link.first_ready
+        if link is None or first is None:
             return
-        if self._namespace.clock.now() - link.ready[0].at < HOLD / 2:
+        if self._namespace.clock.now() - first.at < HOLD / 2:
             self._release_later()
         else:
             self._tasks.spawn(self._release_in_turn(link))
 
     async def _release_in_turn(self, link: ReceiveLink) -> None:
-        async with self._turn:
+        await self._turn.acquire()
+        await self._give_up_turn(link)
+
+    async def _give_up_turn(self, link: ReceiveLink) -> None:
+        try:
             await self._give_up(link)
+        finally:
+            self._turn.release()
 
     async def _give_up(self, link: ReceiveLink) -> None:
         """Take the leave back, and hand back what came for it."""
         self._stop_releasing()
-        with suppress(Refused, Disconnected, OSError, ValueError):
-            await link.drain()
-            await link.settle([(one, RELEASED) for one in _take(link, len(link.ready))])
+        with suppress(*FAILURES):
+            async with asyncio.timeout(self._namespace.options.timeout):
+                if link.lost is None:
+                    await link.drain()
+                    await link.settle([(one, RELEASED) for one in _take_all(link)])
+        if link.lost is not None:
+            await self._abandon(_take_all(link))
+
+    async def _abandon(self, messages: list[Arrived]) -> None:
+        """Give messages of a lost link back by their lock tokens, which counts: else they stay locked."""
+        if not messages or self._namespace.is_closed:
+            return
+        body = {"disposition-status": "abandoned", "lock-tokens": array_of([one.token for one in messages])}
+        with suppress(*FAILURES):
+            async with asyncio.timeout(self._namespace.options.timeout):
+                await self._namespace.ask(await self._path(), "update-disposition", body)
 
     async def close(self) -> None:
         """Cancel the timers, and hand back what waits for a claim."""
@@ -198,14 +249,25 @@ class Feed:
             self._opening.cancel()
         await self._tasks.cancel_all()
         if self._link is not None and self._link.lost is None:
-            async with asyncio.timeout(1.0):
-                await self._give_up(self._link)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._give_up(self._link)
 
 
 def _take(link: ReceiveLink, limit: int) -> list[Arrived]:
-    """Take up to *limit* messages; another thread may take some, too."""
+    """Take up to *limit* messages, or fewer if they are large; another thread may take some, too."""
+    found: list[Arrived] = []
+    size = 0
+    with suppress(IndexError):
+        while len(found) < limit and size < CLAIM_BYTES:
+            found.append(link.ready.popleft())
+            size += found[-1].size
+    return found
+
+
+def _take_all(link: ReceiveLink) -> list[Arrived]:
     found: list[Arrived] = []
     with suppress(IndexError):
-        while len(found) < limit:
+        while True:
             found.append(link.ready.popleft())
     return found

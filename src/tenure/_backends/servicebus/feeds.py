@@ -51,7 +51,11 @@ class Feeds:
         if feed is None:
             hint = partial(self._notifier.notify, queue)
             feed = self._feeds[queue] = Feed(
-                self._namespace, partial(self._path_to_receive, queue), partial(self._wait_for_first, queue), hint
+                self._namespace,
+                partial(self._path_to_receive, queue),
+                partial(self._wait_for_first, queue),
+                partial(self._places.note_sessions, queue),
+                hint,
             )
         return feed
 

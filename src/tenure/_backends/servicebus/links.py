@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
+from azure.core.exceptions import AzureError
 from azure.servicebus._pyamqp.constants import LinkDeliverySettleReason
-from azure.servicebus._pyamqp.message import BatchMessage
 from azure.servicebus._pyamqp.performatives import DispositionFrame
 
-from tenure._backends.servicebus.codec import text_of
-from tenure._backends.servicebus.driver import BATCH_BYTES, Connection, Disconnected, Outcome, Refused, readable
+from tenure._backends.servicebus.codec import Encoded, batch_of, text_of
+from tenure._backends.servicebus.driver import RELEASED, Connection, Disconnected, Outcome, Refused, readable
 
 DRAIN_MAX = 5.0
-"""Seconds that the service has to take credit back."""
+"""Seconds that a claim waits until the service has taken credit back; under load, it does so late or never."""
+
+BATCH_STANDARD, BATCH_PREMIUM = 262_144, 1_048_576
+"""The most that a transfer of several messages may have, by the namespace's tier, where the service doesn't say."""
+
+UNANSWERED_MAX = 100
+"""Verdicts that are on their way at once."""
 
 
 class Arrived(NamedTuple):
@@ -32,6 +39,11 @@ class Arrived(NamedTuple):
     """When it was read."""
 
     @property
+    def size(self) -> int:
+        """The bytes of its body."""
+        return sum(map(len, self.message.data or ()))
+
+    @property
     def token(self) -> UUID:
         """The token of its lock."""
         return UUID(bytes_le=self.tag)
@@ -42,21 +54,28 @@ class SendLink(Connection):
 
     def __init__(self, owner: Any, clock: Callable[[], float]) -> None:
         super().__init__(owner, clock)
-        self._sending = asyncio.Lock()
         self._free = asyncio.Semaphore(100)
 
     @property
     def size_max(self) -> int:
         """The largest message in bytes, its headers included."""
-        return cast(int, self._link.remote_max_message_size or BATCH_BYTES)
+        return cast(int, self._link.remote_max_message_size or BATCH_STANDARD)
 
-    async def send(self, messages: Sequence[bytes]) -> None:
+    @property
+    def batch_max(self) -> int:
+        """The largest transfer of several messages in bytes, which may be smaller."""
+        said = (self._link.remote_properties or {}).get(b"com.microsoft:max-message-batch-size")
+        if isinstance(said, int) and said > 0:
+            return said
+        return BATCH_PREMIUM if self.size_max >= BATCH_PREMIUM else BATCH_STANDARD
+
+    async def send(self, messages: Sequence[Encoded]) -> None:
         """Send encoded messages in one transfer, and wait until it is accepted.
 
         Raises:
             Refused: It was not.
         """
-        batch = BatchMessage(data=[bytes(one) for one in messages])
+        transfer: Any = messages[0].message if len(messages) == 1 else batch_of(messages)
         async with self._free:
             answer = self._future()
 
@@ -64,8 +83,8 @@ class SendLink(Connection):
                 if not answer.done():
                     answer.set_result((reason, state))
 
-            async with self._sending:  # a large one takes several frames
-                await self._link.send_transfer(batch, on_send_complete=settled, timeout=0)
+            async with self._transfers:  # a large one takes several frames
+                await self._link.send_transfer(transfer, on_send_complete=settled, timeout=0)
             reason, state = await answer
         if reason is not LinkDeliverySettleReason.DISPOSITION_RECEIVED:
             raise Disconnected("the link was detached before the answer came")
@@ -81,12 +100,16 @@ class ReceiveLink(Connection):
         self._arrived = arrived
         self.ready: deque[Arrived] = deque()
         """Messages that have come, and that nobody has taken yet."""
+        self.largest = 0
+        """The bytes of the largest body that has come, of late."""
         self._asked_at = clock()
         self._more: asyncio.Future[None] | None = None  # done when a message comes
         self._drained: asyncio.Future[None] | None = None
         self._outcomes: dict[int, asyncio.Future[Any]] = {}
         self.unsettled: set[int] = set()
         """The deliveries that can be settled on this link."""
+        self.is_new = True
+        """Whether it was not looked for messages yet."""
         self._link._on_transfer = self._on_message
         self._link._incoming_flow = self._on_flow
         self._link._incoming_disposition = self._on_disposition
@@ -101,6 +124,14 @@ class ReceiveLink(Connection):
         return session.session_id, 0.0 if until is None else until.timestamp()
 
     @property
+    def first_ready(self) -> Arrived | None:
+        """The first message that nobody has taken yet; on any thread."""
+        try:
+            return self.ready[0]
+        except IndexError:
+            return None
+
+    @property
     def credit(self) -> int:
         """For how many messages the service has leave."""
         return cast(int, self._link.current_link_credit)
@@ -110,14 +141,13 @@ class ReceiveLink(Connection):
         self.check_alive()
         if self.credit == 0:
             self._asked_at = self._now()
-        self.used_at = self._now()
         await self._link.flow(link_credit=count)
 
     async def until_more(self, seconds: float) -> bool:
         """Wait until a message comes; return whether one did."""
         if self.ready:
             return True
-        self._more = self._future()
+        self._more = self._future(is_question=False)
         try:
             async with asyncio.timeout(seconds):
                 await self._more
@@ -128,22 +158,29 @@ class ReceiveLink(Connection):
         return True
 
     async def drain(self) -> None:
-        """Take all leave back: the service sends at once what it has for it, and then nothing more."""
+        """Take all leave back: the service sends at once what it has for it, and then nothing more.
+
+        It may be late, or not answer. Then some leave stays, and what comes for it is as if it had been waited for.
+        """
         if self.credit == 0:
             return
-        drained = self._drained = self._future()
+        drained = self._drained = self._future(is_question=False)
         try:
             await self._link.flow(link_credit=self.credit, drain=True)
-            async with asyncio.timeout(DRAIN_MAX):
-                await drained
-        except TimeoutError:
-            self._lose(Disconnected("the service did not take the credit back"))
-            raise Disconnected("the service did not take the credit back") from None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_MAX):
+                    await drained
         finally:
             self._drained = None
 
     async def settle(self, verdicts: Sequence[tuple[Arrived, Outcome]]) -> list[Exception | None]:
-        """Pass verdicts, all of them before the first answer; return for each None, or why it was not accepted."""
+        """Pass verdicts, many of them before the first answer; return for each None, or why it was not accepted."""
+        found: list[Exception | None] = []
+        for start in range(0, len(verdicts), UNANSWERED_MAX):
+            found += await self._settle(verdicts[start : start + UNANSWERED_MAX])
+        return found
+
+    async def _settle(self, verdicts: Sequence[tuple[Arrived, Outcome]]) -> list[Exception | None]:
         futures: list[asyncio.Future[Any] | Exception] = []
         for one, outcome in verdicts:
             try:
@@ -159,24 +196,39 @@ class ReceiveLink(Connection):
             else:
                 futures.append(future)
         answers: list[Exception | None] = []
-        for (one, outcome), each in zip(verdicts, futures, strict=True):
-            if isinstance(each, Exception):
-                answers.append(each)
-                continue
-            try:
-                state = await each
-                answers.append(None if outcome.name in state and not _error_in(state) else _refusal(state))
-            except (Refused, Disconnected) as error:
-                answers.append(error)
-            finally:
+        try:
+            for (_, outcome), each in zip(verdicts, futures, strict=True):
+                if isinstance(each, Exception):
+                    answers.append(each)
+                    continue
+                try:
+                    state = await each
+                    is_accepted = bool(state) and outcome.name in state and not _error_in(state)
+                    answers.append(None if is_accepted else _refusal(state or {}))
+                except (Refused, Disconnected, OSError, AzureError) as error:
+                    answers.append(error)
+        finally:
+            for one, _ in verdicts:
                 self._outcomes.pop(one.delivery_id, None)
         return answers
+
+    async def drop(self, one: Arrived) -> None:
+        """Settle a delivery whose lock is over, without an answer: the service counts those that are not settled."""
+        if self.lost is None and one.delivery_id in self.unsettled:
+            self.unsettled.discard(one.delivery_id)
+            frame = DispositionFrame(
+                role=True, first=one.delivery_id, last=None, settled=True, state=RELEASED.state, batchable=None
+            )
+            with suppress(Exception):  # the link may be lost by now
+                await self._session._outgoing_disposition(frame)
 
     # --- called by the library, from the reading task ---
 
     async def _on_message(self, frame: Any, message: Any) -> None:
         self.unsettled.add(frame[1])
-        self.ready.append(Arrived(frame[1], bytes(frame[2]), message, self._asked_at, self._now()))
+        one = Arrived(frame[1], bytes(frame[2]), message, self._asked_at, self._now())
+        self.largest = max(one.size, self.largest * 99 // 100)
+        self.ready.append(one)
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
         if self._drained is not None and self.credit == 0 and not self._drained.done():
@@ -184,13 +236,15 @@ class ReceiveLink(Connection):
         self._arrived()
 
     async def _on_flow(self, frame: Any) -> None:
-        count, credit = frame[5], frame[6]
-        if count is None or credit is None:
+        if frame[5] is None:
             return
-        if self._drained is not None and credit == 0:
-            self._link.delivery_count, self._link.current_link_credit = count, 0
-            if not self._drained.done():
-                self._drained.set_result(None)
+        # The service takes leave back by counting on without a message. It may do so late, when more was given.
+        taken_back = (frame[5] - self._link.delivery_count) % 2**32
+        if 0 < taken_back < 2**31:
+            self._link.delivery_count = frame[5]
+            self._link.current_link_credit = max(0, self.credit - taken_back)
+        if self._drained is not None and self.credit == 0 and not self._drained.done():
+            self._drained.set_result(None)
 
     async def _on_disposition(self, frame: Any) -> None:
         if frame[0] or not frame[3]:  # from a receiver, or not settled yet
@@ -202,7 +256,6 @@ class ReceiveLink(Connection):
                 future.set_result(frame[4])
 
     def _ended(self) -> None:
-        self.ready.clear()
         self.unsettled.clear()
         self._arrived()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tenure._backends.servicebus.administration import Administration, NoRights
 from tenure._backends.servicebus.client import LOST, Namespace
@@ -15,7 +16,7 @@ from tenure._backends.servicebus.message_format import Received
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
-from tenure._backends.servicebus.removal import remove
+from tenure._backends.servicebus.removal import Source, remove, renew
 from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._backends.servicebus.sessions import Sessions
 from tenure._queue.broker import LiveSelection, NoSession
@@ -57,6 +58,8 @@ class LiveMessages:
         async for found, _ in looked_at(self._namespace, path, queue, which.after):
             if len(shown) >= limit:
                 break
+            if self._is_over(found, locked):
+                continue
             state = state_of(found, locked)
             if which.wants(state) and fits(which, found):
                 shown.append(self._shown(queue, found, state, locked))
@@ -81,6 +84,8 @@ class LiveMessages:
         seen = 0
         async for found, _ in looked_at(self._namespace, path, queue):
             seen += 1
+            if self._is_over(found, locked):
+                continue
             state = state_of(found, locked)
             counts[state] += 1
             if state == "ready":
@@ -92,6 +97,12 @@ class LiveMessages:
             await self._count_all(path, counts)
         age = 0.0 if oldest is None else max(0.0, self._clock.now() - oldest)
         return Stats(counts["ready"], counts["locked"], counts["delayed"], counts["deferred"], dead, age)
+
+    def _is_over(self, found: Received, locked: dict[int, Held]) -> bool:
+        """Return whether a message that is still shown has expired: the service looks when messages are received."""
+        if found.state != ACTIVE or found.ttl is None or found.sequence in locked:
+            return False
+        return found.enqueued_at + found.ttl <= self._clock.now()
 
     async def _dead(self, queue: str, path: Path) -> int:
         if self._administration.may_manage is not False:
@@ -132,14 +143,17 @@ class LiveMessages:
         highest = 0
         async for found, _ in looked_at(self._namespace, path, queue, which.after):
             state = state_of(found, locked)
-            if not which.wants(state) or not fits(which, found) or found.enqueued_at > began + 1.0:
+            if state == "locked" or not which.wants(state) or not fits(which, found):
+                continue
+            if found.enqueued_at > began + 1.0:
+                continue
+            if found.state in aside:
+                aside[found.state].append(found.sequence)
                 continue
             highest = found.sequence
-            if found.state in aside and state != "locked":
-                aside[found.state].append(found.sequence)
-            elif found.session is not None and found.session not in sessions:
+            if found.session is not None and found.session not in sessions:
                 sessions.append(found.session)
-        if which.wants("ready") and highest:
+        if highest:
             if await self._places.has_sessions(queue):
                 for name in sessions:
                     count += await self._purge_session(queue, name, which, highest, dry_run=dry_run)
@@ -147,10 +161,12 @@ class LiveMessages:
                 feed = self._feeds.of(queue)
 
                 async def claim(most: int) -> tuple[ReceiveLink | None, list[Arrived]]:
-                    taken = await feed.claim(most)
+                    taken = await feed.claim(most, is_thorough=True)
                     return taken.link, taken.messages
 
-                count += await remove(queue, claim, _selected(which, highest), None, dry_run=dry_run)
+                renewing = partial(renew, self._namespace, path)
+                source = Source(queue, claim, renewing, self._places.lock_known(queue), highest)
+                count += await remove(source, _selected(which, highest), dry_run=dry_run)
         if dry_run:
             return count + sum(map(len, aside.values()))
         count += await self._cancel(path, aside[SCHEDULED])
@@ -168,8 +184,12 @@ class LiveMessages:
         async def claim(most: int) -> tuple[ReceiveLink | None, list[Arrived]]:
             return held.link, await self._sessions.claim(held, most)
 
+        async def renew_session(_: list[Arrived]) -> None:
+            await self._namespace.ask(held.path, "renew-session-lock", {"session-id": name}, held.link)
+
         try:
-            return await remove(queue, claim, _selected(which, highest), None, dry_run=dry_run)
+            source = Source(queue, claim, renew_session, self._places.lock_known(queue), highest)
+            return await remove(source, _selected(which, highest), dry_run=dry_run)
         finally:
             if lock is not None:
                 await self._sessions.release(lock)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tenure._backends.servicebus.client import NOT_FOUND, Namespace
+from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.codec import long_of, received_in
-from tenure._backends.servicebus.driver import Refused
+from tenure._backends.servicebus.driver import NOT_FOUND, Refused
 from tenure._backends.servicebus.message_format import Received, received
 from tenure._backends.servicebus.names import Path
 from tenure._queue.checks import INT_MAX
@@ -29,9 +29,10 @@ async def looked_at(
             if refused.condition == NOT_FOUND:
                 return
             raise
+        last = after
         for message, _ in page:
             found = received(queue, message)
-            after = found.sequence
+            after = max(after, found.sequence)
             yield found, message
-        if not page:
+        if after == last:
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from tenure._backends.servicebus.codec import encoded, encoded_again
+from tenure._backends.servicebus.codec import Encoded, encoded, encoded_again
 from tenure._queue.failures import Failure
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
@@ -42,6 +42,12 @@ NATIVE_REASONS = {ours: native for native, ours in REASONS.items()}
 PROPERTY_MAX = 24_000
 """Characters of a property: Service Bus takes 32 KB for one, and 64 KB for all."""
 
+EACH = 8
+"""Bytes that each property takes besides its name and its value."""
+
+HEADERS_MAX = 60_000
+"""Bytes of all headers: the rest is for the service's own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Notes:
@@ -56,15 +62,15 @@ class Notes:
     died_after: int | None = None
     """After how many deliveries."""
 
-    def properties(self) -> dict[str, str | int]:
-        """Return it as application properties."""
+    def properties(self, headers: Headers) -> dict[str, str | int]:
+        """Return it as application properties, beside the sender's: the history takes the room that they leave."""
         found: dict[str, str | int] = {}
         if self.id is not None:
             found[ID] = self.id
         if self.deliveries:
             found[DELIVERIES] = self.deliveries
         if self.history:
-            found[HISTORY] = _written(self.history)
+            found[HISTORY] = _written(self.history, min(PROPERTY_MAX, HEADERS_MAX - size_of(headers)))
         if self.died_at is not None:
             found[DEATH] = json.dumps([self.died_at, self.died_after])
         return found
@@ -188,7 +194,7 @@ def received(queue: str, message: Any) -> Received:
     )
 
 
-def outgoing(message: Outgoing, now: float, changes: Mapping[str, str | int] | None = None) -> bytes:
+def outgoing(message: Outgoing, now: float, changes: Mapping[str, str | int] | None = None) -> Encoded:
     """Return *message* as it is sent, with more application properties; a delay is counted from *now*."""
     headers = dict(message.headers)
     content_type = headers.pop(CONTENT_TYPE, None)
@@ -207,18 +213,24 @@ def outgoing(message: Outgoing, now: float, changes: Mapping[str, str | int] | N
 
 
 def copied(
-    found: Received, message: Any, notes: Notes, *, new_id: bool, ttl: float | None = None, due_at: float | None = None
-) -> bytes:
+    found: Received,
+    message: Any,
+    notes: Notes,
+    *,
+    new_id: str | None,
+    ttl: float | None = None,
+    due_at: float | None = None,
+) -> Encoded:
     """Return *message*, which was read as *found*, as it is sent again: with all that its sender has set, and *notes*.
 
-    With *new_id*, its message id is another, as where the service would take it for a duplicate; the notes keep the
+    With *new_id*, that is its message id, as where the service would take it for a duplicate; the notes keep the
     sender's.
     """
-    notes = replace(notes, id=found.id) if new_id else replace(notes, id=found.notes.id)
+    notes = replace(notes, id=found.notes.id if new_id is None else found.id)
     return encoded_again(
         message,
-        message_id=uuid.uuid4().hex if new_id else None,
-        application=notes.properties(),
+        message_id=new_id,
+        application=notes.properties(found.headers),
         dropped=(ID, DELIVERIES, HISTORY, DEATH, REASON, DESCRIPTION),
         ttl=ttl,
         due_at=due_at,
@@ -246,8 +258,13 @@ def _notes(application: Mapping[str, Any]) -> Notes:
         return Notes()
 
 
-def _written(history: Sequence[Attempt]) -> str:
-    """Return a history as text that fits into a property: tracebacks go first, then the oldest attempts."""
+def size_of(headers: Headers) -> int:
+    """Return about how many bytes *headers* take as application properties."""
+    return sum(len(name.encode()) + len(str(value).encode()) + EACH for name, value in headers.items())
+
+
+def _written(history: Sequence[Attempt], room: int) -> str:
+    """Return a history as text of *room* characters at most: tracebacks go first, then the oldest attempts."""
     rows: list[list[object]] = []
     text = ""
     for most in (16_384, 1_024, 200, 0):
@@ -261,10 +278,10 @@ def _written(history: Sequence[Attempt]) -> str:
             for one in history
         ]
         text = json.dumps(rows)
-        if len(text) <= PROPERTY_MAX:
+        if len(text) <= room:
             return text
-    while len(text) > PROPERTY_MAX:
-        rows = rows[len(rows) // 2 :]
+    while rows and len(text) > room:
+        rows = rows[(len(rows) + 1) // 2 :]
         text = json.dumps(rows)
     return text
 

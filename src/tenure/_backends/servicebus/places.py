@@ -5,29 +5,37 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, cast
 
+from azure.core.exceptions import AzureError
+
 from tenure._backends.servicebus.administration import Administration, Entity, NoRights
-from tenure._backends.servicebus.client import NOT_FOUND, Namespace
-from tenure._backends.servicebus.codec import uint_of
-from tenure._backends.servicebus.driver import Refused
+from tenure._backends.servicebus.client import NO_RIGHTS, Namespace
+from tenure._backends.servicebus.codec import long_of, received_in
+from tenure._backends.servicebus.driver import NOT_FOUND, Refused
 from tenure._backends.servicebus.names import Path, entity_of, home_of, may_be_subscription, subscription_of
 from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
 from tenure._queue.checks import DEAD_SUFFIX
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError
 
 LOCK_LEAST = 5.0
 """Seconds: the shortest lock that Service Bus allows. It is what is trusted where the lock can't be read."""
 
-SETTINGS_KEPT = 10.0
-"""Seconds for which the settings that were read are used."""
+DELIVERIES_USUAL = 10
+"""The service's own default of MaxDeliveryCount, for where it can't be read."""
+
+SETTINGS_KEPT = 60.0
+"""Seconds for which the settings that were read are used: a read costs the namespace as much as ten messages."""
 
 CHECK_AFTER = 0.25
 """Seconds after which to check that a setting still has the value that was written."""
 
 METADATA_MAX = 1_024
+
+_FIRST = {"from-sequence-number": long_of(1), "message-count": 1}
 
 NATIVE = ("lock", "max_deliveries", "dedupe_window")
 
@@ -88,6 +96,7 @@ class Places:
         self._finding: dict[str, asyncio.Lock] = {}
         self._settings: dict[str, tuple[float, QueueSettings]] = {}
         self._has_sessions: dict[str, bool] = {}
+        self._dedupes: dict[str, bool] = {}
         self._decided: set[str] = set()
 
     @property
@@ -125,8 +134,12 @@ class Places:
         if not self._namespace.options.create:
             raise _missing(self._namespace, home)
         async with self._finding.setdefault(home, asyncio.Lock()):
-            if home not in self._paths:
-                await self._create(home, {}, sessions=sessions)
+            while home not in self._paths:  # until the request times out
+                is_new = await self._create(home, {}, sessions=sessions)
+                if not is_new and await self._administration.find(Path(entity_of(home))) is None:
+                    # Another is just creating it, or it was deleted a moment ago: both are refused as if it existed.
+                    await asyncio.sleep(CHECK_AFTER)
+                    continue
                 self._paths[home] = Path(entity_of(home))
                 self._decided.add(home)
         return self._paths[home]._replace(is_dead=name.endswith(DEAD_SUFFIX))
@@ -143,10 +156,7 @@ class Places:
         return found._replace(is_dead=name.endswith(DEAD_SUFFIX))
 
     async def _decide(self, home: str, path: Path, *, sessions: bool) -> None:
-        """Decide at the first use of a queue that was only declared whether it has sessions, which can't be changed.
-
-        Nothing was sent to it yet: with sessions, it is made anew.
-        """
+        """Decide at the first use of a queue that was only declared whether it has sessions, which can't be changed."""
         async with self._finding.setdefault(home, asyncio.Lock()):
             if home in self._decided:
                 return
@@ -157,14 +167,28 @@ class Places:
             noted = Noted.read(entity.metadata) if entity is not None else None
             if entity is not None and noted is not None and noted.is_open:
                 closed = Noted(**{**_fields(noted), "is_open": False})
-                if sessions and not entity.sessions:
-                    await self._administration.delete(path)
-                    await self._namespace.forget(path.node)
-                    await self._administration.create(path.entity, _options(settings_of(entity), closed, sessions=True))
-                else:
-                    await self._administration.update(path, {"user_metadata": closed.written()})
+                if not sessions or not await self._make_anew(path, entity, closed):
+                    sessions = entity.sessions
+                    await self._administration.update(path, {"user_metadata": closed.written(), "status": "Active"})
                 self._has_sessions[home] = sessions
             self._decided.add(home)
+
+    async def _make_anew(self, path: Path, entity: Entity, closed: Noted) -> bool:
+        """Create a queue anew, with sessions, if nothing was ever sent to it; return whether that was done.
+
+        Nothing can be sent to it from the look until it is deleted.
+        """
+        await self._administration.update(path, {"status": "SendDisabled"})
+        again = await self._administration.find(path)
+        noted = Noted.read(again.metadata) if again is not None else None
+        if noted is None or not noted.is_open:  # another process has decided
+            return False
+        for each in (path, path._replace(is_dead=True)):
+            if received_in(await self._namespace.ask(each, "peek-message", _FIRST)):
+                return False
+        await self._administration.delete(path)
+        await self._namespace.forget(path.node)
+        return await self._administration.create(path.entity, _options(settings_of(entity), closed, sessions=True))
 
     async def is_open(self, name: str) -> bool:
         """Return whether it is not decided yet whether a queue has sessions."""
@@ -192,25 +216,42 @@ class Places:
         self._paths.pop(home, None)
         self._settings.pop(home, None)
         self._has_sessions.pop(home, None)
+        self._dedupes.pop(home, None)
         self._decided.discard(home)
 
     async def has_sessions(self, name: str) -> bool:
         """Return whether a queue requires sessions, as far as this process may know."""
         home = home_of(name)
         if home not in self._has_sessions:
-            await self.settings(home, fresh=True)
+            await self.settings(home)
         return self._has_sessions.get(home, False)
 
     async def detects_duplicates(self, name: str) -> bool:
         """Return whether the service may take a message for a duplicate; it may, where that can't be read."""
-        path = await self.existing(name)
+        path, home = await self.existing(name), home_of(name)
         if path is None or path.subscription is not None:
             return False
-        try:
-            entity = await self._administration.find(path)
-        except NoRights:
-            return True
-        return entity is not None and entity.dedupe_window is not None
+        if home not in self._dedupes:
+            await self.settings(home, fresh=True)
+        return self._dedupes.get(home, True)
+
+    async def deliveries_max(self, name: str, *, is_copy: bool) -> int | None:
+        """Return after how many deliveries a message dies; None if it can't be read, as the service decides then.
+
+        It counts a copy anew. So copies always have a limit: if need be, that of the URL, or the service's usual one.
+        """
+        settings = await self.settings(name)
+        return settings.max_deliveries if is_copy or self.knows_deliveries else None
+
+    @property
+    def knows_deliveries(self) -> bool:
+        """Whether MaxDeliveryCount was read, or given in the URL."""
+        return self.may_read or self._namespace.options.max_deliveries is not None
+
+    def lock_known(self, name: str) -> float:
+        """Return the length of a queue's locks as it was read last."""
+        known = self._settings.get(home_of(name))
+        return LOCK_LEAST if known is None else known[1].lock
 
     # --- settings ---
 
@@ -223,13 +264,21 @@ class Places:
         path = await self.existing(home)
         found = QueueSettings()
         if path is not None:
+            patience = None if known is None or fresh else self._namespace.options.timeout / 4
             try:
-                entity = await self._administration.find(path)
+                async with asyncio.timeout(patience):
+                    entity = await self._administration.find(path)
             except NoRights:
-                found = QueueSettings(lock=self._namespace.options.lock or LOCK_LEAST)
+                options = self._namespace.options
+                found = QueueSettings(options.lock or LOCK_LEAST, options.max_deliveries or DELIVERIES_USUAL)
+            except (AzureError, OSError):
+                if known is None or fresh:
+                    raise
+                found = known[1]  # messages go another way, which may well be open
             else:
                 if entity is not None:
                     self._has_sessions[home] = entity.sessions
+                    self._dedupes[home] = entity.dedupe_window is not None
                     found = settings_of(entity)
                 else:
                     self.forget(home)
@@ -319,16 +368,27 @@ class Places:
                 return None
             except NoRights:
                 pass
+        return await self._first_that_answers(paths)
+
+    async def _first_that_answers(self, paths: Sequence[Path]) -> Path | None:
+        """Return the first of *paths* that is there; one that only refuses is taken if there is no other."""
+        refusal: Refused | None = None
         for path in paths:
-            if await self._answers(path):
-                return path
+            try:
+                if await self._answers(path):
+                    return path
+            except Refused as refused:
+                if refused.condition not in NO_RIGHTS:
+                    raise
+                refusal = refusal or refused  # the login may be for another entity
+        if refusal is not None:
+            raise refusal
         return None
 
     async def _answers(self, path: Path) -> bool:
         """Return whether there is an entity, found out by opening its management node."""
-        body = {"from-sequence-number": 1, "message-count": uint_of(1)}
         try:
-            await self._namespace.ask(path, "peek-message", body)
+            await self._namespace.ask(path, "peek-message", _FIRST)
         except Refused as refused:
             if refused.condition == NOT_FOUND:
                 return False
@@ -428,7 +488,7 @@ def no_rights(namespace: Namespace, what: str) -> ConfigError:
     )
 
 
-def _missing(namespace: Namespace, name: str) -> ConfigError | Unavailable:
+def _missing(namespace: Namespace, name: str) -> ConfigError:
     return ConfigError(
         f"{namespace.url} has no queue {name!r}, and no subscription of this name; create it in the portal, or connect "
         "with ?create=yes"

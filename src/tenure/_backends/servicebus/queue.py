@@ -10,8 +10,10 @@ House rules:
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ from tenure._backends.servicebus.administration import Administration, NoRights
 from tenure._backends.servicebus.claiming import Claiming
 from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.dead_letters import DeadLetters
+from tenure._backends.servicebus.driver import FAILURES
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.hints import Hints
 from tenure._backends.servicebus.impossible import check_message, check_verdict, refuse
@@ -52,9 +55,10 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
+from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.notifier import Notifier
-from tenure.errors import ConfigError, MessageRefused, Unavailable
+from tenure._runtime.tasks import Tasks
+from tenure.errors import ConfigError, MessageRefused, TenureError, Unavailable
 
 T = TypeVar("T")
 
@@ -103,6 +107,7 @@ class ServiceBusBroker:
         self._renewing = Renewing(*common)
         self._dead_letters = DeadLetters(namespace, self._places, self._sending, self._clock, self._feeds)
         self._live = LiveMessages(*common, self._administration, self._clock)
+        self._tasks = Tasks()
 
     @property
     def traits(self) -> QueueTraits:
@@ -162,7 +167,24 @@ class ServiceBusBroker:
         ready = self._claiming.receive_ready(queue, limit)
         if ready is not None:
             return ready
-        return await self._run(partial(self._claiming.receive, queue, limit))
+        come: list[Claim] = []
+
+        async def claim() -> Claim:
+            come.append(await self._claiming.receive(queue, limit))
+            return come[0]
+
+        try:
+            return await self._run(claim)
+        except asyncio.CancelledError:
+            # The answer may have come, on the other thread: then nobody takes it.
+            self._namespace.post(lambda: self._tasks.spawn(self._give_back(come)))
+            raise
+
+    async def _give_back(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            with suppress(*FAILURES, TenureError):
+                async with asyncio.timeout(self._namespace.options.timeout):
+                    await self._settling.settle([Settlement(one, GIVE_BACK) for one in claim.deliveries])
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim deferred messages by their sequences, each by a request of its own."""

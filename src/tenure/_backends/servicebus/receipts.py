@@ -1,12 +1,14 @@
 """The locks of this process. Service Bus locks each message under a token of its own, most of them tied to a link.
 
 A claim of tenure's has one token. So the locks are kept here under it: only the process that received a message can
-renew and settle it. All of this belongs to the library's thread.
+renew and settle it. All of this belongs to the library's thread, but for ``add``: any thread may claim what has come
+already.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -57,6 +59,10 @@ class Held:
     """None if it did not come on a link: a deferred message."""
     link: ReceiveLink | None = None
     session: HeldSession | None = None
+    sent: int = 0
+    """How many messages were sent for its verdict, which is not passed yet: a retry doesn't send them again."""
+    is_copied: bool = False
+    """Whether a copy of it was sent, so that nothing is left to do but to complete it."""
 
 
 class Receipts:
@@ -65,6 +71,7 @@ class Receipts:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._held: dict[tuple[str, int], Held] = {}
+        self._adding = threading.Lock()  # a dict that grows can't be gone through
         self._sessions: dict[str, HeldSession] = {}
         self._expire_at = 0.0
 
@@ -75,7 +82,9 @@ class Receipts:
 
     def add(self, token: str, held: Held) -> None:
         """Keep a lock under the *token* of its claim."""
-        self._held[token, held.received.sequence] = held
+        with self._adding:
+            self._held[token, held.received.sequence] = held
+        self._expire()
 
     def find(self, delivery: Delivery) -> Held | None:
         """Return the lock of a delivery, which may be over."""
@@ -115,25 +124,28 @@ class Receipts:
         session = self._sessions.pop(str(lock.token), None)
         if session is not None:
             session.is_over = True
-            for key in [key for key, held in self._held.items() if held.session is session]:
+            for key in [key for key, held in self._all() if held.session is session]:
                 del self._held[key]
 
     def forget_queue(self, queue: str) -> None:
         """Forget all locks of a queue that is deleted."""
-        for key in [key for key, held in self._held.items() if held.queue == queue]:
+        for key in [key for key, held in self._all() if held.queue == queue]:
             del self._held[key]
         for token in [token for token, one in self._sessions.items() if one.queue == queue]:
             self._sessions.pop(token).is_over = True
 
     def locked(self, queue: str) -> dict[int, Held]:
         """Return the messages of *queue* that this process has locked, by sequence."""
-        self._expire()
         now = self._clock.now()
         return {
             held.received.sequence: held
-            for held in self._held.values()
+            for _, held in self._all()
             if held.queue == queue and (now < held.until if held.session is None else not held.session.is_lost)
         }
+
+    def _all(self) -> list[tuple[tuple[str, int], Held]]:
+        with self._adding:
+            return list(self._held.items())
 
     def _expire(self) -> None:
         """Forget deliveries that were never settled, once a minute."""
@@ -141,7 +153,7 @@ class Receipts:
         if now < self._expire_at:
             return
         self._expire_at = now + EXPIRE_EVERY
-        for key, held in list(self._held.items()):
+        for key, held in self._all():
             # Long after its end by our account: a renewal without an answer may have prolonged it.
             if held.session is None and held.until + 600.0 < now:
-                del self._held[key]
+                self._held.pop(key, None)

@@ -2,64 +2,115 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
-from tenure._backends.servicebus.client import LOST
-from tenure._backends.servicebus.driver import ACCEPTED, RELEASED, Outcome, Refused
+from tenure._backends.servicebus.client import LOST, Namespace
+from tenure._backends.servicebus.codec import array_of
+from tenure._backends.servicebus.driver import ACCEPTED, FAILURES, RELEASED, Outcome, Refused
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.message_format import Received, received
+from tenure._backends.servicebus.names import Path
+from tenure._queue.checks import INT_MAX
 from tenure.errors import Unavailable
 
 ROUND = 200
 """Messages that are received and looked at together."""
 
-Claim = Callable[[int], Awaitable[tuple[ReceiveLink | None, list[Arrived]]]]
-Act = Callable[[list[tuple[Received, Arrived]]], Awaitable[None]]
+Act = Callable[[list[tuple[Received, Arrived]], Callable[[int], None]], Awaitable[None]]
+"""What is done with the selected messages before they are removed. It tells for how many more of them it is done."""
 
 
-async def nothing(chosen: list[tuple[Received, Arrived]]) -> None:
-    """Do nothing before messages are removed."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The messages among which some are selected."""
+
+    queue: str
+    claim: Callable[[int], Awaitable[tuple[ReceiveLink | None, list[Arrived]]]]
+    """Lock so many more."""
+    renew: Callable[[list[Arrived]], Awaitable[None]]
+    """Extend locks."""
+    lock: float
+    """Their length in seconds."""
+    highest: int = INT_MAX
+    """The sequence of the last message that is looked at."""
 
 
 async def remove(
-    queue: str,
-    claim: Claim,
+    source: Source,
     is_selected: Callable[[Received], bool],
-    limit: int | None,
-    act: Act = nothing,
+    limit: int | None = None,
+    act: Act | None = None,
     *,
     dry_run: bool = False,
 ) -> int:
-    """Receive all messages of *queue*; call *act* for the selected ones and remove them, hand back the others.
+    """Receive the messages of *source*; call *act* for the selected ones and remove them, hand back the others.
 
     The others stay locked until all were looked at: handed back earlier, they would be received again before the rest.
     Return how many were removed; or would have been, on a dry run.
     """
-    count = 0
+    count, seen = 0, set[int]()
     others: list[tuple[ReceiveLink, Arrived]] = []
+    renewed_at = time.monotonic()
     try:
         while limit is None or count < limit:
-            link, page = await claim(ROUND)
+            link, page = await source.claim(ROUND)
             if link is None or not page:
                 break
-            found = [(received(queue, one.message), one) for one in page]
-            chosen = [(one, arrived) for one, arrived in found if is_selected(one)]
+            found = [(received(source.queue, one.message), one) for one in page]
+            chosen = [(one, arrived) for one, arrived in found if one.sequence not in seen and is_selected(one)]
             chosen = chosen if limit is None else chosen[: limit - count]
-            taken = {arrived.delivery_id for _, arrived in chosen}
-            others += [(link, arrived) for _, arrived in found if arrived.delivery_id not in taken or dry_run]
             if dry_run:
-                count += len(chosen)
-                continue
-            try:
-                await act(chosen)
-            except BaseException:
-                others += [(link, arrived) for _, arrived in chosen]
-                raise
-            count += await _settle(link, [arrived for _, arrived in chosen], ACCEPTED)
+                count, chosen = count + len(chosen), []
+            taken = {arrived.delivery_id for _, arrived in chosen}
+            others += [(link, arrived) for _, arrived in found if arrived.delivery_id not in taken]
+            count += await _remove(link, chosen, act, others)
+            sequences = {one.sequence for one, _ in found}
+            if sequences & seen or min(sequences) > source.highest:
+                break  # those that come a second time have lost their locks: no more can be kept
+            seen |= sequences
+            if time.monotonic() - renewed_at > source.lock / 3:
+                renewed_at = time.monotonic()
+                await source.renew([arrived for _, arrived in others])
         return count
     finally:
         for link in {one for one, _ in others}:
             await _settle(link, [arrived for one, arrived in others if one is link], RELEASED)
+
+
+async def renew(namespace: Namespace, path: Path, messages: list[Arrived]) -> None:
+    """Extend the locks of messages of an entity; those that are over come again, which is noticed."""
+    for start in range(0, len(messages), ROUND):
+        tokens = [one.token for one in messages[start : start + ROUND]]
+        with suppress(*FAILURES):
+            await namespace.ask(path, "renew-lock", {"lock-tokens": array_of(tokens)})
+
+
+async def _remove(
+    link: ReceiveLink,
+    chosen: list[tuple[Received, Arrived]],
+    act: Act | None,
+    others: list[tuple[ReceiveLink, Arrived]],
+) -> int:
+    """Act for *chosen*, and remove them; if that fails on the way, only those for which it is done."""
+    messages = [arrived for _, arrived in chosen]
+    if act is None or not chosen:
+        return await _settle(link, messages, ACCEPTED)
+    done = 0
+
+    def more(number: int) -> None:
+        nonlocal done
+        done += number
+
+    try:
+        await act(chosen, more)
+    except BaseException:
+        others += [(link, one) for one in messages[done:]]
+        await _settle(link, messages[:done], ACCEPTED)
+        raise
+    return await _settle(link, messages, ACCEPTED)
 
 
 async def _settle(link: ReceiveLink, messages: list[Arrived], outcome: Outcome) -> int:

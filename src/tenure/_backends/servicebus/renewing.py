@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tenure._backends.servicebus.client import LOST, Namespace
 from tenure._backends.servicebus.codec import array_of, moment_of
-from tenure._backends.servicebus.driver import Disconnected, Refused
+from tenure._backends.servicebus.driver import FAILURES, Refused
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
@@ -50,6 +50,9 @@ class Renewing:
                 by_queue.setdefault(found.queue, []).append((index, found))
         tasks = [self._renew_session(index, one, answers) for index, one in sessions]
         await asyncio.gather(*tasks, *(self._renew_queue(rows, answers) for rows in by_queue.values()))
+        for index, one in enumerate(held):
+            if isinstance(one, Delivery) and answers[index] is LAPSED:
+                self._receipts.forget(one)
         found_all = [answers[index] for index in range(len(held))]
         unanswered = [one for one in found_all if isinstance(one, NoAnswer)]
         if unanswered and len(unanswered) == len(found_all):
@@ -59,7 +62,7 @@ class Renewing:
     async def _renew_session(self, index: int, lock: SessionLock, answers: dict[int, Answer]) -> None:
         try:
             until = await self._sessions.renew(lock)
-        except (Refused, Disconnected, OSError, ValueError) as error:
+        except FAILURES as error:
             answers[index] = NoAnswer(str(self._namespace.translated(error)))
         else:
             answers[index] = LAPSED if until is None else Renewed(until)
@@ -67,9 +70,8 @@ class Renewing:
     async def _renew_queue(self, rows: list[tuple[int, Held]], answers: dict[int, Answer]) -> None:
         held = [one for _, one in rows]
         path, asked_at = held[0].path, self._namespace.clock.now()
-        lock = 0.0
+        lock = self._places.lock_known(held[0].queue)
         try:
-            lock = (await self._places.settings(held[0].queue)).lock
             body = {"lock-tokens": array_of([one.token for one in held])}
             ends = (await self._namespace.ask(path, "renew-lock", body))[b"expirations"]
         except Refused as refused:
@@ -79,9 +81,9 @@ class Renewing:
                 await asyncio.gather(*(self._renew_queue([row], answers) for row in rows))
                 return
             else:
-                answers[rows[0][0]] = LAPSED
+                await self._lapse(*rows[0], answers)
                 return
-        except (Disconnected, OSError, ValueError) as error:
+        except FAILURES as error:
             ends = self._namespace.translated(error)
         if isinstance(ends, Exception):
             answers.update((index, NoAnswer(str(ends))) for index, _ in rows)
@@ -91,3 +93,9 @@ class Renewing:
             self._feeds.of(one.queue).times.learn(until, asked_at, self._namespace.clock.now())
             one.until = asked_at + lock
             answers[index] = Renewed(until)
+
+    @staticmethod
+    async def _lapse(index: int, held: Held, answers: dict[int, Answer]) -> None:
+        answers[index] = LAPSED
+        if held.link is not None and held.arrived is not None:
+            await held.link.drop(held.arrived)

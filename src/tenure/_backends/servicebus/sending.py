@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
-from tenure._backends.servicebus.client import NOT_FOUND, Namespace
-from tenure._backends.servicebus.driver import Refused
+from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.codec import Encoded
+from tenure._backends.servicebus.driver import NOT_FOUND, Refused
+from tenure._backends.servicebus.links import SendLink
 from tenure._backends.servicebus.places import Places
 from tenure.errors import ConfigError, MessageRefused
 
@@ -22,46 +25,80 @@ class Sending:
     def __init__(self, namespace: Namespace, places: Places) -> None:
         self._namespace = namespace
         self._places = places
+        self._one_by_one: set[str] = set()
+        """The entities that are partitioned: their batches must be for one partition."""
 
-    async def send(self, queue: str, messages: Sequence[bytes], *, sessions: bool = False) -> None:
-        """Send *messages*; each transfer is one step, all of them together are not."""
+    async def send(
+        self,
+        queue: str,
+        messages: Sequence[Encoded],
+        *,
+        sessions: bool = False,
+        sent: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Send *messages*; each transfer is one step, all of them together are not. Tell how many more are *sent*."""
         try:
-            await self._send(queue, messages, sessions=sessions)
+            await self._send(queue, messages, sessions, sent)
         except Refused as refused:
             if refused.condition != NOT_FOUND:
                 raise
             self._places.forget(queue)  # it was deleted meanwhile
-            await self._send(queue, messages, sessions=sessions)
+            await self._send(queue, messages, sessions, sent)
 
-    async def _send(self, queue: str, messages: Sequence[bytes], *, sessions: bool) -> None:
+    async def _send(self, queue: str, messages: Sequence[Encoded], sessions: bool, sent: Callable[[int], None]) -> None:
         path = await self._places.path_of(queue, sessions=sessions)
         if path.subscription is not None:
             raise ConfigError(
                 f"{queue!r} is a subscription, which can't be sent to; send to its topic: queue({path.entity!r})"
             )
         link = await self._namespace.sender(path.entity)
-        for portion in portions(messages, link.size_max):
-            await link.send(portion)
+        for portion in portions(messages, link.size_max, link.batch_max):
+            if path.entity not in self._one_by_one:
+                try:
+                    await link.send(portion)
+                except Refused as refused:
+                    if len(portion) == 1 or not _is_for_one_partition(refused):
+                        raise
+                    self._one_by_one.add(path.entity)
+                else:
+                    sent(len(portion))
+                    continue
+            await _each(link, portion, sent)
 
 
-def portions(messages: Sequence[bytes], size_max: int) -> list[list[bytes]]:
-    """Return *messages* in portions that fit into a transfer of *size_max* bytes.
+def _is_for_one_partition(refused: Refused) -> bool:
+    """Return whether a batch was refused, as a whole, since its messages belong to several partitions."""
+    return refused.condition == "amqp:not-allowed" and "partition" in refused.text.lower()
+
+
+async def _each(link: SendLink, messages: Sequence[Encoded], sent: Callable[[int], None]) -> None:
+    """Send each message in a transfer of its own, in order; all of them before the first answer."""
+    found = await asyncio.gather(*(link.send([one]) for one in messages), return_exceptions=True)
+    for error in found:
+        if error is not None:
+            raise error
+        sent(1)
+
+
+def portions(messages: Sequence[Encoded], size_max: int, batch_max: int) -> list[list[Encoded]]:
+    """Return *messages* in portions: each fits into a transfer of *batch_max* bytes, or is one message of *size_max*.
 
     Raises:
         MessageRefused: One of them doesn't fit.
     """
-    found: list[list[bytes]] = []
-    size = size_max
+    found: list[list[Encoded]] = []
+    size = batch_max
     for index, one in enumerate(messages):
-        if len(one) > size_max - ROOM:
+        length = len(one.data)
+        if length > size_max - ROOM:
             text = (
-                f"the message takes {len(one):,} bytes with its headers, and this namespace allows {size_max:,}; send "
+                f"the message takes {length:,} bytes with its headers, and this namespace allows {size_max:,}; send "
                 "a reference to the data instead"
             )
             raise MessageRefused(text, index, len(messages))
-        if size + len(one) + EACH > size_max - ROOM:
+        if size + length + EACH > batch_max - ROOM:
             found.append([])
             size = 0
         found[-1].append(one)
-        size += len(one) + EACH
+        size += length + EACH
     return found

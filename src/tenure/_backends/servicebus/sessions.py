@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tenure._backends.servicebus.client import LOST, NO_SESSION, NOT_FOUND, Namespace
+from tenure._backends.servicebus.client import LOST, NO_SESSION, Namespace
 from tenure._backends.servicebus.codec import moment_of
-from tenure._backends.servicebus.driver import RELEASED, Connection, Disconnected, Refused
-from tenure._backends.servicebus.feed import CREDIT_MAX, HOLD, LOOK
+from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, RELEASED, Connection, Disconnected, Refused
+from tenure._backends.servicebus.feed import CREDIT_MAX, HOLD, LOOK, REOPEN
 from tenure._backends.servicebus.links import ReceiveLink
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
@@ -57,23 +57,26 @@ class Sessions:
 
     async def _wait(self, queue: str, hint: Callable[[], None]) -> None:
         while True:
-            path = await self._places.existing(queue)
-            if path is None:
-                return
             try:
-                link = await self._namespace.session(path, None, WAIT_LONG)
-            except Refused as refused:
-                if refused.condition not in NO_SESSION:
+                path = await self._places.existing(queue)
+                if path is None:
                     return
+                link = await self._namespace.session(path, None, WAIT_LONG)
+            except FAILURES as error:
+                if isinstance(error, Refused) and error.condition in NO_SESSION:
+                    continue
+                await asyncio.sleep(REOPEN)
+                hint()  # after an interruption, there may be sessions that were missed
                 continue
-            except (Disconnected, OSError, ValueError):
-                return
             break
         self._ready[queue] = link
         hint()
-        await asyncio.sleep(HOLD)
-        if self._ready.pop(queue, None) is link:
-            await self._namespace.end_session(link)
+        try:
+            await asyncio.sleep(HOLD)
+        finally:
+            if self._ready.get(queue) is link:
+                del self._ready[queue]
+                await self._namespace.end_session(link)
 
     async def accept(self, queue: str, name: str | None, wait: float = WAIT) -> SessionLock | NoSession:
         """Lock a session: the one called *name*, or the next that is free."""
@@ -137,7 +140,7 @@ class Sessions:
         return SETTLED
 
     async def _give_back(self, link: ReceiveLink, given_back: list[Any]) -> None:
-        with suppress(Refused, Disconnected, OSError, ValueError):
+        with suppress(*FAILURES):
             await link.drain()
             given_back += [link.ready.popleft() for _ in range(len(link.ready))]
             await link.settle([(one, RELEASED) for one in given_back])
@@ -170,14 +173,10 @@ class Sessions:
     async def claim(self, held: HeldSession, limit: int) -> list[Any]:
         """Take up to *limit* messages of a session."""
         link = held.link
-        try:
-            if len(link.ready) < limit:
-                await link.ask(min(limit, CREDIT_MAX) - len(link.ready))
-                await link.until_more(LOOK)
-                await link.drain()
-        except asyncio.CancelledError:
-            link.ready.clear()  # they come again when the session is released, or its lock ends
-            raise
+        if len(link.ready) < limit:
+            await link.ask(min(limit, CREDIT_MAX) - len(link.ready))
+            await link.until_more(LOOK)
+            await link.drain()
         return [link.ready.popleft() for _ in range(min(limit, len(link.ready)))]
 
     async def _ask(self, path: Path, link: Connection, operation: str, body: dict[str, Any]) -> Any:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from tenure._backends.servicebus.client import LOST, Namespace
-from tenure._backends.servicebus.codec import array_of
-from tenure._backends.servicebus.driver import ACCEPTED, RELEASED, Disconnected, Outcome, Refused, modified, rejected
+from tenure._backends.servicebus.codec import Encoded, array_of
+from tenure._backends.servicebus.driver import (
+    ACCEPTED,
+    FAILURES,
+    NOT_FOUND,
+    RELEASED,
+    Outcome,
+    Refused,
+    modified,
+    readable,
+    rejected,
+)
 from tenure._backends.servicebus.links import ReceiveLink
 from tenure._backends.servicebus.message_format import (
     DESCRIPTION,
@@ -40,20 +53,34 @@ from tenure._queue.verdicts import (
     Settlement,
     Verdict,
 )
+from tenure.errors import MessageRefused, TenureError
 
 DELAY_NONE = 0.05
 """Seconds: a shorter delay is none."""
 
+_GONE = LOST | {NOT_FOUND}
+"""Conditions of a verdict's answer that say that the lock is over. A link may call such a lock not found."""
+
 Answer = Settled | Lapsed | NoAnswer
 
 
+class Row(NamedTuple):
+    """One of many verdicts."""
+
+    at: int
+    """Its place among the answers."""
+    held: Held
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What is to be done about one delivery: first a copy, perhaps; then the outcome, in the words of the link."""
 
-    def __init__(self, outcome: Outcome, answer: Settled, copy: bytes | None = None) -> None:
-        self.outcome = outcome
-        self.answer = answer
-        self.copy = copy
+    outcome: Outcome
+    answer: Settled
+    copies: tuple[Encoded, ...] = ()
+    """The copy that is to be sent, and a smaller one for where it is too large."""
 
 
 class Settling:
@@ -71,30 +98,71 @@ class Settling:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
         """Pass many verdicts; each has its own answer, or ``NoAnswer``."""
         answers: list[Answer | None] = [None] * len(settlements)
-        by_link: dict[ReceiveLink | None, list[tuple[int, Held, Decision]]] = {}
+        plain: list[Row] = []
+        sending: list[Row] = []
         seen: set[int] = set()
-        passed: set[int] = set()
         for index, (delivery, verdict) in enumerate(settlements):
             held = self._receipts.find(delivery)
             if held is None or id(held) in seen or (held.session is not None and held.session.is_lost):
                 answers[index] = LAPSED
                 continue
             seen.add(id(held))
-            passed.add(index)
-            try:
-                decision = await self._decide(held, verdict)
-                if decision.copy is not None:
-                    has_session = held.received.session is not None
-                    await self._sending.send(held.queue, [decision.copy], sessions=has_session)
-            except (Refused, Disconnected, OSError, ValueError) as error:
-                answers[index] = self._unanswered(error)
-                continue
-            by_link.setdefault(_usable(held), []).append((index, held, decision))
-        await asyncio.gather(*(self._pass(link, rows, answers) for link, rows in by_link.items()))
-        for index, (delivery, _) in enumerate(settlements):
-            if index in passed and not isinstance(answers[index], NoAnswer):
-                self._receipts.forget(delivery)
+            (sending if _may_send(verdict) else plain).append(Row(index, held, verdict))
+        # Those that only need a frame don't wait for those for which something is sent before.
+        await asyncio.gather(self._settle_plain(plain, answers), self._settle_sending(sending, answers))
+        for row in (*plain, *sending):
+            if not isinstance(answers[row.at], NoAnswer):
+                self._receipts.forget(settlements[row.at].delivery)
         return [one if one is not None else NoAnswer("there was no answer") for one in answers]
+
+    async def _settle_plain(self, rows: Sequence[Row], answers: list[Answer | None]) -> None:
+        await self._pass_all([(row, await self._prepared(row)) for row in rows], answers)
+
+    async def _settle_sending(self, rows: Sequence[Row], answers: list[Answer | None]) -> None:
+        prepared = await asyncio.gather(*map(self._prepared, rows))
+        await self._pass_all(list(zip(rows, prepared, strict=True)), answers)
+
+    async def _prepared(self, row: Row) -> Decision | Answer:
+        """Decide, and send what goes before the verdict; return an answer if there is one already."""
+        try:
+            decision = await self._decide(row.held, row.verdict)
+            if decision.copies:
+                if not await self._is_held(row.held):
+                    return LAPSED
+                if not await self._send_first(row.held, decision.copies):
+                    return Decision(modified({}), SETTLED)
+                row.held.is_copied = True
+            return decision
+        except (*FAILURES, TenureError) as error:
+            return self._unanswered(error)
+
+    async def _is_held(self, held: Held) -> bool:
+        """Renew a lock before a copy is sent: a late verdict must have no effect. Return whether it is still ours."""
+        body = {"lock-tokens": array_of([held.token])}
+        try:
+            await self._namespace.ask(held.path, "renew-lock", body)
+        except Refused as refused:
+            if refused.condition not in LOST:
+                raise
+            return False
+        return True
+
+    async def _send_first(self, held: Held, copies: Sequence[Encoded]) -> bool:
+        """Send the first of *copies* that is not too large; return False if all are."""
+        for copy in copies:
+            with suppress(MessageRefused):
+                await self._sending.send(held.queue, [copy], sessions=held.received.session is not None)
+                return True
+        return False
+
+    async def _pass_all(self, rows: Sequence[tuple[Row, Decision | Answer]], answers: list[Answer | None]) -> None:
+        by_link: dict[ReceiveLink | None, list[tuple[int, Held, Decision]]] = {}
+        for row, found in rows:
+            if isinstance(found, Decision):
+                by_link.setdefault(_usable(row.held), []).append((row.at, row.held, found))
+            else:
+                answers[row.at] = found
+        await asyncio.gather(*(self._pass(link, passed, answers) for link, passed in by_link.items()))
 
     async def _pass(
         self, link: ReceiveLink | None, rows: list[tuple[int, Held, Decision]], answers: list[Answer | None]
@@ -107,7 +175,7 @@ class Settling:
         for (index, held, decision), error in zip(rows, found, strict=True):
             if error is None:
                 answers[index] = decision.answer
-            elif isinstance(error, Refused) and error.condition in LOST:
+            elif isinstance(error, Refused) and error.condition in _GONE:
                 answers[index] = LAPSED
             elif held.session is not None and held.session.is_lost:
                 answers[index] = NoAnswer("the session's link was detached")
@@ -117,6 +185,9 @@ class Settling:
     async def _by_token(self, held: Held, outcome: Outcome) -> Exception | None:
         """Settle over the management link, as after a lost link; return why it was not done, or None."""
         body: dict[str, Any] = {"disposition-status": _status(outcome), "lock-tokens": array_of([held.token])}
+        link = None
+        if held.session is not None:  # its locks are known on its link alone
+            body["session-id"], link = held.session.name, held.session.link
         state = outcome.state
         if outcome.name == "modified" and state.message_annotations:
             body["properties-to-modify"] = state.message_annotations
@@ -127,9 +198,9 @@ class Settling:
             if info:
                 body["properties-to-modify"] = info
         try:
-            await self._namespace.ask(held.path, "update-disposition", body)
-        except (Refused, Disconnected, OSError, ValueError) as error:
-            return error
+            await self._namespace.ask(held.path, "update-disposition", body, link)
+        except FAILURES as error:
+            return readable(error)
         return None
 
     def _unanswered(self, error: Exception) -> NoAnswer:
@@ -138,55 +209,66 @@ class Settling:
     # --- decisions ---
 
     async def _decide(self, held: Held, verdict: Verdict) -> Decision:
+        if held.is_copied:  # by an attempt that had no answer
+            return Decision(ACCEPTED, SETTLED)
         if isinstance(verdict, Complete):
-            for queue, message in verdict.sends:
-                encoded = outgoing(message, self._clock.now())
+            for queue, message in verdict.sends[held.sent :]:
+                named = message if message.id is not None else replace(message, id=_id_of(held, f"send {held.sent}"))
+                encoded = outgoing(named, self._clock.now())
                 await self._sending.send(queue, [encoded], sessions=message.session is not None)
+                held.sent += 1
             return Decision(ACCEPTED, SETTLED)
         if isinstance(verdict, GiveBack):
             return Decision(RELEASED, SETTLED)
         if held.queue.endswith(DEAD_SUFFIX):
             return self._decide_dead(held, verdict)
         count = held.received.count + 1
-        if isinstance(verdict, Defer):
-            return Decision(modified({}, undeliverable=True), SETTLED)
         if isinstance(verdict, DeadLetter):
             return self._bury(held, verdict.reason, verdict.description, "rejected", verdict.error, SETTLED)
+        is_copy = held.received.notes.deliveries > 0
+        most = await self._places.deliveries_max(held.queue, is_copy=is_copy)
+        is_last = most is not None and count >= most
+        if isinstance(verdict, Defer):
+            if not is_last:
+                return Decision(modified({}, undeliverable=True), SETTLED)
+            # The service counts a deferral as a delivery, and lets its last one die.
+            return self._bury(held, MAX_DELIVERIES, exhausted_description(count), "abandoned", None, SETTLED_DEAD)
         assert isinstance(verdict, Abandon)
-        settings = await self._places.settings(held.queue)
         received, now = held.received, self._clock.now()
-        if count >= settings.max_deliveries:
+        if is_last:
             text = exhausted_description(count)
             return self._bury(held, MAX_DELIVERIES, text, "abandoned", verdict.error, SETTLED_DEAD)
         expires_at = None if received.ttl is None else received.enqueued_at + received.ttl
         if expires_at is not None and expires_at <= now:
             return self._bury(held, EXPIRED, EXPIRED_DESCRIPTION, "abandoned", verdict.error, SETTLED_DEAD)
         notes = received.notes.with_attempt(Attempt(count, now, "abandoned", verdict.error))
+        changes = notes.properties(received.headers)
         if verdict.delay < DELAY_NONE or held.arrived is None:
-            return Decision(modified(notes.properties() if verdict.error else {}), SETTLED)
+            return Decision(modified(changes if verdict.error else {}), SETTLED)
         if held.session is not None:
             # Within a session, a copy would come behind the others: it is put back, and this process waits.
             held.session.blocked_until = self._namespace.clock.now() + verdict.delay
-            return Decision(modified(notes.properties()), SETTLED)
+            return Decision(modified(changes), SETTLED)
         if held.path.subscription is not None:
             # A copy would go to all subscriptions of the topic.
-            return Decision(modified(notes.properties()), SETTLED)
-        copy = copied(
+            return Decision(modified(changes), SETTLED)
+        build = partial(
+            copied,
             received,
             held.message,
-            replace(notes, deliveries=count),
-            new_id=await self._places.detects_duplicates(held.queue),
+            new_id=_id_of(held, f"retry {count}") if await self._places.detects_duplicates(held.queue) else None,
             ttl=None if expires_at is None else max(0.001, expires_at - now - verdict.delay),
             due_at=now + verdict.delay,
         )
-        return Decision(ACCEPTED, SETTLED, copy)
+        copies = build(replace(notes, deliveries=count)), build(replace(notes, deliveries=count, history=()))
+        return Decision(ACCEPTED, SETTLED, copies)
 
     def _bury(
         self, held: Held, reason: str, description: str, how: Any, error: Failure | None, answer: Settled
     ) -> Decision:
         count, now = held.received.count + 1, self._clock.now()
         notes = held.received.notes.with_attempt(Attempt(count, now, how, error))
-        changes = replace(notes, died_at=now, died_after=count).properties()
+        changes = replace(notes, died_at=now, died_after=count).properties(held.received.headers)
         return Decision(rejected(NATIVE_REASONS.get(reason, reason), description, changes), answer)
 
     def _decide_dead(self, held: Held, verdict: Verdict) -> Decision:
@@ -200,7 +282,7 @@ class Settling:
         died_at = received.death.at
         notes = replace(received.notes, history=history, died_at=died_at, died_after=received.deaths_count)
         named = {REASON: verdict.reason, DESCRIPTION: verdict.description}
-        return Decision(modified({**notes.properties(), **named}), SETTLED)
+        return Decision(modified({**notes.properties(held.received.headers), **named}), SETTLED)
 
 
 def _usable(held: Held) -> ReceiveLink | None:
@@ -209,6 +291,17 @@ def _usable(held: Held) -> ReceiveLink | None:
     if link is None or arrived is None or link.lost is not None or arrived.delivery_id not in link.unsettled:
         return None
     return link
+
+
+def _may_send(verdict: Verdict) -> bool:
+    return (isinstance(verdict, Abandon) and verdict.delay >= DELAY_NONE) or (
+        isinstance(verdict, Complete) and bool(verdict.sends)
+    )
+
+
+def _id_of(held: Held, what: str) -> str:
+    """Return the id of a message that is sent for a delivery: the same for each attempt, so that it is sent once."""
+    return uuid.uuid5(held.token, what).hex
 
 
 def _status(outcome: Outcome) -> str:

@@ -42,7 +42,8 @@ class BrokerCapacitySuite(QueueSuite):
         broker = await harness.open()
         await send(broker, name, b"before")
         large = secrets.token_bytes(harness.slack)  # can't be compressed
-        session = "s" if harness.traits.mixed_sessions else None
+        is_mixed = harness.traits.sessions != "impossible" and harness.traits.mixed_sessions
+        session = "s" if is_mixed else None
         async with harness.full():
             for queue in (name, f"{name}-new"):
                 for batch in (
