@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from azure.core.exceptions import ServiceRequestError
 
 from tenure._backends.servicebus import feed, links, removal
 from tenure._backends.servicebus.address import address_of
 from tenure._backends.servicebus.driver import Refused
 from tenure._backends.servicebus.message_format import outgoing
+from tenure._backends.servicebus.queue import ServiceBusBroker
 from tenure._backends.servicebus.sending import ROOM
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, LiveSelection, NoSession, Selection
 from tenure._queue.failures import Failure
@@ -241,6 +243,60 @@ async def test_a_declared_queue_without_messages_can_have_sessions(server: Servi
         assert (settings.lock, settings.max_deliveries) == (45.0, 3)
         await sent(broker, queue, "a", session="s")
         assert isinstance(await broker.accept(queue, "s", 30), SessionLock)
+
+
+async def test_several_processes_make_a_queue_anew_once(
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[str] = []
+    async with opened(server.url) as first, opened(server.url) as second, opened(server.url) as third:
+        await first.declare(queue, {"lock": 45.0, "max_deliveries": 3})
+        for broker in (first, second, third):
+            create = broker._administration.create
+
+            async def counted(entity: str, options: Any, create: Any = create) -> bool:
+                is_new = bool(await create(entity, options))
+                created.extend([entity] * is_new)
+                return is_new
+
+            monkeypatch.setattr(broker._administration, "create", counted)
+
+        async def uses(broker: ServiceBusBroker, name: str) -> None:
+            assert isinstance(await broker.accept(queue, name, 30), SessionLock)
+            await sent(broker, queue, name, session=name)
+
+        await asyncio.gather(uses(first, "a"), uses(second, "b"), uses(third, "c"))
+        assert created == [queue]
+        assert (await first.stats(queue)).ready == 3
+        settings = await first.settings(queue)
+        assert (settings.lock, settings.max_deliveries) == (45.0, 3)
+
+
+async def test_a_queue_that_is_made_anew_keeps_its_settings_while_its_name_is_not_free(
+    server: ServiceBus, queue: str
+) -> None:
+    async with opened(server.url) as broker:
+        await broker.declare(queue, {"lock": 45.0, "max_deliveries": 3})
+        await control(server, "conflicts", "2")
+        assert await broker.accept(queue, None, 30) == NoSession()
+        settings = await broker.settings(queue)
+        assert (settings.lock, settings.max_deliveries) == (45.0, 3)
+
+
+async def test_a_queue_can_be_sent_to_again_if_making_it_anew_fails(
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server.url) as broker, opened(server.url.replace("&create=yes", "")) as sender:
+        await broker.declare(queue, {"lock": 30.0})
+
+        async def fails(path: Any) -> None:
+            raise ServiceRequestError("the network is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(broker._administration, "delete", fails)
+            with pytest.raises(Unavailable):
+                await broker.accept(queue, None, 30)
+        await sent(sender, queue, "a")
 
 
 async def test_nothing_is_sent_to_a_queue_while_it_is_made_anew(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
 from functools import partial
 
 from tenure._backends.servicebus.client import LOST, Namespace
-from tenure._backends.servicebus.codec import array_of_longs, received_in, uint_of
-from tenure._backends.servicebus.driver import NOT_FOUND, RELEASED, Disconnected, Outcome, Refused, rejected
+from tenure._backends.servicebus.codec import array_of, array_of_longs, received_in, uint_of
+from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, RELEASED, Disconnected, Outcome, Refused, rejected
 from tenure._backends.servicebus.feed import Feed, Taken
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
@@ -66,8 +67,8 @@ class Claiming:
         asked_at = self._namespace.clock.now()
         taken = feed.take_ready(limit)
         claim, refused = self._delivered(queue, path, feed, taken, settings, asked_at)
-        if refused:
-            self._namespace.post(lambda: feed.settle_soon(refused))
+        if refused and (link := taken.link) is not None:
+            self._namespace.post(lambda: feed.settle_soon(link, refused))
         return claim if taken.messages else None
 
     async def _claim(self, queue: str, limit: int, asked_at: float) -> Claim:
@@ -138,8 +139,13 @@ class Claiming:
 
         found = await asyncio.gather(*map(ask, sequences), return_exceptions=True)
         got = tuple(one for one in found if isinstance(one, Delivery))
-        failed = [one for one in found if isinstance(one, BaseException)]
-        if failed and not got:  # else what came is locked, and belongs to the caller
+        if failed := [one for one in found if isinstance(one, BaseException)]:
+            for one in got:  # the caller gets nothing, and asks for all of them again
+                with suppress(*FAILURES):
+                    held = self._receipts.find(one)
+                    self._receipts.forget(one)
+                    body = {"disposition-status": "abandoned", "lock-tokens": array_of([held.token] if held else [])}
+                    await self._namespace.ask(path, "update-disposition", body)
             raise failed[0]
         return Claim(got)
 

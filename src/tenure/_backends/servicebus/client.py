@@ -48,6 +48,8 @@ LOST = frozenset(
     ["com.microsoft:message-lock-lost", "com.microsoft:session-lock-lost", "com.microsoft:message-not-found"]
 )
 """The conditions that say that a lock is over, or that its message is gone."""
+GONE = LOST | {NOT_FOUND}
+"""The same in the answer to a verdict: a link may call such a lock not found."""
 NO_SESSION = frozenset(["com.microsoft:session-cannot-be-locked", "com.microsoft:timeout"])
 
 NO_RIGHTS = frozenset(["amqp:unauthorized-access", "com.microsoft:auth-failed", "status 401", "status 403"])
@@ -107,8 +109,6 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
             return Unavailable(f"{url} can't be reached for management: {type(error).__name__}; check the network")
         case ServiceBusError() | AzureError() | OSError():
             return Unavailable(f"the request to {url} failed: {type(error).__name__}")
-        case ValueError():  # the library's own way to say that something is closed
-            return Unavailable(f"the request to {url} failed: {error}")
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
 
@@ -282,6 +282,7 @@ class Namespace:
         except Exception as error:
             raise readable(error) from error
         link = wrap(owner, self.clock.now)
+        link.silence_max = max(link.silence_max, self.options.timeout)
         link.start()
         return link
 

@@ -1,6 +1,6 @@
 """Messages and values in the form of AMQP, encoded and decoded by the client library's own functions.
 
-With ``driver``, this module is the only one that touches names of the library with an underscore.
+It touches names of the library with an underscore, as ``driver`` says.
 """
 
 from __future__ import annotations

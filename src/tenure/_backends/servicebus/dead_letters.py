@@ -63,7 +63,7 @@ class DeadLetters:
 
         async def send(chosen: list[tuple[Received, Arrived]], done: Callable[[int], None]) -> None:
             has_session = any(found.session is not None for found, _ in chosen)
-            encoded = [_again(found, arrived, is_new=is_new) for found, arrived in chosen]
+            encoded = [_again(queue, found, arrived, is_new=is_new) for found, arrived in chosen]
             await self._sending.send(target, encoded, sessions=has_session, sent=done)
 
         return await self._remove(queue, which, limit, send, dry_run=dry_run)
@@ -82,7 +82,7 @@ class DeadLetters:
         path, feed = await self._places.path_of(name), self._feeds.of(name)
 
         async def claim(most: int) -> tuple[ReceiveLink | None, list[Arrived]]:
-            taken = await feed.claim(most, is_thorough=True)
+            taken = await feed.claim_certainly(most)
             return taken.link, taken.messages
 
         def is_selected(found: Received) -> bool:
@@ -92,8 +92,9 @@ class DeadLetters:
         return await remove(source, is_selected, limit, act, dry_run=dry_run)
 
 
-def _again(found: Received, arrived: Arrived, *, is_new: bool) -> Encoded:
+def _again(queue: str, found: Received, arrived: Arrived, *, is_new: bool) -> Encoded:
     """Return a dead letter as it is sent again. With an id that *is new*, it is the same for each attempt."""
     notes = replace(found.notes, history=found.death.history, deliveries=0, died_at=None, died_after=None)
-    new_id = uuid.uuid5(arrived.token, "redrive").hex if is_new else None
+    place = f"{queue} {found.sequence} {found.enqueued_at}"  # not the lock: that is another one at each attempt
+    new_id = uuid.uuid5(uuid.NAMESPACE_OID, place).hex if is_new else None
     return copied(found, arrived.message, notes, new_id=new_id)

@@ -6,9 +6,9 @@ receives; it can't hand a message back uncounted, or set properties with a verdi
 of its own. All of that is in the protocol, and in the library's own links.
 
 So the library makes senders and receivers by its public methods, and its own parts connect, log in and attach the link;
-from then on the link is used here. This module, ``links`` and ``codec`` are the only ones that touch names of the
-library with an underscore; ``check_library`` refuses a version in which one of them is missing. See
-docs/decisions/0024-service-bus-links.md.
+from then on the link is used here. This module, ``links``, ``codec``, and ``client`` for one method, are the only ones
+that touch names of the library with an underscore. ``check_library`` refuses a version that lacks one of the main ones.
+See docs/decisions/0024-service-bus-links.md.
 """
 
 from __future__ import annotations
@@ -177,7 +177,10 @@ class Connection:
         """When the first question was asked after the last frame."""
         self._login: Any = self._client._cbs_authenticator
         self._transfers = asyncio.Lock()
-        """Held while a transfer is written: the library numbers it before, and counts on after it."""
+        """Held while a transfer is written: a link numbers it before, and counts on after it."""
+        self._session._outgoing_transfer = self._one_at_a_time(self._session._outgoing_transfer)
+        self.silence_max = SILENCE
+        """Seconds without a frame while something is asked, after which it is given up."""
         self._logging_in: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._management: dict[str, Any] = {}
@@ -216,6 +219,23 @@ class Connection:
         except Exception as error:
             self._give_up(error)
 
+    def _one_at_a_time(self, transfer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Return the library's function that writes a transfer, so that none is written, or numbered, within another.
+
+        One that was cut off leaves the session without a number that the service has: then the connection is over.
+        """
+        turn = asyncio.Lock()
+
+        async def write(*args: Any) -> Any:
+            async with turn:
+                try:
+                    return await transfer(*args)
+                except BaseException:
+                    self._give_up(Disconnected("a transfer was cut off"))
+                    raise
+
+        return write
+
     def _give_up(self, error: Exception) -> None:
         self._lose(error)
         # Else the service would go on to deliver here what nobody reads, until the next use finds out.
@@ -240,8 +260,8 @@ class Connection:
 
     def _check(self) -> None:
         """Raise an exception if the link is detached, or if the service is silent although it was asked."""
-        if self._asked and time.time() - max(self._asked_since, self._last_frame) > SILENCE:
-            raise Disconnected(f"the service has sent nothing for {SILENCE:g} s")
+        if self._asked and time.time() - max(self._asked_since, self._last_frame) > self.silence_max:
+            raise Disconnected(f"the service has sent nothing for {self.silence_max:g} s")
         if self._link is None:
             return
         state = self._link.get_state()  # raises the error of the link
@@ -273,7 +293,7 @@ class Connection:
         self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)
         if is_question:
-            # One that was given up counts, too: a caller may have less patience than this connection.
+            # The time runs from the first one, also if that was given up: a caller may have less patience.
             if self._last_frame >= self._asked_since:
                 self._asked_since = time.time()
             self._asked.add(future)
@@ -295,6 +315,20 @@ class Connection:
         """
         link = await self._management_of(node)
         answer = self._future()
+        try:
+            return await self._ask(link, node, operation, body, timeout, answer)
+        finally:
+            answer.cancel()  # it may have been given up before it was awaited
+
+    async def _ask(
+        self,
+        link: Any,
+        node: str,
+        operation: str,
+        body: Mapping[str, Any],
+        timeout: float,
+        answer: asyncio.Future[Any],
+    ) -> Any:
 
         async def answered(result: Any, status: Any, description: Any, message: Any, error: Any = None) -> None:
             if not answer.done():
@@ -351,9 +385,12 @@ class Connection:
             link = self._session.create_request_response_link_pair(
                 endpoint=node, on_amqp_management_open_complete=is_open, on_amqp_management_error=failed
             )
-            await link.open()
-            if await opened is not ManagementOpenResult.OK:
-                raise await self._why_refused(link)
+            try:
+                await link.open()
+                if await opened is not ManagementOpenResult.OK:
+                    raise await self._why_refused(link)
+            finally:
+                opened.cancel()
             self._management[node] = link
             return link
 

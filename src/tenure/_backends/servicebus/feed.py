@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.client import LOST, Namespace
 from tenure._backends.servicebus.codec import array_of
-from tenure._backends.servicebus.driver import FAILURES, RELEASED, Outcome, Refused
-from tenure._backends.servicebus.links import Arrived, ReceiveLink
+from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, RELEASED, Outcome, Refused
+from tenure._backends.servicebus.links import DRAIN_MAX, Arrived, ReceiveLink
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.service_clock import LockTimes
 from tenure._queue.broker import CLAIM_BYTES
@@ -55,13 +55,17 @@ class Feed:
         namespace: Namespace,
         path: Callable[[], Awaitable[Path]],
         waits_for_sessions: Callable[[], Awaitable[bool]],
+        lock: Callable[[], float],
         note_sessions: Callable[[], None],
+        forget: Callable[[], None],
         hint: Callable[[], None],
     ) -> None:
         self._namespace = namespace
         self._path = path
         self._waits_for_sessions = waits_for_sessions
+        self._lock = lock
         self._note_sessions = note_sessions
+        self._forget = forget
         self._hint = hint
         self._turn = asyncio.Lock()
         self._link: ReceiveLink | None = None
@@ -85,10 +89,9 @@ class Feed:
         link = self._link
         return Taken(link, [] if link is None else _take(link, limit), may_be_more=True)
 
-    def settle_soon(self, verdicts: list[tuple[Arrived, Outcome]]) -> None:
-        """Settle messages that are not delivered."""
-        if (link := self._link) is not None:
-            self._tasks.spawn(link.settle(verdicts))
+    def settle_soon(self, link: ReceiveLink, verdicts: list[tuple[Arrived, Outcome]]) -> None:
+        """Settle messages of *link* that are not delivered."""
+        self._tasks.spawn(link.settle(verdicts))
 
     async def claim(self, limit: int, *, is_thorough: bool = False) -> Taken:
         """Take up to *limit* messages, and wait for none longer than the service needs to look.
@@ -109,6 +112,13 @@ class Feed:
         self._turn.release()
         return taken
 
+    async def claim_certainly(self, limit: int) -> Taken:
+        """Claim once more while an answer is empty although there may be more."""
+        while True:
+            taken = await self.claim(limit, is_thorough=True)
+            if taken.messages or not taken.may_be_more:
+                return taken
+
     async def _claim(self, link: ReceiveLink, limit: int, *, is_thorough: bool) -> Taken:
         if link.ready:  # what gave a hint: it is handed on at once, and the next claim looks for more
             return self._taken(link, limit, may_be_more=True)
@@ -122,14 +132,18 @@ class Feed:
                 # One that waits gets the first at once; the leave for the others stays until the next claim.
                 self._release_later()
                 return self._taken(link, limit, may_be_more=True)
-            await link.drain()
+            is_certain = await link.drain(self._drain_within())
         finally:
             self._claiming = False
-        found = self._taken(link, limit, may_be_more=False)
+        found = self._taken(link, limit, may_be_more=not is_certain)
         self._is_idle = not found.messages
-        if len(found.messages) < most and self.listeners and not found.may_be_more:
+        if len(found.messages) < most and self.listeners and not link.ready:
             await link.ask(1)
         return found._replace(may_be_more=found.may_be_more or len(found.messages) == most < limit)
+
+    def _drain_within(self) -> float:
+        """Return how long to wait for a drain: a part of a request, and of the locks of what has come."""
+        return min(DRAIN_MAX, self._namespace.options.timeout / 4, self._lock() / 4)
 
     def _taken(self, link: ReceiveLink, limit: int, *, may_be_more: bool) -> Taken:
         messages = _take(link, limit)
@@ -160,6 +174,8 @@ class Feed:
             except (*FAILURES, TenureError) as error:
                 if isinstance(error, Refused) and error.condition == "amqp:not-allowed":
                     self._note_sessions()
+                elif isinstance(error, Refused) and error.condition == NOT_FOUND:
+                    self._forget()
                 self._open_later()
             else:
                 self._hint()  # after an interruption, there may be messages that were missed
@@ -227,9 +243,13 @@ class Feed:
         self._stop_releasing()
         with suppress(*FAILURES):
             async with asyncio.timeout(self._namespace.options.timeout):
-                if link.lost is None:
-                    await link.drain()
-                    await link.settle([(one, RELEASED) for one in _take_all(link)])
+                for _ in range(2):  # what has come is not to wait for what still comes
+                    if link.lost is None:
+                        await link.settle([(one, RELEASED) for one in _take_all(link)])
+                    if link.lost is None:
+                        await link.drain(self._drain_within())
+                if link.ready:
+                    self._release_later()
         if link.lost is not None:
             await self._abandon(_take_all(link))
 
@@ -237,10 +257,21 @@ class Feed:
         """Give messages of a lost link back by their lock tokens, which counts: else they stay locked."""
         if not messages or self._namespace.is_closed:
             return
-        body = {"disposition-status": "abandoned", "lock-tokens": array_of([one.token for one in messages])}
-        with suppress(*FAILURES):
+        with suppress(*FAILURES, TenureError):
             async with asyncio.timeout(self._namespace.options.timeout):
-                await self._namespace.ask(await self._path(), "update-disposition", body)
+                path = await self._path()
+                try:
+                    await self._abandon_tokens(path, messages)
+                except Refused as refused:
+                    if refused.condition not in LOST:
+                        raise
+                    for one in messages:  # the lock of one is over: each by itself
+                        with suppress(Refused):
+                            await self._abandon_tokens(path, [one])
+
+    async def _abandon_tokens(self, path: Path, messages: list[Arrived]) -> None:
+        body = {"disposition-status": "abandoned", "lock-tokens": array_of([one.token for one in messages])}
+        await self._namespace.ask(path, "update-disposition", body)
 
     async def close(self) -> None:
         """Cancel the timers, and hand back what waits for a claim."""

@@ -54,7 +54,9 @@ class Feeds:
                 self._namespace,
                 partial(self._path_to_receive, queue),
                 partial(self._wait_for_first, queue),
+                partial(self._places.lock_known, queue),
                 partial(self._places.note_sessions, queue),
+                partial(self._places.forget, queue),
                 hint,
             )
         return feed

@@ -41,5 +41,8 @@ def check_verdict(delivery: Delivery, verdict: Verdict) -> None:
     """Refuse a verdict that Service Bus doesn't support."""
     if isinstance(verdict, Defer) and delivery.queue.endswith(DEAD_SUFFIX):
         raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
-    if isinstance(verdict, Complete) and verdict.remember:
-        refuse("inbox that remembers ids")
+    if isinstance(verdict, Complete):
+        for _, message in verdict.sends:
+            check_message(message)
+        if verdict.remember:
+            refuse("inbox that remembers ids")

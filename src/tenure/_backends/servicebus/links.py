@@ -83,9 +83,12 @@ class SendLink(Connection):
                 if not answer.done():
                     answer.set_result((reason, state))
 
-            async with self._transfers:  # a large one takes several frames
-                await self._link.send_transfer(transfer, on_send_complete=settled, timeout=0)
-            reason, state = await answer
+            try:
+                async with self._transfers:  # a large one takes several frames
+                    await self._link.send_transfer(transfer, on_send_complete=settled, timeout=0)
+                reason, state = await answer
+            finally:
+                answer.cancel()  # it may have been given up before it was awaited
         if reason is not LinkDeliverySettleReason.DISPOSITION_RECEIVED:
             raise Disconnected("the link was detached before the answer came")
         if "accepted" not in state:
@@ -108,6 +111,10 @@ class ReceiveLink(Connection):
         self._outcomes: dict[int, asyncio.Future[Any]] = {}
         self.unsettled: set[int] = set()
         """The deliveries that can be settled on this link."""
+        self._wanted = 0
+        """For how many messages there should be leave."""
+        self.owes_answer = False
+        """Whether leave was to be taken back, and the service has not answered yet."""
         self.is_new = True
         """Whether it was not looked for messages yet."""
         self._link._on_transfer = self._on_message
@@ -134,13 +141,14 @@ class ReceiveLink(Connection):
     @property
     def credit(self) -> int:
         """For how many messages the service has leave."""
-        return cast(int, self._link.current_link_credit)
+        return max(0, cast(int, self._link.current_link_credit))  # more may come than is asked for anew
 
     async def ask(self, count: int) -> None:
         """Give leave for *count* messages, in place of what was given before."""
         self.check_alive()
         if self.credit == 0:
             self._asked_at = self._now()
+        self._wanted = count
         await self._link.flow(link_credit=count)
 
     async def until_more(self, seconds: float) -> bool:
@@ -157,21 +165,27 @@ class ReceiveLink(Connection):
             self._more = None
         return True
 
-    async def drain(self) -> None:
+    async def drain(self, within: float = DRAIN_MAX) -> bool:
         """Take all leave back: the service sends at once what it has for it, and then nothing more.
 
         It may be late, or not answer. Then some leave stays, and what comes for it is as if it had been waited for.
+        Return whether nothing is left for certain.
         """
+        self._wanted = 0
         if self.credit == 0:
-            return
+            return not self.owes_answer
         drained = self._drained = self._future(is_question=False)
+        was_owing, self.owes_answer = self.owes_answer, True
         try:
             await self._link.flow(link_credit=self.credit, drain=True)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_MAX):
-                    await drained
+            async with asyncio.timeout(within):
+                await drained
+        except TimeoutError:
+            return False
         finally:
             self._drained = None
+        self.owes_answer = False
+        return not was_owing  # else this may have been the answer to an earlier one
 
     async def settle(self, verdicts: Sequence[tuple[Arrived, Outcome]]) -> list[Exception | None]:
         """Pass verdicts, many of them before the first answer; return for each None, or why it was not accepted."""
@@ -182,34 +196,52 @@ class ReceiveLink(Connection):
 
     async def _settle(self, verdicts: Sequence[tuple[Arrived, Outcome]]) -> list[Exception | None]:
         futures: list[asyncio.Future[Any] | Exception] = []
-        for one, outcome in verdicts:
-            try:
-                future = self._outcomes[one.delivery_id] = self._future()
-                self.unsettled.discard(one.delivery_id)
-                frame = DispositionFrame(
-                    role=True, first=one.delivery_id, last=None, settled=False, state=outcome.state, batchable=None
-                )
-                await self._session._outgoing_disposition(frame)
-            except Exception as error:
-                self._outcomes.pop(one.delivery_id, None)
-                futures.append(readable(error))
-            else:
-                futures.append(future)
-        answers: list[Exception | None] = []
         try:
-            for (_, outcome), each in zip(verdicts, futures, strict=True):
-                if isinstance(each, Exception):
-                    answers.append(each)
-                    continue
-                try:
-                    state = await each
-                    is_accepted = bool(state) and outcome.name in state and not _error_in(state)
-                    answers.append(None if is_accepted else _refusal(state or {}))
-                except (Refused, Disconnected, OSError, AzureError) as error:
-                    answers.append(error)
+            await self._write(verdicts, futures)
+            return await self._answers(verdicts, futures)
         finally:
+            for each in futures:
+                if not isinstance(each, Exception):
+                    each.cancel()  # it may have been given up before it was awaited
             for one, _ in verdicts:
                 self._outcomes.pop(one.delivery_id, None)
+
+    async def _write(
+        self, verdicts: Sequence[tuple[Arrived, Outcome]], futures: list[asyncio.Future[Any] | Exception]
+    ) -> None:
+        for one, outcome in verdicts:
+            try:
+                future = self._future()
+            except Exception as error:
+                futures.append(readable(error))
+                continue
+            futures.append(future)
+            self._outcomes[one.delivery_id] = future
+            self.unsettled.discard(one.delivery_id)
+            frame = DispositionFrame(
+                role=True, first=one.delivery_id, last=None, settled=False, state=outcome.state, batchable=None
+            )
+            try:
+                await self._session._outgoing_disposition(frame)
+            except Exception as error:
+                future.cancel()
+                futures[-1] = readable(error)
+
+    @staticmethod
+    async def _answers(
+        verdicts: Sequence[tuple[Arrived, Outcome]], futures: list[asyncio.Future[Any] | Exception]
+    ) -> list[Exception | None]:
+        answers: list[Exception | None] = []
+        for (_, outcome), each in zip(verdicts, futures, strict=True):
+            if isinstance(each, Exception):
+                answers.append(each)
+                continue
+            try:
+                state = await each
+                is_accepted = bool(state) and outcome.name in state and not _error_in(state)
+                answers.append(None if is_accepted else _refusal(state or {}))
+            except (Refused, Disconnected, OSError, AzureError) as error:
+                answers.append(error)
         return answers
 
     async def drop(self, one: Arrived) -> None:
@@ -226,6 +258,7 @@ class ReceiveLink(Connection):
 
     async def _on_message(self, frame: Any, message: Any) -> None:
         self.unsettled.add(frame[1])
+        self._wanted = max(0, self._wanted - 1)
         one = Arrived(frame[1], bytes(frame[2]), message, self._asked_at, self._now())
         self.largest = max(one.size, self.largest * 99 // 100)
         self.ready.append(one)
@@ -239,10 +272,14 @@ class ReceiveLink(Connection):
         if frame[5] is None:
             return
         # The service takes leave back by counting on without a message. It may do so late, when more was given.
-        taken_back = (frame[5] - self._link.delivery_count) % 2**32
+        under_way = 1 if self._link._received_payload else 0  # a message that the service has counted, and not yet we
+        taken_back = (frame[5] - under_way - self._link.delivery_count) % 2**32
         if 0 < taken_back < 2**31:
-            self._link.delivery_count = frame[5]
+            self._link.delivery_count = frame[5] - under_way
             self._link.current_link_credit = max(0, self.credit - taken_back)
+            self.owes_answer = self._drained is not None and self.owes_answer
+            if self._drained is None and self._wanted > self.credit:  # late: it took what was given since
+                await self._link.flow(link_credit=self._wanted)
         if self._drained is not None and self.credit == 0 and not self._drained.done():
             self._drained.set_result(None)
 

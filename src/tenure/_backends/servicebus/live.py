@@ -161,7 +161,7 @@ class LiveMessages:
                 feed = self._feeds.of(queue)
 
                 async def claim(most: int) -> tuple[ReceiveLink | None, list[Arrived]]:
-                    taken = await feed.claim(most, is_thorough=True)
+                    taken = await feed.claim_certainly(most)
                     return taken.link, taken.messages
 
                 renewing = partial(renew, self._namespace, path)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from azure.core.exceptions import AzureError
 from tenure._backends.servicebus.administration import Administration, Entity, NoRights
 from tenure._backends.servicebus.client import NO_RIGHTS, Namespace
 from tenure._backends.servicebus.codec import long_of, received_in
-from tenure._backends.servicebus.driver import NOT_FOUND, Refused
+from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, Refused
 from tenure._backends.servicebus.names import Path, entity_of, home_of, may_be_subscription, subscription_of
 from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
 from tenure._queue.checks import DEAD_SUFFIX
@@ -30,8 +32,11 @@ DELIVERIES_USUAL = 10
 SETTINGS_KEPT = 60.0
 """Seconds for which the settings that were read are used: a read costs the namespace as much as ten messages."""
 
+MAKING = 3.0
+"""Seconds for which a process waits for another one that makes a queue anew; then that one was interrupted."""
+
 CHECK_AFTER = 0.25
-"""Seconds after which to check that a setting still has the value that was written."""
+"""Seconds after which to check that an entity still is as it was written, at least."""
 
 METADATA_MAX = 1_024
 
@@ -53,6 +58,8 @@ class Noted:
     idle_at: float | None = None
     is_open: bool = False
     """Whether it was only declared, so that its first use decides whether it has sessions."""
+    maker: str | None = None
+    """The mark of the process that is making it anew, with sessions."""
 
     @classmethod
     def read(cls, metadata: str) -> Noted | None:
@@ -66,6 +73,7 @@ class Noted:
                 found.get("dead_retention"),
                 found.get("idle_at"),
                 bool(found.get("open")),
+                found.get("maker"),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -79,6 +87,7 @@ class Noted:
             "dead_retention": self.dead_retention,
             "idle_at": self.idle_at,
             "open": self.is_open or None,
+            "maker": self.maker,
         }
         text = json.dumps({"tenure": {name: value for name, value in given.items() if value not in (None, [])}})
         if len(text) > METADATA_MAX:
@@ -125,24 +134,20 @@ class Places:
         Raises:
             ConfigError: There is none of this name, and it may not be created.
         """
-        found = await self.existing(name)
-        home = home_of(name)
-        if found is not None:
-            if home not in self._decided and self._namespace.options.create:
-                await self._decide(home, found._replace(is_dead=False), sessions=sessions)
-            return found
-        if not self._namespace.options.create:
-            raise _missing(self._namespace, home)
-        async with self._finding.setdefault(home, asyncio.Lock()):
-            while home not in self._paths:  # until the request times out
-                is_new = await self._create(home, {}, sessions=sessions)
-                if not is_new and await self._administration.find(Path(entity_of(home))) is None:
-                    # Another is just creating it, or it was deleted a moment ago: both are refused as if it existed.
-                    await asyncio.sleep(CHECK_AFTER)
-                    continue
-                self._paths[home] = Path(entity_of(home))
-                self._decided.add(home)
-        return self._paths[home]._replace(is_dead=name.endswith(DEAD_SUFFIX))
+        home, found = home_of(name), await self.existing(name)
+        while found is None:  # until the request times out
+            if not self._namespace.options.create:
+                raise _missing(self._namespace, home)
+            async with self._finding.setdefault(home, asyncio.Lock()):
+                if home not in self._paths and await self._create(home, {}, sessions=sessions):
+                    self._paths[home] = Path(entity_of(home))
+                    self._decided.add(home)
+            found = await self.existing(name)
+            if found is None:  # another is creating it, or it was just deleted: both are refused as if it existed
+                await asyncio.sleep(CHECK_AFTER)
+        if home not in self._decided and self._namespace.options.create:
+            await self._decide(home, found._replace(is_dead=False), sessions=sessions)
+        return found
 
     async def existing(self, name: str) -> Path | None:
         """Return the entity of a queue, or of its dead letters; None if there is none of this name."""
@@ -158,37 +163,80 @@ class Places:
     async def _decide(self, home: str, path: Path, *, sessions: bool) -> None:
         """Decide at the first use of a queue that was only declared whether it has sessions, which can't be changed."""
         async with self._finding.setdefault(home, asyncio.Lock()):
-            if home in self._decided:
-                return
-            try:
-                entity = await self._administration.find(path)
-            except NoRights:
-                entity = None
-            noted = Noted.read(entity.metadata) if entity is not None else None
-            if entity is not None and noted is not None and noted.is_open:
-                closed = Noted(**{**_fields(noted), "is_open": False})
-                if not sessions or not await self._make_anew(path, entity, closed):
-                    sessions = entity.sessions
-                    await self._administration.update(path, {"user_metadata": closed.written(), "status": "Active"})
-                self._has_sessions[home] = sessions
-            self._decided.add(home)
+            give_up = asyncio.get_running_loop().time() + MAKING
+            while home not in self._decided:  # until the request times out
+                try:
+                    entity = await self._administration.find(path)
+                except NoRights:
+                    self._decided.add(home)
+                    return
+                is_late = asyncio.get_running_loop().time() > give_up
+                noted = Noted.read(entity.metadata) if entity is not None else None
+                if not is_late and (entity is None or (noted is not None and noted.maker is not None)):
+                    await asyncio.sleep(CHECK_AFTER)  # another process is making it anew
+                    continue
+                if entity is None:
+                    self.forget(home)
+                    return
+                if noted is not None and noted.is_open:
+                    made = await self._make_anew(path, entity, noted) if sessions and not entity.sessions else False
+                    if made is None:
+                        continue
+                    if not made:
+                        await self._close(path, noted)
+                    self._has_sessions[home] = made or entity.sessions
+                self._decided.add(home)
 
-    async def _make_anew(self, path: Path, entity: Entity, closed: Noted) -> bool:
-        """Create a queue anew, with sessions, if nothing was ever sent to it; return whether that was done.
+    async def _close(self, path: Path, noted: Noted) -> None:
+        """Note that it is decided whether a queue has sessions."""
+        changes = {"user_metadata": replace(noted, is_open=False, maker=None).written()}
+        if noted.maker is not None:  # one that was interrupted has left it so that nothing can be sent
+            changes["status"] = "Active"
+        await self._administration.update(path, changes)
 
-        Nothing can be sent to it from the look until it is deleted.
+    async def _make_anew(self, path: Path, entity: Entity, noted: Noted) -> bool | None:
+        """Create a queue anew, with sessions, if nothing is in it.
+
+        Nothing can be sent to it from the look until it is deleted. Of several processes, the last one that writes its
+        mark goes on. Return whether that was done; None if another one is at it.
         """
-        await self._administration.update(path, {"status": "SendDisabled"})
-        again = await self._administration.find(path)
-        noted = Noted.read(again.metadata) if again is not None else None
-        if noted is None or not noted.is_open:  # another process has decided
-            return False
-        for each in (path, path._replace(is_dead=True)):
-            if received_in(await self._namespace.ask(each, "peek-message", _FIRST)):
-                return False
-        await self._administration.delete(path)
+        ours = replace(noted, maker=secrets.token_hex(8))
+        try:
+            await self._change(path, {"user_metadata": ours.written(), "status": "SendDisabled"})
+            if not await self._is_marked(path, ours):
+                return None
+            for each in (path, path._replace(is_dead=True)):
+                if received_in(await self._namespace.ask(each, "peek-message", _FIRST)):
+                    await self._close(path, ours)
+                    return False
+            if not await self._is_marked(path, ours):
+                return None
+            await self._administration.delete(path)
+        except BaseException:
+            restoring = asyncio.ensure_future(self._restore(path, noted, ours))
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(restoring)
+            raise
         await self._namespace.forget(path.node)
-        return await self._administration.create(path.entity, _options(settings_of(entity), closed, sessions=True))
+        options = _options(settings_of(entity), replace(noted, is_open=False), sessions=True)
+        while not await self._administration.create(path.entity, options):  # as while it is still being deleted
+            if await self._administration.find(path) is not None:
+                return None
+            await asyncio.sleep(CHECK_AFTER)
+        return True
+
+    async def _is_marked(self, path: Path, ours: Noted) -> bool:
+        entity = await self._administration.find(path)
+        noted = Noted.read(entity.metadata) if entity is not None else None
+        return noted is not None and noted.maker == ours.maker
+
+    async def _restore(self, path: Path, noted: Noted, ours: Noted) -> None:
+        """Let messages be sent again to a queue that was not made anew."""
+        with suppress(*FAILURES, NoRights):
+            async with asyncio.timeout(self._namespace.options.timeout):
+                if await self._is_marked(path, ours):
+                    changes = {"user_metadata": replace(noted, maker=None).written(), "status": "Active"}
+                    await self._administration.update(path, changes)
 
     async def is_open(self, name: str) -> bool:
         """Return whether it is not decided yet whether a queue has sessions."""
@@ -229,10 +277,12 @@ class Places:
     async def detects_duplicates(self, name: str) -> bool:
         """Return whether the service may take a message for a duplicate; it may, where that can't be read."""
         path, home = await self.existing(name), home_of(name)
-        if path is None or path.subscription is not None:
+        if path is None:
+            return self._namespace.options.create  # one that is created then does
+        if path.subscription is not None:
             return False
-        if home not in self._dedupes:
-            await self.settings(home, fresh=True)
+        with suppress(AzureError, OSError):
+            await self.settings(home)
         return self._dedupes.get(home, True)
 
     async def deliveries_max(self, name: str, *, is_copy: bool) -> int | None:
@@ -262,26 +312,26 @@ class Places:
         if known is not None and not fresh and now < known[0] + SETTINGS_KEPT:
             return known[1]
         path = await self.existing(home)
-        found = QueueSettings()
-        if path is not None:
-            patience = None if known is None or fresh else self._namespace.options.timeout / 4
-            try:
-                async with asyncio.timeout(patience):
-                    entity = await self._administration.find(path)
-            except NoRights:
-                options = self._namespace.options
-                found = QueueSettings(options.lock or LOCK_LEAST, options.max_deliveries or DELIVERIES_USUAL)
-            except (AzureError, OSError):
-                if known is None or fresh:
-                    raise
-                found = known[1]  # messages go another way, which may well be open
-            else:
-                if entity is not None:
-                    self._has_sessions[home] = entity.sessions
-                    self._dedupes[home] = entity.dedupe_window is not None
-                    found = settings_of(entity)
-                else:
-                    self.forget(home)
+        if path is None:
+            return QueueSettings()
+        patience = None if known is None or fresh else self._namespace.options.timeout / 4
+        try:
+            async with asyncio.timeout(patience):
+                entity = await self._administration.find(path)
+        except NoRights:
+            options = self._namespace.options
+            found = QueueSettings(options.lock or LOCK_LEAST, options.max_deliveries or DELIVERIES_USUAL)
+        except (AzureError, OSError):
+            if known is None or fresh:
+                raise
+            found = known[1]  # messages go another way, which may well be open
+        else:
+            if entity is None:
+                self.forget(home)
+                return QueueSettings()
+            self._has_sessions[home] = entity.sessions
+            self._dedupes[home] = entity.dedupe_window is not None
+            found = settings_of(entity)
         self._settings[home] = now, found
         return found
 
@@ -307,8 +357,14 @@ class Places:
                 changes = undeclared(changes, declared)
             if all(declared.get(option) == value for option, value in changes.items()):
                 return await self.settings(name, fresh=True)
-            await self._administration.update(path, _native(changes, entity, name))
-            await asyncio.sleep(CHECK_AFTER)
+            await self._change(path, _native(changes, entity, name))
+
+    async def _change(self, path: Path, changes: dict[str, Any]) -> None:
+        """Change an entity; return when what another process has read before is written, as far as can be told."""
+        began = asyncio.get_running_loop().time()
+        await self._administration.update(path, changes)
+        took = asyncio.get_running_loop().time() - began
+        await asyncio.sleep(max(CHECK_AFTER, 4 * took))
 
     async def _compared(self, name: str, changes: QueueOptions, *, only_undeclared: bool) -> QueueSettings:
         """Return the settings, which this process may not change; the caller compares them with what it expects."""

@@ -17,6 +17,7 @@ from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.message_format import Received
 from tenure._backends.servicebus.names import Path
 from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.verdicts import Verdict
 from tenure._runtime.clock import Clock
 
 EXPIRE_EVERY = 60.0
@@ -59,8 +60,10 @@ class Held:
     """None if it did not come on a link: a deferred message."""
     link: ReceiveLink | None = None
     session: HeldSession | None = None
+    begun: Verdict | None = None
+    """The verdict for which something was sent, and which is not passed yet."""
     sent: int = 0
-    """How many messages were sent for its verdict, which is not passed yet: a retry doesn't send them again."""
+    """How many messages were sent for it: a retry doesn't send them again."""
     is_copied: bool = False
     """Whether a copy of it was sent, so that nothing is left to do but to complete it."""
 
@@ -125,12 +128,12 @@ class Receipts:
         if session is not None:
             session.is_over = True
             for key in [key for key, held in self._all() if held.session is session]:
-                del self._held[key]
+                self._held.pop(key, None)
 
     def forget_queue(self, queue: str) -> None:
         """Forget all locks of a queue that is deleted."""
         for key in [key for key, held in self._all() if held.queue == queue]:
-            del self._held[key]
+            self._held.pop(key, None)
         for token in [token for token, one in self._sessions.items() if one.queue == queue]:
             self._sessions.pop(token).is_over = True
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tenure._backends.servicebus.client import LOST, Namespace
+from tenure._backends.servicebus.client import GONE, LOST, Namespace
 from tenure._backends.servicebus.codec import array_of
 from tenure._backends.servicebus.driver import ACCEPTED, FAILURES, RELEASED, Outcome, Refused
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
@@ -76,16 +77,23 @@ async def remove(
                 await source.renew([arrived for _, arrived in others])
         return count
     finally:
-        for link in {one for one, _ in others}:
-            await _settle(link, [arrived for one, arrived in others if one is link], RELEASED)
+        for link in {one for one, _ in others}:  # a failure must not keep the rest locked
+            with suppress(*FAILURES, Unavailable):
+                await _settle(link, [arrived for one, arrived in others if one is link], RELEASED)
 
 
 async def renew(namespace: Namespace, path: Path, messages: list[Arrived]) -> None:
     """Extend the locks of messages of an entity; those that are over come again, which is noticed."""
     for start in range(0, len(messages), ROUND):
         tokens = [one.token for one in messages[start : start + ROUND]]
-        with suppress(*FAILURES):
+        try:
             await namespace.ask(path, "renew-lock", {"lock-tokens": array_of(tokens)})
+        except Refused as refused:
+            if refused.condition in LOST:  # one of them is over: each by itself
+                asked = [namespace.ask(path, "renew-lock", {"lock-tokens": array_of([one])}) for one in tokens]
+                await asyncio.gather(*asked, return_exceptions=True)
+        except FAILURES:
+            pass
 
 
 async def _remove(
@@ -117,6 +125,6 @@ async def _settle(link: ReceiveLink, messages: list[Arrived], outcome: Outcome) 
     """Settle *messages*; return how many were still ours."""
     errors = [error for error in await link.settle([(one, outcome) for one in messages]) if error is not None]
     for error in errors:
-        if not (isinstance(error, Refused) and error.condition in LOST):
+        if not (isinstance(error, Refused) and error.condition in GONE):
             raise error if outcome is ACCEPTED else Unavailable(str(error))
     return len(messages) - len(errors)

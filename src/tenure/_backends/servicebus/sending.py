@@ -34,18 +34,33 @@ class Sending:
         messages: Sequence[Encoded],
         *,
         sessions: bool = False,
-        sent: Callable[[int], None] = lambda _: None,
+        sent: Callable[[int], None] | None = None,
     ) -> None:
-        """Send *messages*; each transfer is one step, all of them together are not. Tell how many more are *sent*."""
+        """Send *messages*; each transfer is one step, all of them together are not.
+
+        Where it matters which of them were sent when it fails, *sent* is called with the number of further ones: none
+        behind those is sent then.
+        """
+        done = 0
+
+        def note(number: int) -> None:
+            nonlocal done
+            done += number
+            if sent is not None:
+                sent(number)
+
+        in_turn = sent is not None
         try:
-            await self._send(queue, messages, sessions, sent)
+            await self._send(queue, messages, sessions, note, in_turn=in_turn)
         except Refused as refused:
             if refused.condition != NOT_FOUND:
                 raise
             self._places.forget(queue)  # it was deleted meanwhile
-            await self._send(queue, messages, sessions, sent)
+            await self._send(queue, messages[done:], sessions, note, in_turn=in_turn)
 
-    async def _send(self, queue: str, messages: Sequence[Encoded], sessions: bool, sent: Callable[[int], None]) -> None:
+    async def _send(
+        self, queue: str, messages: Sequence[Encoded], sessions: bool, sent: Callable[[int], None], *, in_turn: bool
+    ) -> None:
         path = await self._places.path_of(queue, sessions=sessions)
         if path.subscription is not None:
             raise ConfigError(
@@ -63,7 +78,7 @@ class Sending:
                 else:
                     sent(len(portion))
                     continue
-            await _each(link, portion, sent)
+            await _each(link, portion, sent, in_turn=in_turn)
 
 
 def _is_for_one_partition(refused: Refused) -> bool:
@@ -71,13 +86,18 @@ def _is_for_one_partition(refused: Refused) -> bool:
     return refused.condition == "amqp:not-allowed" and "partition" in refused.text.lower()
 
 
-async def _each(link: SendLink, messages: Sequence[Encoded], sent: Callable[[int], None]) -> None:
-    """Send each message in a transfer of its own, in order; all of them before the first answer."""
+async def _each(link: SendLink, messages: Sequence[Encoded], sent: Callable[[int], None], *, in_turn: bool) -> None:
+    """Send each message in a transfer of its own, in order: all before the first answer, or each *in turn*."""
+    if in_turn:
+        for one in messages:
+            await link.send([one])
+            sent(1)
+        return
     found = await asyncio.gather(*(link.send([one]) for one in messages), return_exceptions=True)
     for error in found:
         if error is not None:
             raise error
-        sent(1)
+    sent(len(messages))
 
 
 def portions(messages: Sequence[Encoded], size_max: int, batch_max: int) -> list[list[Encoded]]:

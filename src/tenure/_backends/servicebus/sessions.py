@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from tenure._backends.servicebus.client import LOST, NO_SESSION, Namespace
+from tenure._backends.servicebus.client import LOST, NO_RIGHTS, NO_SESSION, Namespace
 from tenure._backends.servicebus.codec import moment_of
 from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, RELEASED, Connection, Disconnected, Refused
-from tenure._backends.servicebus.feed import CREDIT_MAX, HOLD, LOOK, REOPEN
-from tenure._backends.servicebus.links import ReceiveLink
+from tenure._backends.servicebus.feed import CREDIT_MAX, FIRST_LOOK, HOLD, LOOK, REOPEN
+from tenure._backends.servicebus.links import DRAIN_MAX, ReceiveLink
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import HeldSession, Receipts
 from tenure._queue.broker import NoSession
 from tenure._queue.message import SessionLock
 from tenure._queue.verdicts import LAPSED, SETTLED, Lapsed, Settled
+from tenure._runtime.tasks import Tasks
 
 WAIT_LONG = 60.0
 """Seconds that the service keeps a consumer waiting for a free session."""
+
+_LASTING = NO_RIGHTS | {"amqp:not-allowed"}
+"""Refusals that don't pass by themselves."""
 
 WAIT = 0.5
 """Seconds that the service looks for a free session."""
@@ -35,25 +40,28 @@ class Sessions:
         self._receipts = receipts
         self._ready: dict[str, ReceiveLink] = {}  # by queue: a session that gave a hint
         self._waiting: dict[str, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
 
     def wait(self, queue: str, hint: Callable[[], None]) -> None:
         """Wait for the next session that is free; give a *hint* when there is one, and keep it for a moment."""
         if queue not in self._waiting and queue not in self._ready:
-            task = self._waiting[queue] = asyncio.ensure_future(self._wait(queue, hint))
-            task.add_done_callback(lambda _: self._waiting.pop(queue, None))
+            task = self._waiting[queue] = self._tasks.spawn(self._wait(queue, hint))
+            task.add_done_callback(partial(self._stopped, queue))
 
     def stop_waiting(self, queue: str) -> None:
         """Wait no more for sessions of *queue*."""
-        if (task := self._waiting.get(queue)) is not None:
+        if (task := self._waiting.pop(queue, None)) is not None:
             task.cancel()
+
+    def _stopped(self, queue: str, task: asyncio.Task[None]) -> None:
+        if self._waiting.get(queue) is task:
+            del self._waiting[queue]
 
     async def close(self) -> None:
         """Wait no more for sessions."""
-        tasks = list(self._waiting.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=3.0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3.0):
+                await self._tasks.cancel_all()
 
     async def _wait(self, queue: str, hint: Callable[[], None]) -> None:
         while True:
@@ -65,6 +73,8 @@ class Sessions:
             except FAILURES as error:
                 if isinstance(error, Refused) and error.condition in NO_SESSION:
                     continue
+                if isinstance(error, Refused) and error.condition in _LASTING:
+                    return  # a claim says why
                 await asyncio.sleep(REOPEN)
                 hint()  # after an interruption, there may be sessions that were missed
                 continue
@@ -91,6 +101,8 @@ class Sessions:
     async def _accept(self, queue: str, name: str | None, wait: float) -> SessionLock | NoSession:
         path = await self._places.path_of(queue, sessions=True)
         ready = self._ready.pop(queue, None)
+        if ready is not None:
+            self.stop_waiting(queue)  # so that the next one may be waited for
         if ready is not None and (ready.lost is not None or name not in (None, ready.session and ready.session[0])):
             await self._namespace.end_session(ready)
             ready = None
@@ -100,8 +112,6 @@ class Sessions:
             if refused.condition in NO_SESSION:
                 return NoSession()
             raise
-        except TimeoutError:
-            return NoSession()
         assert link.session is not None
         self._places.note_sessions(queue)
         found, until = link.session
@@ -140,11 +150,13 @@ class Sessions:
         return SETTLED
 
     async def _give_back(self, link: ReceiveLink, given_back: list[Any]) -> None:
-        with suppress(*FAILURES):
-            await link.drain()
-            given_back += [link.ready.popleft() for _ in range(len(link.ready))]
-            await link.settle([(one, RELEASED) for one in given_back])
-        await self._namespace.end_session(link)
+        try:
+            with suppress(*FAILURES):
+                await link.drain(min(DRAIN_MAX, self._namespace.options.timeout / 4))
+                given_back += [link.ready.popleft() for _ in range(len(link.ready))]
+                await link.settle([(one, RELEASED) for one in given_back])
+        finally:
+            await self._namespace.end_session(link)
 
     async def ask(self, lock: SessionLock, operation: str, body: dict[str, Any] | None = None) -> Any | Lapsed:
         """Send a request about a session; return the answer, or ``Lapsed`` if it is not ours any more."""
@@ -175,8 +187,9 @@ class Sessions:
         link = held.link
         if len(link.ready) < limit:
             await link.ask(min(limit, CREDIT_MAX) - len(link.ready))
-            await link.until_more(LOOK)
-            await link.drain()
+            is_new, link.is_new = link.is_new, False
+            await link.until_more(FIRST_LOOK if is_new else LOOK)
+            await link.drain(min(DRAIN_MAX, self._namespace.options.timeout / 4))
         return [link.ready.popleft() for _ in range(min(limit, len(link.ready)))]
 
     async def _ask(self, path: Path, link: Connection, operation: str, body: dict[str, Any]) -> Any:

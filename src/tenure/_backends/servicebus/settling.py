@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from tenure._backends.servicebus.client import LOST, Namespace
+from tenure._backends.servicebus.client import GONE, LOST, Namespace
 from tenure._backends.servicebus.codec import Encoded, array_of
 from tenure._backends.servicebus.driver import (
     ACCEPTED,
     FAILURES,
-    NOT_FOUND,
     RELEASED,
     Outcome,
     Refused,
@@ -53,13 +52,10 @@ from tenure._queue.verdicts import (
     Settlement,
     Verdict,
 )
-from tenure.errors import MessageRefused, TenureError
+from tenure.errors import MessageRefused, Unavailable
 
 DELAY_NONE = 0.05
 """Seconds: a shorter delay is none."""
-
-_GONE = LOST | {NOT_FOUND}
-"""Conditions of a verdict's answer that say that the lock is over. A link may call such a lock not found."""
 
 Answer = Settled | Lapsed | NoAnswer
 
@@ -78,7 +74,7 @@ class Decision:
     """What is to be done about one delivery: first a copy, perhaps; then the outcome, in the words of the link."""
 
     outcome: Outcome
-    answer: Settled
+    answer: Settled | Lapsed
     copies: tuple[Encoded, ...] = ()
     """The copy that is to be sent, and a smaller one for where it is too large."""
 
@@ -109,38 +105,49 @@ class Settling:
             seen.add(id(held))
             (sending if _may_send(verdict) else plain).append(Row(index, held, verdict))
         # Those that only need a frame don't wait for those for which something is sent before.
-        await asyncio.gather(self._settle_plain(plain, answers), self._settle_sending(sending, answers))
+        passing = (self._settle_plain(plain, answers), self._settle_sending(sending, answers))
+        passed = await asyncio.gather(*passing, return_exceptions=True)
         for row in (*plain, *sending):
-            if not isinstance(answers[row.at], NoAnswer):
+            if isinstance(answers[row.at], Settled | Lapsed):
                 self._receipts.forget(settlements[row.at].delivery)
+        for error in passed:
+            if error is not None:
+                raise error
         return [one if one is not None else NoAnswer("there was no answer") for one in answers]
 
     async def _settle_plain(self, rows: Sequence[Row], answers: list[Answer | None]) -> None:
         await self._pass_all([(row, await self._prepared(row)) for row in rows], answers)
 
     async def _settle_sending(self, rows: Sequence[Row], answers: list[Answer | None]) -> None:
-        prepared = await asyncio.gather(*map(self._prepared, rows))
-        await self._pass_all(list(zip(rows, prepared, strict=True)), answers)
+        prepared = await asyncio.gather(*map(self._prepared, rows), return_exceptions=True)
+        failed = [one for one in prepared if isinstance(one, BaseException)]
+        done = [(row, one) for row, one in zip(rows, prepared, strict=True) if not isinstance(one, BaseException)]
+        await self._pass_all(done, answers)
+        if failed:
+            raise failed[0]
 
     async def _prepared(self, row: Row) -> Decision | Answer:
         """Decide, and send what goes before the verdict; return an answer if there is one already."""
         try:
             decision = await self._decide(row.held, row.verdict)
-            if decision.copies:
+            if isinstance(decision, Decision) and decision.copies:
                 if not await self._is_held(row.held):
                     return LAPSED
                 if not await self._send_first(row.held, decision.copies):
                     return Decision(modified({}), SETTLED)
-                row.held.is_copied = True
+                row.held.begun, row.held.is_copied = row.verdict, True
             return decision
-        except (*FAILURES, TenureError) as error:
+        except (*FAILURES, Unavailable) as error:
             return self._unanswered(error)
 
     async def _is_held(self, held: Held) -> bool:
-        """Renew a lock before a copy is sent: a late verdict must have no effect. Return whether it is still ours."""
-        body = {"lock-tokens": array_of([held.token])}
+        """Renew a lock before something is sent, as a late verdict must have no effect; return whether it is ours."""
         try:
-            await self._namespace.ask(held.path, "renew-lock", body)
+            if held.session is not None:
+                body: dict[str, Any] = {"session-id": held.session.name}
+                await self._namespace.ask(held.path, "renew-session-lock", body, held.session.link)
+            else:
+                await self._namespace.ask(held.path, "renew-lock", {"lock-tokens": array_of([held.token])})
         except Refused as refused:
             if refused.condition not in LOST:
                 raise
@@ -175,7 +182,7 @@ class Settling:
         for (index, held, decision), error in zip(rows, found, strict=True):
             if error is None:
                 answers[index] = decision.answer
-            elif isinstance(error, Refused) and error.condition in _GONE:
+            elif isinstance(error, Refused) and error.condition in GONE:
                 answers[index] = LAPSED
             elif held.session is not None and held.session.is_lost:
                 answers[index] = NoAnswer("the session's link was detached")
@@ -208,10 +215,14 @@ class Settling:
 
     # --- decisions ---
 
-    async def _decide(self, held: Held, verdict: Verdict) -> Decision:
-        if held.is_copied:  # by an attempt that had no answer
-            return Decision(ACCEPTED, SETTLED)
+    async def _decide(self, held: Held, verdict: Verdict) -> Decision | Lapsed:
+        if held.is_copied:  # by an attempt that had no answer: another verdict comes too late
+            return Decision(ACCEPTED, SETTLED if verdict == held.begun else LAPSED)
         if isinstance(verdict, Complete):
+            if verdict.sends and held.begun != verdict:
+                if not await self._is_held(held):
+                    return LAPSED
+                held.begun, held.sent = verdict, 0
             for queue, message in verdict.sends[held.sent :]:
                 named = message if message.id is not None else replace(message, id=_id_of(held, f"send {held.sent}"))
                 encoded = outgoing(named, self._clock.now())
