@@ -45,14 +45,15 @@ SCANS = dict.fromkeys(("peek at a dead letter", "redrive one", "purge one"), 250
 class Way:
     """A client with a proxy of its own, so that faults concern it alone."""
 
-    def __init__(self, port: int, login: str) -> None:
+    def __init__(self, port: int, login: str, options: str = f"?timeout={PATIENCE}") -> None:
         self.proxy = FaultProxy("127.0.0.1", port)
         self._login = login
+        self._options = options
         self._left: list[Connection] = []
 
     async def open(self) -> nats.NatsBroker:
         await self.proxy.__aenter__()
-        url = f"nats://{self._login}{self.proxy.host}:{self.proxy.port}/?timeout={PATIENCE}"
+        url = f"nats://{self._login}{self.proxy.host}:{self.proxy.port}/{self._options}"
         self.backend = nats.open(Url.parse(url))
         await self.backend.broker.settings("warm")  # connected, so that a fault concerns the test's request
         return self.backend.broker

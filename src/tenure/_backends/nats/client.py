@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,7 +20,15 @@ import nats.errors
 
 from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.connection import Connection, Headers
-from tenure._backends.nats.errors import Disconnected, NoJetStream, NotPermitted, Refusal, TooLarge, translate
+from tenure._backends.nats.errors import (
+    Disconnected,
+    NoJetStream,
+    NotPermitted,
+    Refusal,
+    TooLarge,
+    is_undecided,
+    translate,
+)
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -37,6 +45,15 @@ FAILURES = (
     nats.errors.Error,
     OSError,
 )  # a TimeoutError is one
+
+REPEATING_SHARE = 0.5
+"""The share of ``timeout`` for which a request is repeated that no server has carried out."""
+
+ANSWERING_SHARE = 0.125
+"""The share of ``timeout`` after which a cluster that gave no answer is asked again; from then on, it doubles."""
+
+PAUSE_FIRST, PAUSE_MAX = 0.002, 0.1
+"""Seconds between two attempts: from the first they double up to the second."""
 
 
 class Client:
@@ -128,15 +145,34 @@ class Client:
 
     # --- JetStream ---
 
-    async def call(self, connection: Connection, path: str, body: Mapping[str, object] | None = None) -> Json:
+    async def call(
+        self,
+        connection: Connection,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        repeats: bool = True,
+    ) -> Json:
         """Return JetStream's answer to the request *path*, such as ``STREAM.INFO.orders``.
+
+        A cluster gives no answer about a stream that has no leader yet; and of several that make one at the same time,
+        only one may get an answer. So there, it is asked again.
+
+        Args:
+            repeats: Whether the answer is the same if the request is carried out twice.
 
         Raises:
             Refusal: It refused the request.
         """
-        data = b"" if body is None else json.dumps(body).encode()
+        subject, data = f"{self.api}.{path}", b"" if body is None else json.dumps(body).encode()
         async with asyncio.timeout(self.options.timeout):
-            return read((await connection.request(f"{self.api}.{path}", data)).data)
+            patience = self.options.timeout * ANSWERING_SHARE
+            while repeats and self.is_spread(connection):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        return read((await connection.request(subject, data)).data)
+                patience *= 2
+            return read((await connection.request(subject, data)).data)
 
     async def store(
         self,
@@ -154,12 +190,42 @@ class Client:
 
         Raises:
             Refusal: It was refused; see ``errors.is_wrong_sequence``.
-            NoJetStream: No stream has this subject.
+            NoJetStream: No stream has this subject, or none that this server knows of.
         """
         if last is not None:
             headers = {**(headers or {}), "Nats-Expected-Last-Subject-Sequence": str(last)}
         async with asyncio.timeout(self.options.timeout):
-            return read((await connection.request(subject, body, headers)).data)
+            pauses = self.pauses(connection)
+            while True:
+                try:
+                    return read((await connection.request(subject, body, headers)).data)
+                except Refusal as error:
+                    pause = next(pauses, None) if is_undecided(error) else None
+                    if pause is None:
+                        raise
+                await asyncio.sleep(pause)
+
+    # --- several servers ---
+
+    def is_spread(self, connection: Connection) -> bool:
+        """Return whether what *connection* asks for may be on other servers than the one that it is connected to.
+
+        These learn a little later what has been made, stored or elected.
+        """
+        return bool(connection.cluster or self.options.domain)
+
+    def pauses(self, connection: Connection) -> Iterator[float]:
+        """Yield the seconds to wait before each further attempt of a request that no server has carried out.
+
+        A single server is asked once more, at once.
+        """
+        yield 0.0
+        if self.is_spread(connection):
+            now = asyncio.get_running_loop().time
+            give_up, pause = now() + self.options.timeout * REPEATING_SHARE, PAUSE_FIRST
+            while now() < give_up:
+                yield pause
+                pause = min(pause * 2, PAUSE_MAX)
 
     # --- connections ---
 

@@ -13,7 +13,7 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 # Codes of JetStream's errors
 NO_STREAM, NO_CONSUMER, NO_MESSAGE = 10_059, 10_014, 10_037
 STREAM_EXISTS, SUBJECTS_TAKEN, NOT_ENABLED, NOT_ENABLED_HERE = 10_058, 10_065, 10_076, 10_039
-WRONG_SEQUENCE, WRONG_SEQUENCE_CONSTANT = 10_071, 10_164
+WRONG_SEQUENCE, SUBJECT_IN_PROCESS, ID_IN_PROCESS = 10_071, 10_164, 10_158
 NO_LEADER, NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL = 10_008, 10_023, 10_047, 10_028, 10_077
 REPLICAS_WITHOUT_CLUSTER, NO_PEERS = 10_074, 10_005
 
@@ -50,7 +50,15 @@ class NoJetStream(Exception):
 
 def is_wrong_sequence(error: Refusal) -> bool:
     """Whether a write was refused because the subject's last message is another."""
-    return error.code in (WRONG_SEQUENCE, WRONG_SEQUENCE_CONSTANT)
+    return error.code == WRONG_SEQUENCE
+
+
+def is_undecided(error: Refusal) -> bool:
+    """Whether a write was refused because one with its subject or id is not on enough replicas yet, and may never be.
+
+    So nobody knows yet whether the message is a second one.
+    """
+    return error.code in (SUBJECT_IN_PROCESS, ID_IN_PROCESS)
 
 
 def translate(error: Exception, address: Address, timeout: float, *, worked: bool) -> TenureError:
@@ -119,6 +127,11 @@ def _refusal(error: Refusal, address: Address, lasting: type[TenureError]) -> Te
         )
     if error.code in (NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL):
         return Unavailable(f"{address} is full, and stored nothing: {said}; raise its limits, or remove messages")
+    if is_undecided(error):
+        return Unavailable(
+            f"{address} has not decided about an earlier write of this message: {said}; check whether enough of its "
+            "servers run"
+        )
     if error.code == NO_LEADER:
         return Unavailable(f"{address} has no leader for this at present: {said}; check its servers")
     return Unavailable(f"{address} refused the request: {said}")

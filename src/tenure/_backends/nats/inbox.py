@@ -11,6 +11,7 @@ import json
 import secrets
 from base64 import b64decode
 from collections.abc import Sequence
+from functools import partial
 
 from tenure._backends.nats.client import Client, Json
 from tenure._backends.nats.connection import Connection
@@ -90,7 +91,8 @@ class Inbox:
     async def _write(self, connection: Connection, subject: str, known: Json, revision: int) -> bool:
         """Keep what is *known* of an id, unless another process has written since *revision*."""
         try:
-            await self._client.store(connection, subject, json.dumps(known).encode(), last=revision)
+            require = partial(self._places.require, connection, self._bucket)
+            await self._places.store(connection, require, subject, json.dumps(known).encode(), last=revision)
         except Refusal as error:
             if is_wrong_sequence(error):
                 return False

@@ -19,7 +19,7 @@ from tenure._backends.nats.messages import Found, is_selected_live, live_message
 from tenure._backends.nats.places import Places
 from tenure._backends.nats.receiving import Receiving, locked_for, sort
 from tenure._backends.nats.store_clock import StoreClock
-from tenure._backends.nats.storing import ACK, Storing, acknowledge, locks_for
+from tenure._backends.nats.storing import ACK, Storing, locks_for
 from tenure._queue.broker import LiveSelection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import LiveMessage, Stats
@@ -160,6 +160,9 @@ class LiveMessages:
         try:
             while True:
                 page, _ = await self._receiving.pull(connection, queue, consumer, PAGE)
+                if len(page) < PAGE and not (page and page[-1].stored_as > last):
+                    after = max((one.stored_as for one in page), default=0)
+                    page += await self._receiving.pull_late(connection, queue, consumer, PAGE - len(page), after)
                 chosen: list[Found] = []
                 kept = []
                 for one in page:
@@ -168,7 +171,7 @@ class LiveMessages:
                     else:
                         (chosen if self._is_chosen(one, which, began, last) else kept).append(one)
                 async with asyncio.timeout(self._client.options.timeout):
-                    await acknowledge(connection, [one.reply for one in chosen], ACK)
+                    await self._storing.acknowledge(connection, chosen, ACK)
                 removed += len(chosen)
                 for one in kept:  # in their order; their new numbers are higher than the last one's
                     await self._receiving.return_one(connection, one)

@@ -18,13 +18,16 @@ import json
 import re
 import secrets
 from base64 import b64decode
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tenure._backends.nats.client import Client, Json
-from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
     NO_CONSUMER,
+    NO_LEADER,
     NO_MESSAGE,
     NO_STREAM,
     STREAM_EXISTS,
@@ -152,11 +155,8 @@ class Places:
             raise
 
     async def _store_record(self, connection: Connection, queue: str, body: bytes, revision: int) -> None:
-        try:
-            await self._client.store(connection, self._subject_of(queue), body, last=revision)
-        except NoJetStream:
-            await self._make_bucket(connection)
-            await self._client.store(connection, self._subject_of(queue), body, last=revision)
+        make = partial(self._make_bucket, connection)
+        await self.store(connection, make, self._subject_of(queue), body, last=revision)
 
     async def records(self, connection: Connection) -> dict[str, Record]:
         """Return the records of all queues."""
@@ -191,6 +191,65 @@ class Places:
         return f"$KV.{self._prefix}-queues.{short_word_of(queue)}"
 
     # --- streams ---
+
+    async def store(
+        self,
+        connection: Connection,
+        make: Callable[[], Awaitable[None]],
+        subject: str,
+        body: bytes,
+        headers: Headers | None = None,
+        *,
+        last: int | None = None,
+    ) -> Json:
+        """Publish a message, as ``Client.store`` does; if no stream takes it, *make* one, and repeat it.
+
+        Raises:
+            Refusal: It was refused.
+            NoJetStream: Still no stream takes it.
+        """
+        pauses = self._client.pauses(connection)
+        is_made = False
+        while True:
+            try:
+                return await self._client.store(connection, subject, body, headers, last=last)
+            except NoJetStream:
+                if not is_made:
+                    await make()
+                    is_made = True
+                pause = next(pauses, None)
+                if pause is None:
+                    if self._client.is_spread(connection):
+                        raise Refusal(NO_LEADER, f"no server takes messages for {subject!r}") from None
+                    raise
+            await asyncio.sleep(pause)
+
+    async def require(self, connection: Connection, stream: str) -> None:
+        """Check that there is a *stream* of which nobody has taken a message: in a cluster, it may have no leader.
+
+        Raises:
+            NoJetStream: There is none.
+        """
+        if self._client.is_spread(connection):
+            try:
+                await self._client.call(connection, f"STREAM.INFO.{stream}")
+            except Refusal as error:
+                if error.code == NO_LEADER:
+                    return
+                if error.code != NO_STREAM:
+                    raise
+            else:
+                return
+        raise NoJetStream
+
+    async def why_not_taken(self, connection: Connection, queue: str) -> Refusal:
+        """Return why the stream of *queue*, which is there, takes no messages."""
+        place = self.place_of(queue)
+        if self._client.is_spread(connection):
+            config = (await self._client.call(connection, f"STREAM.INFO.{place.stream}"))["config"]
+            if place.everything in (config.get("subjects") or ()):
+                return Refusal(NO_LEADER, f"no server takes messages for the stream {place.stream!r}")
+        return Refusal(NO_STREAM, f"the stream {place.stream!r} does not have the subjects of {queue!r}")
 
     async def make_stream(self, connection: Connection, config: Json) -> None:
         """Make a stream, unless it is there."""
@@ -317,6 +376,48 @@ class Places:
         if found is None:
             raise Refusal(NO_CONSUMER, f"the consumer of {queue!r} was deleted as soon as it was made")
         return found
+
+    async def require_consumer(self, connection: Connection, queue: str, name: str) -> None:
+        """Check that *queue* has the consumer *name*, which did not answer: in a cluster, it may have no leader.
+
+        Raises:
+            NoJetStream: It has not.
+        """
+        self.forget(queue)
+        found = await self.consumer_of(connection, queue) if self._client.is_spread(connection) else None
+        if found is None or found.name != name:
+            raise NoJetStream
+
+    async def has_undelivered(self, connection: Connection, queue: str, consumer: Consumer, after: int) -> bool:
+        """Return whether the stream has messages after number *after* that *consumer* has not delivered, and would.
+
+        The leader of the stream knows of all that is stored, and that of the consumer how far it has come.
+        """
+        stream = self.place_of(queue).stream
+        if after and not await self._has_any(connection, stream, after):
+            return False
+        try:
+            found = await self._client.call(connection, f"CONSUMER.INFO.{stream}.{consumer.name}")
+        except Refusal as error:
+            if error.code in (NO_STREAM, NO_CONSUMER):
+                return False
+            raise
+        config = found["config"]
+        if found.get("paused") or config.get("filter_subject") or config.get("filter_subjects"):
+            return False  # another program's
+        if 0 < int(config.get("max_ack_pending", -1)) <= int(found["num_ack_pending"]):
+            return False
+        return await self._has_any(connection, stream, int(found["delivered"]["stream_seq"]))
+
+    async def _has_any(self, connection: Connection, stream: str, after: int) -> bool:
+        """Return whether *stream* has a message after number *after*."""
+        try:
+            await self._client.call(connection, f"STREAM.MSG.GET.{stream}", {"seq": after + 1, "next_by_subj": ">"})
+        except Refusal as error:
+            if error.code in (NO_MESSAGE, NO_STREAM):
+                return False
+            raise
+        return True
 
     # --- all queues ---
 

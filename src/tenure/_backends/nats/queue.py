@@ -20,7 +20,7 @@ from functools import partial
 from tenure._backends.nats.client import Client, read
 from tenure._backends.nats.connection import Connection, Headers, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
-from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal
+from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal, is_undecided
 from tenure._backends.nats.impossible import check_outgoing, check_verdict, refuse
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
@@ -265,18 +265,30 @@ class NatsBroker:
     async def _store(self, connection: Connection, queue: str, requests: Sequence[Request]) -> list[int]:
         """Send *requests*; return the numbers of the messages in the stream."""
         numbers: dict[int, int] = {}
-        for _ in range(2):
+        pauses = self._client.pauses(connection)
+        is_made = False
+        while True:
             left = [index for index in range(len(requests)) if index not in numbers]
             answers = await connection.request_all([requests[index] for index in left])
+            refusal: Refusal | None = None
             for index, answer in zip(left, answers, strict=True):
                 if not has_no_stream(answer):
-                    numbers[index] = int(read(answer.data)["seq"])
+                    try:
+                        numbers[index] = int(read(answer.data)["seq"])
+                    except Refusal as error:
+                        if not is_undecided(error):
+                            raise
+                        refusal = error
             if len(numbers) == len(requests):
                 return [numbers[index] for index in range(len(requests))]
-            await self._places.make(connection, queue)  # and send those again that found no stream
-        raise Refusal(
-            NO_STREAM, f"the stream {self._places.place_of(queue).stream!r} does not have the subjects of {queue!r}"
-        )
+            # Those that no stream has taken are sent again.
+            if refusal is None and not is_made:
+                await self._places.make(connection, queue)
+                is_made = True
+            pause = next(pauses, None)
+            if pause is None:
+                raise refusal or await self._places.why_not_taken(connection, queue)
+            await asyncio.sleep(pause)
 
     async def _name_of(self, connection: Connection, queue: str, id_: str) -> str | None:
         """Return the name under which NATS is to remember the id of a message; None if it is not to."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.errors import NoJetStream, TooLarge
+from tenure._backends.nats.errors import NO_LEADER, NoJetStream, Refusal, TooLarge
 from tenure._backends.nats.messages import (
     Found,
     dead_letter_of,
@@ -31,7 +31,7 @@ from tenure._backends.nats.places import Consumer, Places, slack_of
 from tenure._backends.nats.pulls import Inbox, Inboxes
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
-from tenure._backends.nats.storing import Storing, acknowledge, locks_for
+from tenure._backends.nats.storing import Storing, locks_for
 from tenure._queue.broker import CLAIM_BYTES, Claim, QueueSettings
 from tenure._queue.message import (
     EXPIRED,
@@ -196,7 +196,11 @@ class Receiving:
                     break
                 asked = min(PAGE, room)
                 page, is_more = await self.pull(connection, queue, consumer, asked)
-                if waits and not page and not held and not taken and not sorted_out:
+                finds_nothing = not (page or held or taken or sorted_out)
+                if self._client.is_spread(connection):
+                    if len(page) < asked and not is_more and (waits or finds_nothing):
+                        page += await self.pull_late(connection, queue, consumer, asked - len(page), _last(page))
+                elif waits and finds_nothing:
                     page, _ = await self.pull(connection, queue, consumer, 1, JUST_SENT)
                     is_more = bool(page)
                 if not page:
@@ -226,7 +230,49 @@ class Receiving:
     async def pull(
         self, connection: Connection, queue: str, consumer: Consumer, wanted: int, wait: float = 0.0
     ) -> tuple[list[Found], bool]:
-        """Pull what there is, or comes within *wait* seconds; and whether there is more than fits into one answer."""
+        """Pull what there is, or comes within *wait* seconds; and whether there is more than fits into one answer.
+
+        Raises:
+            NoJetStream: There is no such consumer any more.
+            Refusal: It has no leader.
+        """
+        pauses = self._client.pauses(connection)
+        while True:
+            try:
+                return await self._pull(connection, queue, consumer, wanted, wait)
+            except NoJetStream:
+                await self._places.require_consumer(connection, queue, consumer.name)
+                pause = next(pauses, None)
+                if pause is None:
+                    raise Refusal(NO_LEADER, f"no server leads the consumer {consumer.name!r}") from None
+            await asyncio.sleep(pause)
+
+    async def pull_late(
+        self, connection: Connection, queue: str, consumer: Consumer, wanted: int, after: int
+    ) -> list[Found]:
+        """Pull what the stream has after number *after*, and its consumer did not deliver; nothing if there is none.
+
+        In a cluster, the server that leads the consumer learns of a message after its sender was answered.
+
+        Raises:
+            NoJetStream: There is no such consumer any more.
+            Refusal: The server that leads the consumer does not get what the stream has.
+        """
+        if not self._client.is_spread(connection):
+            return []
+        pauses = self._client.pauses(connection)
+        while await self._places.has_undelivered(connection, queue, consumer, after):
+            pause = next(pauses, None)
+            if pause is None:
+                raise Refusal(NO_LEADER, f"the server that leads the consumer {consumer.name!r} lags behind the stream")
+            page, _ = await self.pull(connection, queue, consumer, wanted, max(pause, JUST_SENT))
+            if page:
+                return page
+        return []
+
+    async def _pull(
+        self, connection: Connection, queue: str, consumer: Consumer, wanted: int, wait: float
+    ) -> tuple[list[Found], bool]:
         inbox = await self._inboxes.take(connection)
         bytes_max = max(CLAIM_BYTES, connection.max_payload + 2**16)
         subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
@@ -278,7 +324,7 @@ class Receiving:
                 for one in held:  # no answer is needed: until it arrives, the lock is longer
                     await connection.publish(one.reply, wanted)
             else:
-                await acknowledge(connection, [one.reply for one in held], wanted)
+                await self._storing.acknowledge(connection, held, wanted)
                 if self._clock.local.now() >= asked_at + consumer.ack_wait - slack_of(lock):
                     self.give_back(connection, held)  # the locks may have ended before
                     return []
@@ -415,6 +461,11 @@ class Receiving:
         state = with_expired_attempts(found.state, count, now)
         properties = found.with_state(history=state.history, deliveries=count)
         return await self._storing.replace(connection, found, properties) is not None
+
+
+def _last(page: Sequence[Found]) -> int:
+    """Return the highest number of a message that was pulled; 0 if none was."""
+    return max((one.stored_as for one in page), default=0)
 
 
 def _sequence(delivery: Delivery) -> int:

@@ -20,7 +20,7 @@ from tenure._backends.nats.messages import Found, dead_letter_of, with_expired_a
 from tenure._backends.nats.places import Places, slack_of
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
-from tenure._backends.nats.storing import ACK, WORKING, Storing, acknowledge, locks_for
+from tenure._backends.nats.storing import ACK, WORKING, Storing, locks_for
 from tenure._lease import NoAnswer
 from tenure._queue.broker import QueueSettings
 from tenure._queue.message import (
@@ -102,7 +102,8 @@ class Settling:
         lasts = lock + slack_of(lock)
         is_usual = consumer is not None and abs(lasts - consumer.ack_wait) <= 0.001
         try:
-            await acknowledge(connection, [one.found.reply for one in held], WORKING if is_usual else locks_for(lasts))
+            how = WORKING if is_usual else locks_for(lasts)
+            await self._storing.acknowledge(connection, [one.found for one in held], how)
         except NoJetStream:
             await self._lapse_if_gone(connection, held)
             return
@@ -260,7 +261,7 @@ class Settling:
     ) -> list[tuple[Held, Settled | Lapsed | Exception]]:
         """Complete messages of one consumer."""
         try:
-            await acknowledge(connection, [one.found.reply for one in held], ACK)
+            await self._storing.acknowledge(connection, [one.found for one in held], ACK)
         except NoJetStream:
             await self._lapse_if_gone(connection, held)
             return [(one, LAPSED) for one in held]

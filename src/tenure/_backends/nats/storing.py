@@ -23,14 +23,16 @@ A message from another program has a subject that it shares with others. Its cop
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from tenure._backends.nats.client import Client
-from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, NoJetStream, Refusal, is_wrong_sequence
+from tenure._backends.nats.connection import Connection, has_no_stream
+from tenure._backends.nats.errors import NO_LEADER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal, is_wrong_sequence
 from tenure._backends.nats.message_format import NATIVE_ID, Properties, encode_to_fit
 from tenure._backends.nats.messages import Found, read_message
 from tenure._backends.nats.places import Places
@@ -55,26 +57,41 @@ def locks_for(seconds: float) -> bytes:
     return NAK + b' {"delay": %d}' % round(seconds * 10**9)
 
 
-async def acknowledge(connection: Connection, replies: Sequence[str], how: bytes) -> None:
-    """Acknowledge many deliveries of one consumer; return once the server has processed all of them.
-
-    It processes them in the order in which they come, so the answer to the last one is enough.
-
-    Raises:
-        NoJetStream: There is no such consumer any more.
-    """
-    for reply in replies[:-1]:
-        await connection.publish(reply, how)
-    if replies:
-        await connection.request(replies[-1], how)
-
-
 class Storing:
     """Stores messages again."""
 
     def __init__(self, client: Client, places: Places) -> None:
         self._client = client
         self._places = places
+
+    async def acknowledge(self, connection: Connection, deliveries: Sequence[Found], how: bytes) -> None:
+        """Acknowledge many deliveries of one consumer; return once the server has processed all of them.
+
+        One server processes them in the order in which they come, so the answer to the last one is enough. Of several,
+        another may lead the consumer by then, which has not got the first ones: so each is answered.
+
+        Raises:
+            NoJetStream: There is no such consumer any more.
+        """
+        if not deliveries:
+            return
+        replies = [one.reply for one in deliveries]
+        if not self._client.is_spread(connection):
+            for reply in replies[:-1]:
+                await connection.publish(reply, how)
+            await connection.request(replies[-1], how)
+            return
+        pauses = self._client.pauses(connection)
+        while True:
+            answers = await connection.request_all([(reply, how, None) for reply in replies])
+            replies = [reply for reply, answer in zip(replies, answers, strict=True) if has_no_stream(answer)]
+            if not replies:
+                return
+            await self._places.require_consumer(connection, deliveries[0].queue, deliveries[0].consumer)
+            pause = next(pauses, None)
+            if pause is None:
+                raise Refusal(NO_LEADER, f"no server leads the consumer {deliveries[0].consumer!r}")
+            await asyncio.sleep(pause)
 
     async def replace(self, connection: Connection, found: Found, properties: Properties) -> Found | None:
         """Store a live message again, with *properties*; return it as it is then, or None if it is gone.
@@ -88,19 +105,37 @@ class Storing:
         last = found.stored_as if place.key_of(found.subject) is not None else 0
         subject = self.subject_of(found)
         copy: Found | None = None
-        try:
-            answer = await self._client.store(connection, subject, found.body, headers, last=last)
-            if not answer.get("duplicate"):
-                stored = int(answer["seq"])
-                copy = Found(found.queue, subject, stored, found.stored_at, found.body, properties)
-        except NoJetStream:
-            return None  # the queue was deleted
-        except Refusal as error:
-            if not is_wrong_sequence(error):
-                raise
+        pauses = self._client.pauses(connection)
+        while True:
+            try:
+                require = partial(self._places.require, connection, place.stream)
+                answer = await self._places.store(connection, require, subject, found.body, headers, last=last)
+                if not answer.get("duplicate"):
+                    stored = int(answer["seq"])
+                    copy = Found(found.queue, subject, stored, found.stored_at, found.body, properties)
+                break
+            except NoJetStream:
+                return None  # the queue was deleted
+            except Refusal as error:
+                if not is_wrong_sequence(error):
+                    raise
+                # Before 2.11, a copy that too few replicas have is the reason, too; and it may still be lost.
+                if not self._client.is_spread(connection) or await self._is_replaced(connection, found):
+                    break
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
         # Also if there was a copy before: then this delivery is of the original, which was left behind.
         await self._remove(connection, found)
         return copy
+
+    async def _is_replaced(self, connection: Connection, found: Found) -> bool:
+        """Whether a message is not the last one any more of the subject that its copies have."""
+        newest = await self.newest(connection, found)
+        if newest is None:
+            return self.subject_of(found) == found.subject  # else a copy may never have been there
+        return newest.stored_as != found.stored_as
 
     def subject_of(self, found: Found) -> str:
         """Return the subject of the copy of a message."""
@@ -110,7 +145,7 @@ class Storing:
     async def _remove(self, connection: Connection, found: Found) -> None:
         """Remove the original of a message that was stored again."""
         if found.reply:
-            await connection.request(found.reply, ACK)
+            await self.acknowledge(connection, [found], ACK)
         else:
             await self.delete(connection, self._places.place_of(found.queue).stream, found.stored_as)
 
@@ -147,7 +182,8 @@ class Storing:
         subject = self.subject_of(found)
         try:
             last = found.stored_as if subject == found.subject else 0
-            answer = await self._client.store(connection, subject, found.body, headers, last=last)
+            require = partial(self._places.require, connection, self._places.place_of(found.queue).stream)
+            answer = await self._places.store(connection, require, subject, found.body, headers, last=last)
         except NoJetStream:
             return None
         except Refusal as error:
@@ -161,7 +197,8 @@ class Storing:
     async def delete(self, connection: Connection, stream: str, stored_as: int) -> bool:
         """Remove a message for good; False if it is not there."""
         try:
-            await self._client.call(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": stored_as, "no_erase": True})
+            request = {"seq": stored_as, "no_erase": True}
+            await self._client.call(connection, f"STREAM.MSG.DELETE.{stream}", request, repeats=False)
         except Refusal as error:
             if error.code in _GONE or error.code == NO_STREAM:
                 return False
@@ -215,11 +252,8 @@ class Storing:
         """Store a message with *key* in *queue*, which is made if it is missing, unless there is one already."""
         subject = self._places.place_of(queue).subject_of(key)
         try:
-            try:
-                await self._client.store(connection, subject, body, headers, last=0)
-            except NoJetStream:
-                await self._places.make(connection, queue)
-                await self._client.store(connection, subject, body, headers, last=0)
+            make = partial(self._places.make, connection, queue)
+            await self._places.store(connection, make, subject, body, headers, last=0)
         except Refusal as error:
             if not is_wrong_sequence(error):
                 raise
