@@ -320,6 +320,20 @@ async def test_a_message_that_no_claim_takes_is_given_back_uncounted(url: str) -
         await backend.close()
 
 
+async def test_a_message_that_came_by_itself_is_handed_out_without_a_renewal(url: str) -> None:
+    backend = nats.open(Url.parse(url))
+    await backend.broker.declare("orders", {"lock": 30.0})
+    hints = backend.broker.hints("orders")
+    await anext(hints)
+    await backend.broker.send("orders", [Outgoing(b"a")])
+    await anext(hints)
+    claim = await backend.broker.receive("orders", 10, 30.0)
+    assert [one.body for one in claim.deliveries] == [b"a"]
+    assert 0.0 < claim.age < 30.0 / 4  # its lock counts from before it was sent
+    assert await settle(backend.broker, claim.deliveries, COMPLETE) == [Settled()]
+    await backend.close()
+
+
 async def test_a_consumer_is_woken_when_a_lock_or_a_delay_ends(url: str) -> None:
     backends = [nats.open(Url.parse(url)) for _ in range(2)]
     broker, other = (one.broker for one in backends)

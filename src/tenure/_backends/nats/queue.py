@@ -329,11 +329,11 @@ class NatsBroker:
             if consumer is None:
                 break
             asked_at = self._local.now()
-            first = await self._standing.take(connection, queue, lock, asked_at)
+            first, age = await self._standing.take(connection, queue, lock, asked_at)
             try:
                 waits = not self._standing.has_listener(queue)  # else the pull that waits gets it
                 return await self._receiving.receive(
-                    connection, queue, consumer, limit, lock, first, asked_at, waits=waits
+                    connection, queue, consumer, limit, lock, first, asked_at, age, waits=waits
                 )
             except NoJetStream:
                 continue  # it was deleted, and perhaps made again

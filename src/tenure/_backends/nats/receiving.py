@@ -158,11 +158,13 @@ class Receiving:
         lock: float,
         first: Sequence[Found],
         asked_at: float,
+        age: float,
         *,
         waits: bool,
     ) -> Claim:
-        """Claim up to *limit* messages for *lock* seconds from *asked_at*: *first* those that are locked since then.
+        """Claim up to *limit* messages for *lock* seconds from *asked_at*, or from *age* seconds before that.
 
+        *first* come those that are locked since then.
         If there are none, and it *waits*, look again for a moment: a consumer learns of a message after its sender was
         answered.
         """
@@ -205,15 +207,16 @@ class Receiving:
                     is_more = bool(page)
                 if not page:
                     break
-            deliveries = await self._lock(connection, consumer, held, token, asked_at, lock)
+            since = asked_at - age
+            deliveries = await self._lock(connection, consumer, held, token, since, lock)
         except BaseException:
             self.give_back(connection, [*held, *taken, *unsorted])
             raise
-        deliveries += [self._deliver(connection, one, token, asked_at, lock) for one in taken]
+        deliveries += [self._deliver(connection, one, token, since, lock) for one in taken]
         deliveries.sort(key=_sequence)
         self._receipts.expire()
         due = 0.0 if is_more else self._due_in(queue)
-        return Claim(tuple(deliveries), due if len(deliveries) < limit else None, self.take_deaths(queue))
+        return Claim(tuple(deliveries), due if len(deliveries) < limit else None, self.take_deaths(queue), age)
 
     def _due_in(self, queue: str) -> float | None:
         """Return in how many seconds the next message comes that this process has put off; None if there is none."""

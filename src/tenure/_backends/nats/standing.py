@@ -4,8 +4,9 @@ While a consumer of this process listens and its last claim found too little, on
 later. The server sends it as soon as there is one: sent, given back, or with its lock or delay ended. The next claim
 takes it. If no claim does in time, as the consumer is busy, it is given back.
 
-Its lock begins at a moment that this process doesn't know, but not before it asked. So it is renewed as soon as it
-comes, and counts from there; the answer comes while the claim is on its way.
+Its lock begins at a moment that this process doesn't know, but not before it asked. If that was a short while ago,
+compared with the lock, the lock counts from then, and the claim says so by its ``age``: so the message is handed out
+without asking the server once more. Otherwise it is renewed first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
 
 WAITS = 30.0
-"""Seconds for which the server keeps a pull, or half a lock's time if that is less."""
+"""Seconds for which the server keeps a pull, or a share of a lock's time if that is less."""
+
+AGE_SHARE = 0.2
+"""The share of a lock's time that may be over when its message is handed out; and that for which a pull is kept."""
 
 KEEPS_MAX = 1.0
 """Seconds for which a message waits for a claim, or a quarter of a lock's time if that is less."""
@@ -50,9 +54,11 @@ class Waiting:
     consumer: Consumer
     asked_at: float
     """When it was asked for: its lock did not begin before."""
-    renewed_at: float
-    renewed: asyncio.Future[Msg]
     keeps_until: asyncio.TimerHandle | None = None
+
+    def is_usual(self, lock: float) -> bool:
+        """Whether the server locks for *lock* seconds by itself."""
+        return abs(lock + slack_of(lock) - self.consumer.ack_wait) <= 0.001
 
 
 class Standing:
@@ -103,18 +109,22 @@ class Standing:
             await asyncio.sleep(LOOKS_EVERY)
         return pull.has_one
 
-    async def take(self, connection: Connection, queue: str, lock: float, asked_at: float) -> list[Found]:
-        """Return the message of *queue* that waits, locked for *lock* seconds and more from *asked_at*, which is now.
+    async def take(self, connection: Connection, queue: str, lock: float, asked_at: float) -> tuple[list[Found], float]:
+        """Return the message of *queue* that waits, and by how much its lock may have begun before *asked_at*: now.
 
-        If that can't be proved, it is given back, and can be pulled at once.
+        It is locked for *lock* seconds and more from then. If that can't be proved, it is given back, and can be pulled
+        at once.
         """
         pull = self._pulls.get((queue, asyncio.get_running_loop()))
         waiting = None if pull is None else pull.take()
         if waiting is None:
-            return []
+            return [], 0.0
         try:
-            if await self._is_locked(waiting, asked_at, lock):
-                return [waiting.found]
+            age = asked_at - waiting.asked_at
+            if waiting.connection is connection and age <= lock * AGE_SHARE and waiting.is_usual(lock):
+                return [waiting.found], age
+            if await self._renew(waiting, lock):
+                return [waiting.found], 0.0
         except asyncio.CancelledError:
             self.give_back(waiting)
             raise
@@ -122,15 +132,12 @@ class Standing:
             connection.check()  # its own may be another one, which was lost
         self.give_back(waiting)
         await self._receiving.has_returned(queue)
-        return []
+        return [], 0.0
 
-    async def _is_locked(self, waiting: Waiting, asked_at: float, lock: float) -> bool:
-        """Whether a message is locked for *lock* seconds from *asked_at*; it is renewed if it wasn't a moment ago."""
-        lasts = lock + slack_of(lock)
-        is_usual = abs(lasts - waiting.consumer.ack_wait) <= 0.001
-        await waiting.renewed
-        if not is_usual or asked_at - waiting.renewed_at > slack_of(lock):
-            await waiting.connection.request(waiting.found.reply, WORKING if is_usual else locks_for(lasts))
+    async def _renew(self, waiting: Waiting, lock: float) -> bool:
+        """Lock a message for *lock* seconds from now; False if its lock may have ended before."""
+        how = WORKING if waiting.is_usual(lock) else locks_for(lock + slack_of(lock))
+        await waiting.connection.request(waiting.found.reply, how)
         # An answer after the earliest end of the lock proves nothing.
         return self._clock.now() < waiting.asked_at + waiting.consumer.ack_wait
 
@@ -151,15 +158,13 @@ class Standing:
             connection, consumer, inbox = await self._client.run(lambda connection: self._prepare(connection, queue))
         except TenureError as error:
             raise _Failed(str(error)) from error
-        waits = min(WAITS, consumer.ack_wait / 2)
+        waits = min(WAITS, consumer.ack_wait * AGE_SHARE)
         subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
         asked_at = self._clock.now()
 
         def keep(message: Msg) -> None:
             found = delivered_message(queue, message)
-            renewed_at = self._clock.now()
-            renewed = asyncio.ensure_future(connection.request(found.reply, WORKING))
-            pull.keep(Waiting(found, connection, consumer, asked_at, renewed_at, renewed))
+            pull.keep(Waiting(found, connection, consumer, asked_at))
             self._notifier.notify(queue)
 
         request: dict[str, object] = {"batch": 1, "expires": round(waits * 10**9)}
@@ -234,7 +239,6 @@ class _Pull:
         """Keep a message for the next claim, for a while."""
         self.wanted.clear()
         keeps = min(KEEPS_MAX, waiting.consumer.ack_wait / 4)
-        waiting.renewed.add_done_callback(_retrieve)
         waiting.keeps_until = asyncio.get_running_loop().call_later(keeps, self._give_back)
         self._waiting = waiting
 
@@ -270,9 +274,3 @@ class _Pull:
             self._give_back()
         else:
             loop.call_soon_threadsafe(self.ended.cancel)
-
-
-def _retrieve(renewed: asyncio.Future[Msg]) -> None:
-    """Take note of an error, so that asyncio doesn't report it: whoever takes the message learns of it."""
-    if not renewed.cancelled():
-        renewed.exception()
