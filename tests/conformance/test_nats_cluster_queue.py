@@ -52,8 +52,9 @@ class NatsClusterQueueHarness(NatsQueueHarness):
 
 
 class DeepNatsClusterQueueHarness(NatsClusterQueueHarness):
-    """Its backlog is larger than a page of a purge, so that others come between two pages."""
+    """Its backlog is larger than a page of a purge, so that others come between two pages; locks last longer."""
 
+    lock = 2.0
     backlog = 1_500
 
 
@@ -142,7 +143,7 @@ class TestNatsClusterLiveMessages(LiveMessagesSuite):
 
 @full_only
 class TestNatsClusterLocks(LockExpirySuite):
-    harness = NatsClusterQueueHarness
+    harness = DeepNatsClusterQueueHarness
 
 
 @full_only
