@@ -38,7 +38,7 @@ def page_of_traits() -> str:
     for scheme, (module, _) in BACKENDS.items():
         schemes_of.setdefault(module, []).append(f"`{scheme}:`")
     modules = {", ".join(schemes): importlib.import_module(module) for module, schemes in schemes_of.items()}
-    leases = {name: module.TRAITS for name, module in modules.items()}
+    leases = {name: module.TRAITS for name, module in modules.items() if hasattr(module, "TRAITS")}
     queues = {name: module.QUEUE_TRAITS for name, module in modules.items() if hasattr(module, "QUEUE_TRAITS")}
     return f"{HEAD}\n## Elections\n\n{table(leases)}\n## Queues\n\n{table(queues)}"
 

@@ -125,10 +125,11 @@ class Backend:
                 always appended: identities must never be shared.
 
         Raises:
-            ConfigError: The times leave too little room, or don't fit this backend's limits.
+            ConfigError: The times leave too little room, or don't fit this backend's limits; or it has queues only.
             TypeError: There is no such option; the message names the nearest one.
         """
-        renewal_thread, driver, opened = self._connection.require_open()
+        renewal_thread, opened = self._connection.require_open()
+        driver = self._connection.require_driver()
         refuse_unknown("election", options, ElectionOptions.__annotations__)
         return Election(
             name,
@@ -165,7 +166,7 @@ class Backend:
             ConfigError: A setting can't work, or doesn't fit this backend. (That one was declared otherwise is raised
                 by the first use.)
         """
-        renewal_thread, _, opened = self._connection.require_open()
+        renewal_thread, opened = self._connection.require_open()
         broker = self._broker_of(opened)
         expected = checked_changes("queue", settings)
         usual = settings_with(expected, broker.traits)
@@ -193,7 +194,7 @@ class Backend:
             Unavailable: The store could not be asked.
             ConfigError: It has elections only.
         """
-        _, _, opened = self._connection.require_open()
+        _, opened = self._connection.require_open()
         broker = self._broker_of(opened)
         names = await broker.names()
         return [name for name in names if not is_reply_queue(name) or await broker.stats(name) != Stats()]
@@ -203,8 +204,10 @@ class Backend:
 
         Raises:
             Unavailable: The store could not be asked.
+            ConfigError: It has queues only.
         """
-        renewal_thread, driver, _ = self._connection.require_open()
+        renewal_thread, _ = self._connection.require_open()
+        driver = self._connection.require_driver()
 
         async def look() -> dict[str, Leader | None]:
             found = await _inspected(driver.store, await driver.store.names())
@@ -224,8 +227,10 @@ class Backend:
 
         Raises:
             Unavailable: The store could not be asked.
+            ConfigError: It has queues only.
         """
-        renewal_thread, driver, _ = self._connection.require_open()
+        renewal_thread, _ = self._connection.require_open()
+        driver = self._connection.require_driver()
 
         async def look() -> dict[str, float | None]:
             found = await _inspected(driver.store, names or await driver.store.names())
@@ -243,7 +248,7 @@ class Backend:
         Raises:
             Unavailable: The store could not be asked.
         """
-        renewal_thread, _, opened = self._connection.require_open()
+        renewal_thread, opened = self._connection.require_open()
         return await renewal_thread.call(lambda: diagnose(str(self.url), opened, self._clock, write=write))
 
     async def migrate(self) -> str:
@@ -255,7 +260,7 @@ class Backend:
             ConfigError: The schema is newer than this tenure, or the user may not create it.
             Unavailable: The store could not be asked. Then nothing has changed.
         """
-        renewal_thread, _, opened = self._connection.require_open()
+        renewal_thread, opened = self._connection.require_open()
         migrate: Callable[[], Coroutine[Any, Any, object]] | None = getattr(opened, "migrate", None)
         if migrate is None:
             return f"{self.url} needs no schema; there is nothing to do"
@@ -280,7 +285,7 @@ class Backend:
             if write is not None:
                 return write(self.url, since)
         else:
-            renewal_thread, _, opened = self._connection.require_open()
+            renewal_thread, opened = self._connection.require_open()
             ask: Callable[[], Coroutine[Any, Any, str]] | None = getattr(opened, "migration_sql", None)
             if ask is not None:
                 return await renewal_thread.call(ask)
@@ -316,8 +321,9 @@ def connect(
     Where a block doesn't fit, there are ``await backend.open()`` and ``await backend.aclose()``.
 
     Args:
-        url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``azure://…``, ``peers://…`` or ``memory:``; options
-            stand in the query and are checked. Without, the environment variable ``TENURE_URL`` names the store.
+        url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``azure://…``, ``amqp://…``, ``peers://…`` or
+            ``memory:``; options stand in the query and are checked. Without, the environment variable ``TENURE_URL``
+            names the store.
         on_event: Called on the caller's loop with everything that happens to its candidates and consumers: an
             ``Event``, of one of the kinds in ``tenure.events``. It must return soon.
 

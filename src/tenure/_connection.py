@@ -12,6 +12,7 @@ from typing import Any, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from tenure._election.driver import Driver
+from tenure._election.store import LeaseStore
 from tenure._opened import Fact, Opened
 from tenure._queue.broker import Broker
 from tenure._queue.hints import HintSubscriptions
@@ -89,12 +90,13 @@ class Connection:
         _check_loop(here=self._given_renewal_thread is not None)
         renewal_thread = self._given_renewal_thread or RenewalThread.enter()
 
-        async def open_store() -> tuple[Opened, Driver]:
+        async def open_store() -> tuple[Opened, Driver | None]:
             opened: Opened = self._module.open(self.url, clock=self._clock)
             warnings: Sequence[Fact] = getattr(opened, "warnings", ())
             for fact in warnings:
                 run_callback(logger.warning, "%s: %s: %s; %s", self.url, fact.name, fact.value, fact.advice)
-            return opened, Driver(opened.leases, self._clock)
+            leases: LeaseStore | None = getattr(opened, "leases", None)
+            return opened, None if leases is None else Driver(leases, self._clock)
 
         try:
             self.opened, self.driver = await renewal_thread.call(open_store)
@@ -106,12 +108,14 @@ class Connection:
         _open.add(self)
 
     async def _close(self) -> None:
-        renewal_thread, driver, opened = self.require_open()
+        renewal_thread, opened = self.require_open()
+        driver = self.driver
         _open.discard(self)
 
         async def close() -> None:
             try:
-                await driver.close()
+                if driver is not None:
+                    await driver.close()
             finally:
                 await opened.close()
 
@@ -133,17 +137,28 @@ class Connection:
         else:
             await in_thread("tenure-leaving", renewal_thread.leave)
 
-    def require_open(self) -> tuple[RenewalThread, Driver, Opened]:
+    def require_open(self) -> tuple[RenewalThread, Opened]:
         """Return what an open one has.
 
         Raises:
             ConfigError: It is not open, or open in the parent of this forked process.
         """
-        if self.renewal_thread is None or self.driver is None or self.opened is None:
+        if self.renewal_thread is None or self.opened is None:
             raise ConfigError(not_open(self.url, was_open=self.was_open))
         if self.renewal_thread.is_forked:
             raise ConfigError(self.renewal_thread.fork_message)
-        return self.renewal_thread, self.driver, self.opened
+        return self.renewal_thread, self.opened
+
+    def require_driver(self) -> Driver:
+        """Return the driver of elections, of an open one.
+
+        Raises:
+            ConfigError: The store has none, or it is not open.
+        """
+        self.require_open()
+        if self.driver is None:
+            raise ConfigError(f"{self.url} has queues, but no elections; use another store for them")
+        return self.driver
 
     @property
     def state(self) -> str:

@@ -27,13 +27,14 @@ QUESTIONS = 5
 class Diagnosis:
     """The facts that ``tenure doctor`` found about a backend.
 
-    ``round_trip`` is the median of five questions, in seconds; ``queues`` is None where there are none. ``failure`` is
-    the error that prevented a message from being kept and removed again, if that was tried.
+    ``round_trip`` is the median of five questions, in seconds. ``traits`` are those of its elections, ``queues`` those
+    of its queues, each None where there are none. ``failure`` is the error that prevented a message from being kept and
+    removed again, if that was tried.
     """
 
     url: str
     round_trip: float
-    traits: LeaseTraits
+    traits: LeaseTraits | None
     facts: Sequence[Fact]
     queues: QueueTraits | None = None
     failure: TenureError | None = None
@@ -45,7 +46,9 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
     Raises:
         Unavailable: The store could not be asked.
     """
-    round_trip = await _round_trip(opened.leases)
+    leases: LeaseStore | None = getattr(opened, "leases", None)
+    broker: Broker | None = getattr(opened, "broker", None)
+    round_trip = await _round_trip(leases, broker)
     facts = [
         Fact("python", platform.python_version()),
         *await opened.describe(),
@@ -54,7 +57,6 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
     by_writing: Callable[[], Awaitable[Sequence[Fact]]] | None = getattr(opened, "describe_by_writing", None)
     if by_writing is not None and write:
         facts += await by_writing()
-    broker: Broker | None = getattr(opened, "broker", None)
     failure = None
     if broker is not None and write:
         asked_at = time.perf_counter()
@@ -62,14 +64,17 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
         took = f"works: a message went through in {1_000 * (time.perf_counter() - asked_at):.0f} ms"
         facts.append(Fact("writing", "fails", str(failure)) if failure else Fact("writing", took))
     queues = broker.traits if broker is not None else None
-    return Diagnosis(url, round_trip, opened.leases.traits, facts, queues, failure)
+    return Diagnosis(url, round_trip, leases.traits if leases is not None else None, facts, queues, failure)
 
 
-async def _round_trip(store: LeaseStore) -> float:
+async def _round_trip(store: LeaseStore | None, broker: Broker | None) -> float:
     trips = []
     for _ in range(QUESTIONS):
         asked_at = time.perf_counter()
-        await store.inspect("tenure-doctor")
+        if store is not None:
+            await store.inspect("tenure-doctor")
+        elif broker is not None:
+            await broker.stats("tenure-doctor")
         trips.append(time.perf_counter() - asked_at)
     return sorted(trips)[len(trips) // 2]
 

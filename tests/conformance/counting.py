@@ -113,6 +113,23 @@ async def _called(redis: aioredis.Redis) -> int:
     return sum(one["calls"] for one in (await redis.info("commandstats")).values())
 
 
+async def methods_sent(ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+    """Count the methods that are sent to RabbitMQ: requests, verdicts and messages."""
+    from tenure._backends.rabbitmq.connection import AmqpConnection
+
+    write, sent = AmqpConnection.write, 0
+
+    def counted(connection: AmqpConnection, data: bytes) -> None:
+        nonlocal sent
+        sent += data[:1] == b"\x01"  # no heartbeat
+        write(connection, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AmqpConnection, "write", counted)
+        answer = await ask()
+    return answer, sent
+
+
 async def requests_sent(ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
     """Count the requests that are sent to Azure Storage."""
     from azure.core.pipeline.transport import AioHttpTransport

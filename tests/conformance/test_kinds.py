@@ -22,6 +22,7 @@ from tests.conformance import (
     test_peers,
     test_postgres,
     test_queued,
+    test_rabbitmq,
     test_redis,
     test_redis_cluster,
     test_sqlite,
@@ -37,6 +38,7 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Postgres": (test_postgres, test_cost, test_strain),
     "Redis": (test_redis, test_redis_cluster, test_cost, test_strain),
     "Azure": (test_azure, test_cost, test_strain),
+    "Rabbit": (test_rabbitmq, test_cost, test_strain),
     "Kubernetes": (test_kubernetes,),
     "Queued": (test_queued,),
     "Etcd": (test_etcd, test_etcd_cluster),
@@ -44,6 +46,8 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
 }
 LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""
+QUEUES_ONLY = frozenset({"Rabbit"})
+"""Stores without elections."""
 CALLED = {"Redis": ("Redis", "Cluster")}
 
 LEASE_KINDS = frozenset(get_args(Fault)) - {"slow"}
@@ -112,6 +116,8 @@ def suites_of(store: str) -> set[str]:
     of_leases = {name for name in SUITES if issubclass(getattr(conformance, name), LeaseSuite)}
     is_queued = any(one.harness.traits.queued for one in classes_before(store) if issubclass(one, LeaseSuite))
     due = of_leases if store in LEASES_ONLY else set(SUITES)
+    if store in QUEUES_ONLY:
+        due -= of_leases
     return due - NO_SUITE.get(store, {}).keys() - (set() if is_queued else {"LeaseQueueSuite"})
 
 
@@ -123,7 +129,7 @@ def suites_passed(classes: Iterable[type]) -> set[str]:
 @pytest.mark.parametrize("store", WHERE)
 def test_each_kind_of_fault_is_tried_or_can_not_be(store: str) -> None:
     for suite, kinds in ((LeaseSuite, LEASE_KINDS), (QueueSuite, QUEUE_KINDS)):
-        if suite is QueueSuite and store in LEASES_ONLY:
+        if store in (LEASES_ONLY if suite is QueueSuite else QUEUES_ONLY):
             continue
         made: set[str] = set()
         for one in classes_before(store):

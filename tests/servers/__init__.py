@@ -10,8 +10,9 @@
         server.resume()
 
 If a server isn't installed, the test is skipped, with the name of the package; under ``TENURE_REQUIRE`` it fails.
-``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL``, ``TENURE_TEST_ETCD_URL`` and
-``TENURE_TEST_ZOOKEEPER_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` another program to start as etcd.
+``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL``, ``TENURE_TEST_ETCD_URL``,
+``TENURE_TEST_ZOOKEEPER_URL`` and ``TENURE_TEST_AMQP_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` another
+program to start as etcd, ``TENURE_TEST_RABBITMQ`` the folder of another RabbitMQ's programs.
 
 ``Kubernetes`` is a double of the Lease API. ``TENURE_TEST_KUBE_APISERVER`` names a real kube-apiserver, on which
 the same tests run, too.
@@ -23,6 +24,7 @@ from tests.servers.etcd import Etcd, EtcdCluster
 from tests.servers.kubernetes import KubeApiserver, Kubernetes
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
+from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import Redis
 from tests.servers.sharing import NO_SERVERS, private, shared, url_of
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperEnsemble
@@ -36,6 +38,7 @@ __all__ = [
     "KubeApiserver",
     "Kubernetes",
     "Postgres",
+    "RabbitMQ",
     "Redis",
     "Server",
     "ZooKeeper",

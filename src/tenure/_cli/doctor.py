@@ -70,6 +70,8 @@ def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             f"{usual.retry_every:g} s by default; use a longer ttl, or a nearer store",
         )
     traits = diagnosis.traits
+    if traits is None:
+        return
     if not traits.survives_restart:
         yield (
             "survives restart",
@@ -84,7 +86,10 @@ def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
     rows = [("store", diagnosis.url), ("round trip", seconds(diagnosis.round_trip))]
-    rows += [(_spoken(name), _shown(value)) for name, value in dataclasses.asdict(diagnosis.traits).items()]
+    if diagnosis.traits is None:
+        rows += [("elections", "none")]
+    else:
+        rows += [(_spoken(name), _shown(value)) for name, value in dataclasses.asdict(diagnosis.traits).items()]
     if diagnosis.queues is None:
         rows += [("queues", "none")]
     else:
@@ -103,7 +108,7 @@ def _for_programs(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> dict[s
     return {
         "url": diagnosis.url,
         "round_trip": diagnosis.round_trip,
-        "traits": dataclasses.asdict(diagnosis.traits),
+        "traits": diagnosis.traits and dataclasses.asdict(diagnosis.traits),
         "queues": diagnosis.queues and dataclasses.asdict(diagnosis.queues),
         "facts": {fact.name: fact.value for fact in diagnosis.facts},
         "advice": [{"about": name, "advice": text} for name, text in advice],

@@ -82,6 +82,8 @@ async def _config(setting: DemoSettings, backend: tenure.Backend, url: str, ledg
     # On a shared store, the names must be unique.
     name = "demo" if setting.url is None else f"demo-{secrets.token_hex(4)}"
     found = await backend.diagnose()
+    if found.traits is None:
+        raise tenure.ConfigError(f"{backend.url} has queues, but no elections; the demonstration needs both")
     ttl = max(TTL, found.traits.ttl_min) if setting.ttl is None else setting.ttl
     if (traits := found.queues) is not None:
         queue_url = url

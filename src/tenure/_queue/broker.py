@@ -75,6 +75,8 @@ class QueueTraits:
     """Whether claims name the messages that died by time; see ``Claim.died``."""
     survives_restart: bool = True
     """Whether messages outlive the store's process."""
+    connection_bound: bool = False
+    """Whether a lock ends with the connection of its process, and no other process can settle the message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class BrokerCapacitySuite(QueueSuite):
         broker = await harness.open()
         await send(broker, name, b"before")
         large = secrets.token_bytes(harness.slack)  # can't be compressed
+        session = None if harness.traits.sessions == "impossible" else "s"
         async with harness.full():
             for queue in (name, f"{name}-new"):
                 for batch in (
@@ -50,7 +51,7 @@ class BrokerCapacitySuite(QueueSuite):
                     [
                         Outgoing(delay=harness.lock),
                         Outgoing(b"ends" + large, expires_in=harness.lock),
-                        Outgoing(session="s"),
+                        Outgoing(session=session),
                     ],
                 ):
                     with pytest.raises(Unavailable, match=r"full|no room|out of memory"):

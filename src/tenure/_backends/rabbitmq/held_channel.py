@@ -1,0 +1,210 @@
+"""A channel that holds messages: what is unacknowledged on it, the credit of its consumers, proven acknowledgements.
+
+An acknowledgement has no answer in AMQP. So behind each group of them, a request is sent on the same channel: its
+answer proves that the server has taken them. The server passes up to 32 commands of a channel on to a quorum queue, and
+keeps the others back until those are written; what it keeps back is lost with the channel. So a group has at most half
+as many, and the next one waits for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from pamqp.commands import Basic, Channel, Queue
+
+from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpError, Delivered
+
+GROUP = 16
+"""Acknowledgements behind which an answer is awaited; one of many messages counts once."""
+
+PREFETCH_MAX = 65_535
+
+REMEMBERED = 64
+"""Consumers that were ended last, to which messages may still come: in a cluster, another node may send them."""
+
+
+class HeldChannel:
+    """A channel and its unacknowledged messages.
+
+    Args:
+        channel: Open.
+        queue: RabbitMQ's name of the queue that it receives from.
+        receive: Called with each message that comes.
+    """
+
+    def __init__(self, channel: AmqpChannel, queue: str, receive: Callable[[Delivered], None]) -> None:
+        self.channel = channel
+        self._queue = queue
+        self._receive = receive
+        self._unacked: dict[int, str] = {}  # tag: consumer; in the order of delivery, as tags rise
+        self._held_by: Counter[str] = Counter()
+        self._credits: dict[str, int] = {}  # of the consumers that stand
+        self._consumers = 0
+        self._cancelled: deque[str] = deque()
+        self._pending: dict[int, asyncio.Future[None]] = {}  # to be acknowledged
+        self._flushing: asyncio.Task[None] | None = None
+        channel.on_cancelled = self._on_cancelled
+        self.on_queue_gone: Callable[[], None] = lambda: None
+
+    @property
+    def lost(self) -> AmqpError | None:
+        """Why it is over; None while it can be used."""
+        return self.channel.lost
+
+    # --- consumers ---
+
+    @property
+    def standing(self) -> int:
+        """How many consumers stand, to which the server sends messages as they come."""
+        return len(self._credits)
+
+    @property
+    def known_consumers(self) -> int:
+        """How many consumers the server counts of this channel: those that stand, and those that hold messages."""
+        return len(self._credits.keys() | {one for one, held in self._held_by.items() if held})
+
+    @property
+    def free_credit(self) -> int:
+        """How many messages the server may send before one is settled."""
+        return sum(credit - self._held_by[one] for one, credit in self._credits.items())
+
+    def consume(self, credit: int) -> tuple[str, asyncio.Future[object]]:
+        """Begin a consumer that may hold *credit* messages; return its tag, and the answer."""
+        self._consumers += 1
+        tag = f"tenure-{self._consumers}"
+        self.channel.consumers[tag] = self._received
+        self.channel.request(Basic.Qos(0, min(credit, PREFETCH_MAX), False))
+        answer = self.channel.request(Basic.Consume(0, self._queue, tag))
+        self._credits[tag] = min(credit, PREFETCH_MAX)
+        return tag, answer
+
+    async def get(self) -> bool:
+        """Take one message, if there is one by the log of the queue: then it has been received when this returns."""
+        found = await self.channel.request(Basic.Get(0, self._queue))
+        if isinstance(found, Delivered):
+            found.consumer = f"get-{found.tag}"  # the server counts a consumer for each
+            self._received(found)
+        return isinstance(found, Delivered)
+
+    async def retire(self) -> None:
+        """End every consumer that stands, once all has come that was sent to them.
+
+        The server takes back what the queue has sent to a consumer that was ended before it came, and counts that as a
+        delivery. After this, only a message that was published in the same millisecond can meet with that.
+        """
+        if self._credits:
+            await self.arrived()
+            for ended in [self.cancel(tag) for tag in list(self._credits)]:
+                await ended
+
+    def cancel(self, tag: str) -> asyncio.Future[object]:
+        """End a consumer; what it holds stays unacknowledged."""
+        self._credits.pop(tag, None)
+        self._cancelled.append(tag)
+        if len(self._cancelled) > REMEMBERED:
+            self.channel.consumers.pop(self._cancelled.popleft(), None)
+        return self.channel.request(Basic.Cancel(tag))
+
+    async def arrived(self) -> int:
+        """Return when all has come that the queue has sent to this channel so far; return how many are ready in it.
+
+        The queue answers the channel after what it has sent before. But the channel may pass an answer on before what
+        came with it. So a second request follows.
+        """
+        answer = await self.channel.request(Queue.Declare(0, self._queue, passive=True))
+        await self.flow()
+        return int(answer.message_count)
+
+    def flow(self) -> asyncio.Future[object]:
+        """Send a request that changes nothing: its answer comes behind everything that the channel sent before."""
+        return self.channel.request(Channel.Flow(True))
+
+    def _received(self, delivered: Delivered) -> None:
+        self._unacked[delivered.tag] = delivered.consumer
+        self._held_by[delivered.consumer] += 1
+        self._receive(delivered)
+
+    def _on_cancelled(self, tag: str) -> None:
+        self._credits.pop(tag, None)
+        self.on_queue_gone()
+
+    # --- verdicts ---
+
+    def reject(self, tag: int) -> None:
+        """Let a message be delivered again, and count this delivery."""
+        self._forget(tag)
+        self.channel.reject(tag)
+
+    def begin_ack(self, tag: int) -> asyncio.Future[None]:
+        """Acknowledge a message; the future is done when the server is proven to have taken it.
+
+        It raises ``AmqpError`` if the channel was lost before: the server may have taken it or not.
+        """
+        if self.channel.lost is not None:
+            raise self.channel.lost
+        done = self._pending[tag] = self.channel.connection.loop.create_future()
+        if self._flushing is None:  # at the end of this iteration of the loop, with all that come until then
+            self._flushing = self.channel.connection.loop.create_task(self._flush(), name="tenure-rabbitmq-acks")
+        return done
+
+    async def _flush(self) -> None:
+        """Acknowledge what waits, group by group."""
+        try:
+            while self._pending:
+                group = self._write_group()
+                try:
+                    await self.flow()
+                except AmqpError as error:
+                    self._end(group, error)
+                    return
+                for done in group:
+                    if not done.done():
+                        done.set_result(None)
+        except AmqpError as error:
+            self._end((), error)
+        finally:
+            self._flushing = None
+
+    def _write_group(self) -> list[asyncio.Future[None]]:
+        """Write a group of acknowledgements; return what waits for them."""
+        group: list[asyncio.Future[None]] = []
+        prefix: list[int] = []
+        for tag in self._unacked:
+            if tag not in self._pending:
+                break
+            prefix.append(tag)
+        if len(prefix) > 1:
+            self.channel.ack(prefix[-1], multiple=True)
+            group += self._acknowledged(prefix)
+        singles = list(self._pending)[:GROUP]
+        for tag in singles:
+            self.channel.ack(tag)
+        group += self._acknowledged(singles)
+        return group
+
+    def _acknowledged(self, tags: Iterable[int]) -> list[asyncio.Future[None]]:
+        for tag in tags:
+            self._forget(tag)
+        return [self._pending.pop(tag) for tag in tags]
+
+    def _forget(self, tag: int) -> None:
+        consumer = self._unacked.pop(tag, None)
+        if consumer is not None:
+            self._held_by[consumer] -= 1
+            if not self._held_by[consumer]:
+                del self._held_by[consumer]
+
+    def _end(self, group: Iterable[asyncio.Future[None]], error: AmqpError) -> None:
+        waiting = [*group, *self._pending.values()]
+        self._pending.clear()
+        for done in waiting:
+            if not done.done():
+                done.set_exception(error)
+                done.exception()
+
+    @property
+    def unacked(self) -> int:
+        """How many messages are unacknowledged."""
+        return len(self._unacked)
