@@ -238,6 +238,7 @@ class TestRedisQueueStrain(BrokerCapacitySuite):
 
 class StrainedRabbitQueues(RabbitQueueHarness):
     options = (("loopback_users.guest", "false"),)  # no other test uses such a server, as an alarm is for all
+    lock = 20.0  # much longer than a test
     faults = frozenset({"full", "slow"})
     drains_when_full = False  # a verdict other than complete puts a copy somewhere
 

@@ -1,7 +1,7 @@
 """Consumers killed with kill -9, on each kind of server, and the server with them: nothing is lost or settled twice.
 
 ``TENURE_FULL=1`` makes it long: 20,000 messages, 40 consumers killed, 3 servers. Azurite itself is not killed: what it
-keeps is saved every few seconds only.
+keeps is saved every few seconds only. RabbitMQ is killed in ``test_rabbitmq.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tests.servers import Azurite, Postgres, Redis, private
+from tests.servers import Azurite, Postgres, RabbitMQ, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -38,7 +38,7 @@ class Load:
     """The load and the kills for a kind of server. Times in seconds."""
 
     driver: str
-    server: type[Azurite] | type[Postgres] | type[Redis]
+    server: type[Azurite] | type[Postgres] | type[RabbitMQ] | type[Redis]
     messages: int = 20_000 if FULL else 2_000
     kills: int = 40 if FULL else 6
     server_kills: int = 3 if FULL else 1
@@ -52,6 +52,8 @@ class Load:
 LOADS = [
     Load("asyncpg", Postgres),
     Load("redis", Redis),
+    # A send without an answer can't be repeated: RabbitMQ keeps it twice. The server is killed in test_rabbitmq.py.
+    Load("pamqp", RabbitMQ, server_kills=0),
     Load(
         "azure.storage.queue",
         Azurite,

@@ -7,6 +7,7 @@ deliveries.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,9 @@ from tenure._queue.message import DeadMessage, LiveMessage, dead_message_of, liv
 
 PAGE = 200
 """Messages that are received at once."""
+
+SETTLING_LAG = 0.02
+"""Seconds after which a queue has written what was acknowledged or given back: that has no answer of the queue's own."""
 
 SHOWN_MAX = 200
 """Live messages that are looked at: each is written anew."""
@@ -77,7 +81,7 @@ class Browser:
     async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool) -> int:
         """Remove ready messages for good."""
         check_selection(which)
-        ready, _ = await self.count(queue)
+        ready = await self._most(queue)
         if replace(which, states=None) == LiveSelection():
             if dry_run or not ready:
                 return ready
@@ -93,19 +97,21 @@ class Browser:
     # --- dead letters ---
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
-        """Show dead letters."""
+        """Show dead letters: of as many pages as it takes to find *limit*, those with the lowest sequences."""
         which, dead = which.at(time.time()), dead_letters_of(queue)
         shown: list[FoundMessage] = []
         async with self._received(dead) as pages:
             async for page in pages(await self._most(dead)):
                 shown += [one for one in page if _is_dead(one, which)]
+                if len(shown) >= limit:
+                    break
         shown.sort(key=lambda one: one.facts.sequence)
         return [_dead(queue, one) for one in shown[:limit]]
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool, to: str | None) -> int:
         """Put dead letters back into *queue*, or into the queue *to*."""
         which, dead = which.at(time.time()), dead_letters_of(queue)
-        ready, _ = await self.count(dead)
+        ready = await self._most(dead)
         if dry_run and which == EVERYTHING:
             return ready if limit is None else min(ready, limit)
 
@@ -132,7 +138,7 @@ class Browser:
     async def purge_dead(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
         which, dead = which.at(time.time()), dead_letters_of(queue)
-        ready, _ = await self.count(dead)
+        ready = await self._most(dead)
 
         async def drop(one: FoundMessage) -> None:
             pass
@@ -142,6 +148,8 @@ class Browser:
     # --- both ---
 
     async def _most(self, queue: str) -> int:
+        """Return how many messages are ready, those included that were given back just now."""
+        await asyncio.sleep(SETTLING_LAG)
         return (await self.count(queue))[0]
 
     async def _remove(

@@ -201,7 +201,7 @@ def copied(
     """Return the properties of a copy of *found*, with these *facts* instead of its own."""
     properties = copy.copy(found.raw.properties)
     others = {
-        name: value
+        name: _encodable(value)
         for name, value in (properties.headers or {}).items()
         if not name.startswith(OURS) and name not in _SERVERS
     }
@@ -215,6 +215,18 @@ def copied(
     elif facts.expires_at is not None and facts.reason is None:
         properties.expiration = str(max(1, int((facts.expires_at - now) * 1_000)))
     return properties
+
+
+def _encodable(value: Any) -> Any:
+    """Return a header's value as pamqp writes it: it reads bytes, and writes byte arrays only."""
+    match value:
+        case bytes():
+            return bytearray(value)
+        case list():
+            return [_encodable(one) for one in value]
+        case dict():
+            return {name: _encodable(one) for name, one in value.items()}
+    return value
 
 
 def _headers_of(facts: Facts) -> dict[str, Any]:
@@ -265,6 +277,9 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     else:
         sent_at = (_count(headers.get(SENT_AT)) or sequence) / 1e6
     expires_at = _count(headers.get(EXPIRES_AT))
+    if expires_at is None and (properties.expiration or "").isdecimal():
+        # Of another program's message, it isn't known when its time began: if it is put back, it begins anew.
+        expires_at = int(now * 1e6) + int(properties.expiration or 0) * 1_000
     facts = Facts(
         sequence,
         sent_at,

@@ -28,7 +28,7 @@ from tenure._backends.rabbitmq.connection import AmqpError, ChannelLost, NotConf
 from tenure._backends.rabbitmq.delays import STEP, Delays, steps_of
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.impossible import check_messages, check_verdict, refuse
-from tenure._backends.rabbitmq.live import Browser
+from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
 from tenure._backends.rabbitmq.message_format import (
     DELAYED,
     FoundMessage,
@@ -100,9 +100,6 @@ BROWSE_WITHIN = 120.0
 
 DELAY_SLACK = 5.0
 """Seconds for which a queue counts as not empty after the last delay has ended, at least."""
-
-SETTLING_LAG = 0.02
-"""Seconds after which the server has taken the last acknowledgements off its count of consumers."""
 
 
 class RabbitBroker:
@@ -328,32 +325,63 @@ class RabbitBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
+        self._check_lock(lock)
+        subscription = self._subscriptions.get(queue)
+        waiting = None if subscription is None else subscription.claim_waiting(limit)
+        if waiting is not None:
+            channel, raws, is_more = waiting
+            now = time.time()
+            founds = [found_message(queue, raw, now) for raw in raws]
+            if queue.endswith(DEAD_SUFFIX) or not any(_may_be_dead(one) for one in founds):
+                return self._locked(channel, founds, now, lock, is_more=is_more)
+            return await self._client.run(partial(self._lock, queue, channel, founds, lock, is_more=is_more))
         return await self._client.run(partial(self._receive, queue, limit, lock))
 
-    async def _receive(self, queue: str, limit: int, lock: float) -> Claim:
-        most = self._client.consumer_timeout - TIMEOUT_MARGIN
-        if lock > most:
+    def _check_lock(self, lock: float) -> None:
+        if lock > self._client.consumer_timeout - TIMEOUT_MARGIN:
             raise ConfigError(
                 f"lock ({lock:g} s) must be shorter than the server's consumer_timeout "
                 f"({self._client.consumer_timeout:g} s); raise that on the server, and give its value as the option "
                 "consumer_timeout of the URL"
             )
+
+    async def _receive(self, queue: str, limit: int, lock: float) -> Claim:
         channel, raws, is_more = await self._subscription(queue).claim(limit)
         if channel is None or not raws:
             return Claim((), None)
-        now, local_now = time.time(), self._clock.now()
-        founds = [found_message(queue, raw, now) for raw in raws]
+        now = time.time()
+        return await self._lock(queue, channel, [found_message(queue, raw, now) for raw in raws], lock, is_more=is_more)
+
+    async def _lock(
+        self, queue: str, channel: HeldChannel, founds: list[FoundMessage], lock: float, *, is_more: bool
+    ) -> Claim:
+        """Lock those that are to be delivered; move the others to the dead letters."""
+        now = time.time()
         died: list[Died] = []
         if not queue.endswith(DEAD_SUFFIX):
             founds, died = await self._without_dead(queue, channel, founds, now, lock)
-        token = secrets.token_hex(8)
+        return self._locked(channel, founds, now, lock, is_more=is_more, died=died)
+
+    def _locked(
+        self,
+        channel: HeldChannel,
+        founds: Sequence[FoundMessage],
+        now: float,
+        lock: float,
+        *,
+        is_more: bool,
+        died: Sequence[Died] = (),
+    ) -> Claim:
+        token, local_now, loop_now = secrets.token_hex(8), self._clock.now(), self._client.home.time()
+        last_end = local_now + self._client.consumer_timeout - TIMEOUT_MARGIN - loop_now
         deliveries: list[Delivery] = []
-        loop_now = self._client.home.time()
         for found in founds:
-            held = HeldMessage(found, channel, local_now + lock, local_now + most - (loop_now - found.raw.at))
+            held = HeldMessage(found, channel, local_now + lock, last_end + found.raw.at)
             sequence = self._receipts.add(token, held)
             delivery = delivery_of(found, token, now + lock)
             deliveries.append(delivery if sequence == delivery.sequence else delivery._replace(sequence=sequence))
+        if deliveries:
+            self._receipts.watch(local_now + lock)
         return Claim(tuple(deliveries), 0.0 if is_more else None, tuple(died))
 
     async def _without_dead(
@@ -561,6 +589,11 @@ class RabbitBroker:
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Refuse."""
         refuse("inbox that remembers ids")
+
+
+def _may_be_dead(one: FoundMessage) -> bool:
+    """Return whether it takes more than a look at a message to know that it is to be delivered."""
+    return one.count > 1 or one.facts.expires_at is not None or DELAYED in (one.raw.properties.headers or {})
 
 
 class Hints(AsyncIterator[None]):

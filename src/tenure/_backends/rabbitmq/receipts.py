@@ -47,7 +47,7 @@ Key = tuple[str, int]
 
 
 class Receipts:
-    """The messages that this process holds. On the loop of the connections."""
+    """The messages that this process holds. They are added on any thread; all else is done on the connections' loop."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
@@ -64,8 +64,12 @@ class Receipts:
         while (token, sequence) in self._held:
             sequence += 1  # of another program's message that is equal to one before
         self._held[token, sequence] = held
-        self._wake_at(held.ends_at)
         return sequence
+
+    def watch(self, until: float) -> None:
+        """Look after the locks that end at *until*; on any thread."""
+        if self._timer is None or until < self._timer_at:
+            self._client.call_home(self._wake_at, until)
 
     def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
         """Return the message of a delivery whose lock has not ended."""

@@ -17,6 +17,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from tenure._backends.rabbitmq.client import NOT_FOUND, PRECONDITION_FAILED, Client
 from tenure._backends.rabbitmq.connection import AmqpError, ChannelLost, ConnectionLost, Delivered
@@ -112,6 +113,28 @@ class Subscription:
             taken = self._take(limit)
             return channel, taken, bool(self._buffer) and len(taken) < limit
 
+    def claim_waiting(self, limit: int) -> tuple[HeldChannel, list[Delivered], bool] | None:
+        """Do the same with what has come already, if anything has; on any thread, and without a request."""
+        channel = self._channel
+        if not self._buffer or not self._listeners or channel is None or channel.lost is not None:
+            return None
+        taken = self._take(limit)
+        if not taken or taken[0].channel is not channel.channel:
+            return None  # the channel is being replaced; the others are lost with the old one
+        missing = limit - len(taken)
+        if missing > channel.free_credit:
+            self._client.call_home(self._raise_credit, missing)
+        return channel, taken, bool(self._buffer) and missing > 0
+
+    def _raise_credit(self, wanted: int) -> None:
+        """Let consumers hold *wanted* more messages than they do."""
+        channel = self._channel
+        if channel is None or channel.lost is not None or not self._listeners or self._claiming.locked():
+            return
+        missing = wanted - len(self._buffer) - channel.free_credit
+        if missing > 0 and channel.standing < CONSUMERS_MAX:
+            channel.consume(missing)
+
     async def _claim_exactly(self, channel: HeldChannel, limit: int) -> None:
         await channel.retire()
         while len(self._buffer) < limit:
@@ -143,10 +166,10 @@ class Subscription:
     def _take(self, limit: int) -> list[Delivered]:
         taken: list[Delivered] = []
         size = 0
-        while self._buffer and len(taken) < limit and size < CLAIM_BYTES:
-            one = self._buffer.popleft()
-            taken.append(one)
-            size += len(one.body)
+        with suppress(IndexError):  # two threads may take the last ones
+            while len(taken) < limit and size < CLAIM_BYTES:
+                taken.append(self._buffer.popleft())
+                size += len(taken[-1].body)
         return taken
 
     async def _ready_channel(self) -> HeldChannel:
@@ -179,7 +202,10 @@ class Subscription:
         self._stale = None
         if not self._buffer:
             return
-        age = self._client.home.time() - self._buffer[0].at
+        try:
+            age = self._client.home.time() - self._buffer[0].at
+        except IndexError:
+            return
         if age >= KEPT:
             self._client.spawn(self.give_back_all(), "give-back")
         else:
@@ -193,8 +219,10 @@ class Subscription:
                 return
             try:
                 await channel.retire()
-                waiting = list(self._buffer)
-                self._buffer.clear()
+                waiting = []
+                with suppress(IndexError):  # one by one, as another thread may take some
+                    while True:
+                        waiting.append(self._buffer.popleft())
                 if waiting:
                     await self._give_back(channel, waiting)
             except (AmqpError, TimeoutError, TenureError):
