@@ -37,6 +37,7 @@ IMPORTED = {
     "kubernetes": "aiohttp, yaml, tenure._backends.kubernetes",
     "zookeeper": "kazoo, puresasl, tenure._backends.zookeeper",
     "postgres": "tenure.backends.postgres, asyncpg",
+    "rabbitmq": "pamqp, tenure.backends.rabbitmq, tenure._backends.rabbitmq",
     "redis": "redis, hiredis",
     "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",
 }

@@ -62,6 +62,7 @@ NOT_QUICK = [
     "cli/test_leases_only.py",
     "cli/test_live.py",
     "cli/test_me.py",
+    "cli/test_queues_only.py",
     "cli/test_send_lines.py",
     "unit/test_names.py",
     "unit/test_peers_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",

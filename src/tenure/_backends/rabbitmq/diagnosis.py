@@ -31,13 +31,12 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
         Fact("server", f"RabbitMQ {version}, cluster {cluster}", advice),
         Fact("virtual host", client.address.vhost),
         Fact("login", client.address.username, _login_advice(client)),
-        Fact("queues", str(len(names)), "queues that only other programs use are not counted"),
+        Fact("queues", f"{len(names)}, without those that only other programs use"),
         Fact(
             "heartbeat",
-            f"{connection.heartbeat:g} s",
-            f"a process that hangs keeps its messages for up to {3 * connection.heartbeat:g} s",
+            f"{connection.heartbeat:g} s: a process that hangs keeps its messages for up to three times as long",
         ),
-        Fact("consumer_timeout", f"{client.consumer_timeout:g} s", "as the URL says: no handler runs for longer"),
+        Fact("consumer_timeout", f"{client.consumer_timeout:g} s, as the URL says: no handler runs for longer"),
     ]
 
 

@@ -32,7 +32,7 @@ PAGE = 200
 """Messages that are received at once."""
 
 SETTLING_LAG = 0.02
-"""Seconds after which a queue has written what was acknowledged or given back: that has no answer of the queue's own."""
+"""Seconds after which a queue has written what was acknowledged or given back, which it does not answer itself."""
 
 SHOWN_MAX = 200
 """Live messages that are looked at: each is written anew."""

@@ -44,6 +44,11 @@ def amqp_name(queue: str) -> str:
     return f"{rest}-x{hashlib.sha256(queue.encode()).hexdigest()[:20]}"
 
 
+def dead_letters_name(queue: str) -> str:
+    """Return RabbitMQ's name for the queue of the dead letters of *queue*."""
+    return amqp_name(queue) + DEAD
+
+
 def delay_name(level: int) -> str:
     """Return the name of the exchange, and of the queue, of a *level* of delays."""
     return f"{OURS}delay:{level:02d}"
