@@ -266,10 +266,10 @@ async def test_a_lost_connection_is_a_lost_lock_and_cancels_the_handler(name: st
                     raise
 
         async with tenure.connect(f"amqp://{proxy.host}:{proxy.port}/") as backend:
-            queue = backend.queue(name, lock=3.0)
+            queue = backend.queue(name, lock=30.0)  # renewed more often than that would need
             await queue.send(b"a")
             consuming = asyncio.create_task(queue.consume(handle))
-            await asyncio.wait_for(cancelled.wait(), 10)
+            await asyncio.wait_for(cancelled.wait(), 5)
             await until(lambda: len(counts) == 2)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
