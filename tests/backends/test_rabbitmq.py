@@ -320,6 +320,29 @@ async def test_no_lock_is_renewed_beyond_the_servers_limit(name: str) -> None:
         await backend.close()
 
 
+async def test_the_servers_own_limit_is_learned(name: str) -> None:
+    """A message that is held for longer costs its channel, once."""
+    with private(RabbitMQ, options=(("consumer_timeout", "3000"),)) as server:
+        server.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 1000).")  # it looks once a minute else
+        backend = rabbitmq.open(Url.parse(server.url))
+        broker = backend.broker
+        try:
+            await broker.send(name, [Outgoing(b"a")])
+            [got] = (await broker.receive(name, 1, 60.0)).deliveries
+
+            async def is_lost() -> bool:
+                return list(await broker.renew([got], 60.0)) == [LAPSED]
+
+            await until(is_lost, within=30)
+            with pytest.raises(ConfigError, match=r"consumer_timeout \(3 s\)"):
+                await broker.receive(name, 1, 60.0)
+            [again] = await until_found(lambda: received(broker, name))
+            assert again.delivery_count == 2
+            assert await broker.settle([Settlement(again, COMPLETE)]) == [Settled()]
+        finally:
+            await backend.close()
+
+
 async def received(broker: Any, name: str) -> Any:
     return (await broker.receive(name, 1, 2.0)).deliveries
 

@@ -35,6 +35,9 @@ Purpose = Literal["sending", "receiving"]
 NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 405, 406
 """Reply codes of AMQP that callers handle."""
 
+IDLE_MAX = 4
+"""Channels that are kept for further requests: to open and close one takes longer than most requests."""
+
 
 def translate(error: Exception, url: Url, address: Address, timeout: float, *, worked: bool) -> TenureError:
     """Turn an error of the connection or the server into one of ours.
@@ -91,6 +94,7 @@ class Client:
         self._connections: dict[Purpose, AmqpConnection] = {}
         self._connecting: dict[Purpose, asyncio.Task[AmqpConnection]] = {}
         self._sending: AmqpChannel | None = None
+        self._idle: list[AmqpChannel] = []  # for the next requests
         self._tasks = Tasks()
         self._worked = False
         self._closed = False
@@ -199,12 +203,20 @@ class Client:
 
     async def request(self, *methods: Any) -> list[Any]:
         """Return the answers to *methods*, on a channel of their own: a refusal ends the channel."""
-        channel = await (await self.connection("receiving")).channel()
+        channel = self._idle.pop() if self._idle else None
+        if channel is None or channel.lost is not None:
+            channel = await (await self.connection("receiving")).channel()
+        answers = [channel.request(method) for method in methods]
         try:
-            answers = [channel.request(method) for method in methods]
-            return [await answer for answer in answers]
-        finally:
+            found = [await answer for answer in answers]
+        except BaseException:
             channel.begin_close()
+            raise
+        if channel.lost is None and len(self._idle) < IDLE_MAX:
+            self._idle.append(channel)
+        else:
+            channel.begin_close()
+        return found
 
     async def close(self) -> None:
         """Close the connections."""
