@@ -222,8 +222,10 @@ class Client:
         """Close the connections."""
         self._closed = True
         await self._tasks.cancel_all()
-        for task in list(self._connecting.values()):
+        connecting = list(self._connecting.values())
+        for task in connecting:
             task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
         for connection in list(self._connections.values()):
             await connection.close()
         self._connections.clear()

@@ -190,6 +190,7 @@ class Browser:
             left = [one.raw for one in pages.held.values()]
             if left:
                 await self._settling.give_back(queue, channel, left)
+                await asyncio.sleep(SETTLING_LAG)  # so that they are counted when this returns
         finally:
             channel.channel.begin_close()
 

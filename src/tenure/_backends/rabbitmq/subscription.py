@@ -33,8 +33,11 @@ KEPT = 1.0
 LISTEN_AGAIN = 0.25
 """Seconds until a consumer is begun again after its channel was lost."""
 
-CONSUMERS_MAX = 8
-"""Consumers that stand at once; then one takes the place of all."""
+SINGLY = 8
+"""Messages that are taken one by one, while nobody listens."""
+
+CONSUMERS_MAX = 32
+"""Consumers that stand at once: each adds to what the others may hold."""
 
 _TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
 
@@ -139,10 +142,12 @@ class Subscription:
         await channel.retire()
         while len(self._buffer) < limit:
             missing = min(limit - len(self._buffer), await channel.arrived())
-            if missing <= 0:
-                # The count is not that of the log, in which earlier verdicts of this process stand.
-                if not await channel.get():
-                    return
+            if missing <= SINGLY:
+                # One by one: of few, others may take some meanwhile, and a consumer that is ended with credit left may
+                # have a message counted. And the count is not that of the log, in which earlier verdicts stand.
+                while len(self._buffer) < limit:
+                    if not await channel.get():
+                        return
                 continue
             goal = len(self._buffer) + missing
             tag, begun = channel.consume(missing)
@@ -153,10 +158,7 @@ class Subscription:
 
     async def _claim_standing(self, channel: HeldChannel, limit: int) -> None:
         missing = limit - len(self._buffer) - channel.free_credit
-        if missing > 0 and channel.standing >= CONSUMERS_MAX:
-            await channel.retire()
-            missing = limit - len(self._buffer)
-        if missing > 0:
+        if missing > 0 and channel.standing < CONSUMERS_MAX:
             begun = channel.consume(missing)[1]
             if not self._buffer:
                 await begun
