@@ -5,7 +5,17 @@ from __future__ import annotations
 import runpy
 import sys
 
-KNOWN = ("queue", "consuming", "election", "coordinators", "peers", "redis_queue", "postgres_queue")
+KNOWN = (
+    "queue",
+    "consuming",
+    "election",
+    "coordinators",
+    "peers",
+    "redis_queue",
+    "postgres_queue",
+    "nats_queue",
+    "rabbit_queue",
+)
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in KNOWN:

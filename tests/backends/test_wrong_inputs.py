@@ -20,6 +20,7 @@ from tests.servers import (
     Azurite,
     Etcd,
     Kubernetes,
+    Nats,
     Postgres,
     Redis,
     ZooKeeper,
@@ -54,7 +55,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 FORKING = """
 import json, os, sys, threading
-import tenure._backends.azure_storage, tenure._backends.etcd, tenure._backends.kubernetes
+import tenure._backends.azure_storage, tenure._backends.etcd, tenure._backends.kubernetes, tenure._backends.nats
 import tenure._backends.postgres, tenure._backends.redis
 import tenure.cli, tenure._cli.group
 import tenure._backends.zookeeper
@@ -451,12 +452,97 @@ def test_zookeeper_has_no_queues(says: Says, command: str) -> None:
     says(command, "zookeeper://127.0.0.1:1", code=78, words=["has elections, but no queues"])
 
 
-@pytest.mark.parametrize("kind", [Postgres, Redis, Azurite, Etcd])
+@pytest.mark.parametrize("kind", [Postgres, Redis, Azurite, Etcd, Nats])
 @pytest.mark.parametrize("command", EVERY)
-def test_an_unknown_option(says: Says, kind: type[Postgres | Redis | Azurite | Etcd], command: str) -> None:
+def test_an_unknown_option(says: Says, kind: type[Postgres | Redis | Azurite | Etcd | Nats], command: str) -> None:
     url = url_of(kind)
     more = "&" if "?" in url else "?"
     says(command, f"{url}{more}timout=1", code=78, words=["no option 'timout'", "did you mean 'timeout'?"])
+
+
+# --- NATS --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded_nats(authority: Authority) -> Iterator[Nats]:
+    with private(Nats, password=SECRET, authority=authority) as server:
+        yield server
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_nats_with_a_wrong_password(says: Says, guarded_nats: Nats, command: str) -> None:
+    url = guarded_nats.url.replace(SECRET, OTHER)
+    says(command, url, code=78, words=["refused the login", "check user, password, token or creds in the URL"])
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_nats_without_a_login(says: Says, guarded_nats: Nats, command: str) -> None:
+    url = guarded_nats.url.replace(f"root:{SECRET}@", "")
+    says(command, url, code=78, words=["refused the login", "check user, password, token or creds in the URL"])
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_nats_with_the_wrong_authority(
+    says: Says, guarded_nats: Nats, wrong_authority: Authority, command: str
+) -> None:
+    url = f"{guarded_nats.url.partition('?')[0]}?ca={wrong_authority.certificate}"
+    says(command, url, code=78, words=["can't be reached by TLS", "check tls, ca, cert and key"])
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_nats_without_the_authority_that_it_needs(says: Says, guarded_nats: Nats, command: str) -> None:
+    url = guarded_nats.url.partition("?")[0]  # the server requires TLS, and gets it unasked
+    says(command, url, code=78, words=["can't be reached by TLS", "check tls, ca, cert and key"])
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_nats_that_has_no_tls(says: Says, authority: Authority, command: str) -> None:
+    url = f"nats://root:{SECRET}@127.0.0.1:{shared(Nats).port}/?ca={authority.certificate}"
+    says(command, url, code=78, words=["can't be reached by TLS", "secure connection not available"])
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_nats_without_jetstream(says: Says, command: str) -> None:
+    says(command, shared(Nats, jetstream=False).url, code=78, words=["has no JetStream", "start it with -js"])
+
+
+@pytest.mark.parametrize("command", LEADING)
+def test_nats_with_another_domain(says: Says, command: str) -> None:
+    says(command, f"{url_of(Nats)}?domain=hub", code=78, words=["has no JetStream", "the option domain"])
+
+
+@pytest.mark.parametrize("command", ["lead", "send"])
+def test_nats_alone_with_replicas(says: Says, command: str) -> None:
+    words = ["can't keep a stream on so many servers", "lower the option replicas"]
+    says(command, f"{url_of(Nats)}?replicas=3&prefix=many", code=78, words=words)
+
+
+@pytest.mark.parametrize("name", ["ca", "cert", "creds", "nkey"])
+def test_nats_with_a_file_that_is_not_there(says: Says, name: str) -> None:
+    says("doctor", f"nats://a?{name}=/nowhere", code=78, words=[f"{name}=/nowhere", "No such file"])
+
+
+def test_nats_that_is_not_there(says: Says) -> None:
+    url = f"nats://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/"
+    says("doctor", url, code=69, words=["can't be reached: Connection refused", "check hosts and ports"])
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nats:/orders", ["names no host", "write nats://"]),
+        ("nats://a:port", ["no host:port", "percent-encode"]),
+        ("nats://a/orders", ["has a path", "?prefix=tenure"]),
+        ("nats://a?prefx=orders", ["no option 'prefx'", "did you mean 'prefix'?"]),
+        ("nats://a?prefix=a.b", ["prefix must be one word", "not 'a.b'"]),
+        ("nats://a?replicas=7", ["replicas must be from 1 to 5, not 7", "try replicas=3"]),
+        ("nat://a", ["no backend serves 'nat'", "did you mean 'nats'?"]),
+        (f"nats://a:{SECRET}/x@b", ["no host:port"]),
+    ],
+)
+@pytest.mark.parametrize("command", LEADING)
+def test_nats_with_a_wrong_url(says: Says, command: str, url: str, words: list[str]) -> None:
+    says(command, url, code=78, words=words)
 
 
 # --- Kubernetes --------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class RabbitQueueHarness(QueueHarness):
     counts_bytes = True
     lock = 2.0
     backlog = 300
+    any_client_settles = False
+    long = 5.0
     options: ClassVar[Sequence[tuple[str, str]]] = ()
     """The server's options; other options start another server."""
 

@@ -11,7 +11,7 @@ from textwrap import indent
 
 import pytest
 
-from tests.servers import Etcd, Kubernetes, Postgres, RabbitMQ, ZooKeeper, url_of
+from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, ZooKeeper, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker"}  # run by the tests of its server
@@ -24,6 +24,7 @@ WHOLE = (
     "CONTRIBUTING.md",
     "docs/etcd.md",
     "docs/kubernetes.md",
+    "docs/nats.md",
     "docs/postgresql.md",
     "docs/rabbitmq.md",
     "docs/sqlite.md",
@@ -50,6 +51,8 @@ PRINTS = {
     "exactly_once": r"2 receipts\nthe balance is 12\n",
     "leader_settings": r"(10\.0\.0\.1:8080 leads\n|page written in term 1\n)+now the leader is None\n",
     "kubernetes_leader": r"leading nightly-report in term \d+\nled by None\n",
+    "nats_worker": r"order (17|19) is served, delivery 1\norder (17|19) is served, delivery 1\n"
+    r"dead: eighteen, not a number \(the order was 'eighteen'\)\n",
     "etcd_leader": r"leading nightly-report in term \d+, a revision of etcd\nled by None\n",
     "zookeeper_leader": r"leading nightly-report in term \d+, a zxid of ZooKeeper\nled by None\n",
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
@@ -70,6 +73,7 @@ PASS = {"test_takeover": 20, "test_handlers": 5}
 """How many tests of an example of a test pass, with 20 seeds."""
 
 LOGS = {
+    "nats_worker": r"orders: message .*: moved to the dead letters \(not a number\)\n",
     "consume_settings": r"((calls: message |Traceback |  |ValueError: ).*\n)+",
     "consume_threads": r"orders: message 'order-2', delivery 1: moved to the dead letters .*\n",
     "typed_bodies": r"orders: message .*: its handler failed .*\norders: message .*: moved to the dead letters .*\n",
@@ -108,6 +112,8 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         environment["TENURE_URL"] = url_of(Kubernetes)
     if example.stem == "etcd_leader":
         environment["TENURE_URL"] = f"{url_of(Etcd)}?prefix=jobs/"
+    if example.stem == "nats_worker":
+        environment["TENURE_URL"] = f"{url_of(Nats)}?prefix=shop"
     if example.stem == "rabbitmq_worker":
         environment["TENURE_URL"] = url_of(RabbitMQ)
     if example.stem == "zookeeper_leader":

@@ -16,7 +16,7 @@ import pytest
 
 from tenure.testing import until
 from tests.process.process_states import children_of, is_alive
-from tests.servers import Azurite, Etcd, Kubernetes, Postgres, Redis, ZooKeeper, url_of
+from tests.servers import Azurite, Etcd, Kubernetes, Nats, Postgres, Redis, ZooKeeper, url_of
 
 pytestmark = [
     pytest.mark.process,
@@ -105,10 +105,12 @@ def test_a_worker_and_the_leader_are_killed_and_the_result_is_right(
 
 
 @pytest.mark.parametrize(
-    ("kind", "ttl"), [(Redis, 2.0), (Postgres, 2.0), (Azurite, 15.0)], ids=lambda given: getattr(given, "__name__", "")
+    ("kind", "ttl"),
+    [(Redis, 2.0), (Postgres, 2.0), (Nats, 2.0), (Azurite, 15.0)],
+    ids=lambda given: getattr(given, "__name__", ""),
 )
 def test_it_runs_on_a_server_with_the_shortest_lease_that_this_allows(
-    start: Start, kind: type[Redis | Postgres | Azurite], ttl: float
+    start: Start, kind: type[Redis | Postgres | Nats | Azurite], ttl: float
 ) -> None:
     url = url_of(kind)
     if kind is Postgres:

@@ -17,19 +17,24 @@ import tenure
 import tenure.sync
 from tenure.events import BrokerAnswered, BrokerAwaited, Event
 from tenure.testing import until
-from tests.servers import Azurite, Postgres, Redis, Server, private
+from tests.servers import Azurite, Nats, Postgres, Redis, Server, private
 
 pytestmark = pytest.mark.process
 
 WITHIN = 60.0
 
-DRIVERS = {Redis.scheme: "redis", Postgres.scheme: "asyncpg", Azurite.scheme: "azure.storage.queue"}
+DRIVERS = {
+    Redis.scheme: "redis",
+    Postgres.scheme: "asyncpg",
+    Nats.scheme: "nats",
+    Azurite.scheme: "azure.storage.queue",
+}
 
 
-@pytest.mark.parametrize("kind", [Redis, Postgres, Azurite], ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", [Redis, Postgres, Nats, Azurite], ids=lambda kind: str(kind.__name__))
 def test_consumers_wait_for_a_server_that_starts_later(kind: type[Server], caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip(DRIVERS[kind.scheme])
-    has_sessions = kind.scheme != Azurite.scheme
+    has_sessions = kind.scheme not in (Azurite.scheme, Nats.scheme)
     with private(kind) as server:
 
         async def send() -> None:

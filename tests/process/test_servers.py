@@ -21,6 +21,8 @@ from tests.servers import (
     Azurite,
     Etcd,
     EtcdCluster,
+    Nats,
+    NatsCluster,
     Postgres,
     Redis,
     Server,
@@ -42,13 +44,14 @@ def say(server: Server, question: bytes) -> bytes | None:
 
 @pytest.mark.parametrize(
     "kind",
-    [Redis, Postgres, Azurite, Etcd, EtcdCluster, ZooKeeper, ZooKeeperEnsemble],
+    [Redis, Postgres, Azurite, Etcd, EtcdCluster, Nats, NatsCluster, ZooKeeper, ZooKeeperEnsemble],
     ids=lambda kind: str(kind.__name__),
 )
 def test_a_server_starts_stops_and_starts_again(kind: type[Startable]) -> None:
     server = private(kind)
     try:
-        assert server.url.startswith(("redis://", "postgresql://", "azurite://", "etcd://", "zookeeper://"))
+        schemes = ("redis://", "postgresql://", "azurite://", "etcd://", "nats://", "zookeeper://")
+        assert server.url.startswith(schemes)
         server.stop()
         server.start()
         server.kill()

@@ -11,7 +11,7 @@ import pytest
 
 from tenure._backends import postgres
 from tests.process.store_elections import Act, Load, elect_through_faults, late
-from tests.servers import Postgres, Redis, private
+from tests.servers import Nats, Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -20,8 +20,8 @@ FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
 ROUNDS, LOAD = (8, Load(names=50, ttl=2.0)) if FULL else (1, Load(names=20, ttl=4.0))
 
 
-@pytest.mark.parametrize("kind", [Redis, Postgres], ids=lambda kind: str(kind.__name__))
-async def test_never_two_leaders_and_never_none_for_long(kind: type[Redis] | type[Postgres]) -> None:
+@pytest.mark.parametrize("kind", [Redis, Postgres, Nats], ids=lambda kind: str(kind.__name__))
+async def test_never_two_leaders_and_never_none_for_long(kind: type[Redis] | type[Postgres] | type[Nats]) -> None:
     with private(kind) as server:
         if isinstance(server, Postgres):
             await postgres.migrate(server.url)

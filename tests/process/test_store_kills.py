@@ -26,7 +26,7 @@ from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tests.servers import Azurite, Postgres, RabbitMQ, Redis, private
+from tests.servers import Azurite, Nats, Postgres, RabbitMQ, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -38,7 +38,7 @@ class Load:
     """The load and the kills for a kind of server. Times in seconds."""
 
     driver: str
-    server: type[Azurite] | type[Postgres] | type[RabbitMQ] | type[Redis]
+    server: type[Azurite] | type[Nats] | type[Postgres] | type[RabbitMQ] | type[Redis]
     messages: int = 20_000 if FULL else 2_000
     kills: int = 40 if FULL else 6
     server_kills: int = 3 if FULL else 1
@@ -52,6 +52,7 @@ class Load:
 LOADS = [
     Load("asyncpg", Postgres),
     Load("redis", Redis),
+    Load("nats", Nats),
     # A send without an answer can't be repeated: RabbitMQ keeps it twice. The server is killed in test_rabbitmq.py.
     Load("pamqp", RabbitMQ, server_kills=0),
     Load(

@@ -13,7 +13,7 @@ import pytest
 
 import tenure
 import tenure.sync
-from tests.servers import Postgres, Redis, private
+from tests.servers import Nats, Postgres, Redis, private
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.process
@@ -52,8 +52,8 @@ def line_with(stream: Any, *texts: str) -> str:
     raise AssertionError(f"it ended without a line with {texts}")
 
 
-@pytest.mark.parametrize("kind", [Redis, Postgres], ids=lambda kind: kind.__name__)
-def test_they_wait_for_a_server_and_outlive_its_restarts(start: Start, kind: type[Redis | Postgres]) -> None:
+@pytest.mark.parametrize("kind", [Redis, Postgres, Nats], ids=lambda kind: kind.__name__)
+def test_they_wait_for_a_server_and_outlive_its_restarts(start: Start, kind: type[Redis | Postgres | Nats]) -> None:
     with private(kind) as server:
         if kind is Postgres:
             subprocess.run([sys.executable, "-m", "tenure.cli", "migrate", server.url], check=True, capture_output=True)

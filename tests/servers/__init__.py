@@ -11,8 +11,9 @@
 
 If a server isn't installed, the test is skipped, with the name of the package; under ``TENURE_REQUIRE`` it fails.
 ``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL``, ``TENURE_TEST_ETCD_URL``,
-``TENURE_TEST_ZOOKEEPER_URL`` and ``TENURE_TEST_AMQP_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` another
-program to start as etcd, ``TENURE_TEST_RABBITMQ`` the folder of another RabbitMQ's programs.
+``TENURE_TEST_ZOOKEEPER_URL``, ``TENURE_TEST_NATS_URL`` and ``TENURE_TEST_AMQP_URL`` name servers to be used instead;
+``TENURE_TEST_ETCD`` and ``TENURE_TEST_NATS`` other programs to start as etcd and as nats-server;
+``TENURE_TEST_RABBITMQ`` the folder of another RabbitMQ's programs.
 
 ``Kubernetes`` is a double of the Lease API. ``TENURE_TEST_KUBE_APISERVER`` names a real kube-apiserver, on which
 the same tests run, too.
@@ -22,6 +23,7 @@ from tests.servers.azurite import Azurite
 from tests.servers.certificates import Authority
 from tests.servers.etcd import Etcd, EtcdCluster
 from tests.servers.kubernetes import KubeApiserver, Kubernetes
+from tests.servers.nats import Nats, NatsCluster
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
 from tests.servers.rabbitmq import RabbitMQ
@@ -37,6 +39,8 @@ __all__ = [
     "EtcdCluster",
     "KubeApiserver",
     "Kubernetes",
+    "Nats",
+    "NatsCluster",
     "Postgres",
     "RabbitMQ",
     "Redis",

@@ -53,7 +53,7 @@ def test_the_lowest_versions_are_the_bounds_of_pyproject() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     runtime = [
         each
-        for extra in ("azure", "cli", "etcd", "kubernetes", "postgres", "redis", "zookeeper")
+        for extra in ("azure", "cli", "etcd", "kubernetes", "nats", "postgres", "redis", "zookeeper")
         for each in extras[extra]
     ]
     bounds = {re.split(r"[\[>]", each)[0]: each.partition(">=")[2] for each in runtime}

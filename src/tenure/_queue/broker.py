@@ -76,7 +76,7 @@ class QueueTraits:
     survives_restart: bool = True
     """Whether messages outlive the store's process."""
     connection_bound: bool = False
-    """Whether a lock ends with the connection of its process, and no other process can settle the message."""
+    """Whether a lock ends with the connection of its process."""
 
 
 @dataclass(frozen=True, slots=True)

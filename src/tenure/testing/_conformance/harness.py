@@ -263,6 +263,8 @@ class QueueHarness(ABC):
     traits: ClassVar[QueueTraits]
     lock: ClassVar[float] = 10.0
     """The length of a lock in the tests, in seconds; short where time is real, as tests wait for its end."""
+    long: ClassVar[float] = 20.0
+    """How many times as long as a lock a test waits to see that nothing happens; little where time is real."""
     answer_within: ClassVar[float] = 10.0
     """The longest time of a request, in real seconds, while the broker is unreachable."""
     backlog: ClassVar[int] = 3_000
@@ -273,6 +275,8 @@ class QueueHarness(ABC):
     """The bytes of messages that a full broker may still accept, from a reserve."""
     drains_when_full: ClassVar[bool] = True
     """Whether a full broker still delivers and settles its messages; else it may refuse, and change nothing."""
+    any_client_settles: ClassVar[bool] = True
+    """Whether a lock is the store's alone: any client can settle the delivery, also after a restart of the broker."""
     is_exact: ClassVar[bool] = False
     """Whether time passes for locks only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()

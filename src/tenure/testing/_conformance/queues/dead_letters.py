@@ -43,7 +43,7 @@ class DeadLetterTests(QueueSuite):
         got = await receive(broker, name, harness)
         assert await settle(broker, got, DeadLetter("unreadable", "no JSON", ERROR)) == [Settled()]
         assert await broker.stats(name) == Stats(dead=1)
-        await harness.pass_time(harness.lock * 20)  # nothing expires there
+        await harness.pass_time(harness.lock * harness.long)  # nothing expires there
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.queue, dead.sequence, dead.id, dead.body) == (name, got[0].sequence, "x", b"bad")
         assert (dict(dead.headers), dead.reply_to) == ({"n": 1}, "r")

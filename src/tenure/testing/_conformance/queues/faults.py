@@ -54,6 +54,8 @@ class BrokerFaultSuite(QueueSuite):
     async def test_a_lost_claim_comes_again_when_its_lock_ends(self, harness: QueueHarness, name: str) -> None:
         needs_fault(harness, "lose_answer")
         broker, other = await harness.open(), await harness.open()
+        await send(broker, name, b"before")
+        assert await settle(broker, await receive(broker, name, harness), COMPLETE) == [Settled()]  # so all is there
         await send(broker, name, b"a")
         async with harness.lose_answer(broker):
             with pytest.raises(Unavailable):
@@ -110,7 +112,9 @@ class BrokerFaultSuite(QueueSuite):
         async with harness.lose_answer(broker):
             with pytest.raises(Unavailable):
                 await broker.renew(got, harness.lock)
-        await harness.pass_time(harness.lock * 0.6)
+        # Where a lock is what the client can prove to the store, it must repeat that before the end.
+        if harness.any_client_settles or harness.traits.connection_bound:
+            await harness.pass_time(harness.lock * 0.6)
         assert await receive(other, name, harness) == []  # the renewal did count
         assert isinstance((await broker.renew(got, harness.lock))[0], Renewed)
 
@@ -369,10 +373,16 @@ class BrokerFaultSuite(QueueSuite):
             await self._after_a_restart_without_locks(harness, broker, name, settings)
             return
         after = await broker.stats(name)
-        assert (after.ready, after.locked, after.delayed, after.dead) == (1, 1, 1, 1)
-        assert (before.ready, before.locked, before.delayed, before.dead) == (1, 1, 1, 1)
+        if harness.traits.exact_stats:
+            assert (after.ready, after.locked, after.delayed, after.dead) == (1, 1, 1, 1)
+            assert (before.ready, before.locked, before.delayed, before.dead) == (1, 1, 1, 1)
         assert await broker.settings(name) == settings
         await broker.send(name, [Outgoing(b"again", id="a")])  # still known
+        if not harness.any_client_settles:  # both come again when the lock of the first has ended, or before that
+            assert await settle(broker, got, COMPLETE) == [LAPSED]
+            await harness.pass_time(harness.lock * LATE)
+            assert sorted(bodies(await receive(broker, name, harness))) == [b"a", b"b"]
+            return
         assert bodies(await receive(broker, name, harness)) == [b"b"]
         assert await settle(broker, got, COMPLETE) == [Settled()]  # a lock is the store's, not the connection's
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)

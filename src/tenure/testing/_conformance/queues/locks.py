@@ -407,7 +407,7 @@ class LockExpirySuite(QueueSuite):
         [letter] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (letter.reason, letter.delivery_count) == (EXPIRED, 1)
         assert await broker.redrive(name, EVERYTHING, None) == 1
-        await harness.pass_time(harness.lock * 9)  # put back, it has no ttl
+        await harness.pass_time(harness.lock * harness.long)  # put back, it has no ttl
         assert bodies(await receive(broker, name, harness)) == [b"a"]
 
     async def test_a_message_of_a_session_expires_from_every_state(self, harness: QueueHarness, name: str) -> None:

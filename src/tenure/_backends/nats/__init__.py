@@ -1,0 +1,44 @@
+"""Leases and queues in NATS JetStream 2.9 and later: ``nats://host:4222/?prefix=tenure``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.nats.address import Options, address_of
+from tenure._backends.nats.client import Client
+from tenure._backends.nats.diagnosis import diagnose
+from tenure._backends.nats.leases import TRAITS, NatsLeases
+from tenure._backends.nats.queue import QUEUE_TRAITS, NatsBroker
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock, SystemClock
+from tenure._url import Url
+
+__all__ = ["QUEUE_TRAITS", "TRAITS", "NatsBackend", "NatsBroker", "NatsLeases", "Options", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> NatsBackend:
+    """Open the NATS that *url* names; the first request connects.
+
+    Raises:
+        ConfigError: The URL names no server, or an option is unknown or doesn't fit.
+    """
+    return NatsBackend(Client(address_of(url), url.options(Options)), clock or SystemClock())
+
+
+class NatsBackend:
+    """A NATS in use."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self.leases: NatsLeases = NatsLeases(client, clock)
+        self.broker: NatsBroker = NatsBroker(client, clock)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Return facts about the servers."""
+        return await diagnose(self._client)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.leases.close()
+        await self.broker.close()
+        await self._client.close()

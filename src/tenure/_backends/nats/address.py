@@ -1,0 +1,118 @@
+"""The address of a NATS: its servers, the login, and the options of the URL."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+PORT = 4_222
+_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+_WORD = re.compile(r"[A-Za-z0-9-]+")
+_PREFIX_MAX = 90
+_REPLICAS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``nats:`` URL.
+
+    Args:
+        timeout: Seconds that a request may take, connecting included.
+        prefix: The first word of every subject, and of the names of all streams.
+        replicas: On how many servers of a cluster each stream is kept, when tenure makes it.
+        domain: The JetStream domain, if it is not the one of the servers.
+        creds: A file with the user's credentials (JWT and seed).
+        nkey: A file with the user's NKey seed.
+        tls: Whether to insist on TLS; a server that requires it gets it in any case.
+        ca: A file with the certificates to trust, instead of the system's.
+        cert: A file with the client's certificate, if the servers require one.
+        key: A file with its key.
+    """
+
+    timeout: float = 5.0
+    prefix: str = "tenure"
+    replicas: int = 1
+    domain: str | None = None
+    creds: str | None = None
+    nkey: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.timeout <= 60.0:
+            raise ConfigError(f"timeout must be from 0.01 to 60 seconds, not {self.timeout:g}; try timeout=5")
+        for name, value in (("prefix", self.prefix), ("domain", self.domain)):
+            if value is not None and not _WORD.fullmatch(value):
+                raise ConfigError(
+                    f"{name} must be one word of letters, digits and '-', not {value!r}; try {name}=tenure"
+                )
+        if len(self.prefix) > _PREFIX_MAX:
+            raise ConfigError(f"prefix must have at most {_PREFIX_MAX} characters, not {len(self.prefix)}")
+        if not 1 <= self.replicas <= _REPLICAS_MAX:
+            raise ConfigError(f"replicas must be from 1 to {_REPLICAS_MAX}, not {self.replicas}; try replicas=3")
+        if self.key and not self.cert:
+            raise ConfigError("key= names the key of a client's certificate, and cert= is missing; name both files")
+        if self.creds and self.nkey:
+            raise ConfigError("creds= and nkey= are two logins; give one of them")
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether a connection without TLS is not enough."""
+        return self.tls or bool(self.ca or self.cert)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The servers of a NATS, and the login."""
+
+    servers: tuple[str, ...]
+    """Each as ``host:port``."""
+    username: str | None
+    password: str | None = field(repr=False)
+    token: str | None = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"nats://{','.join(self.servers)}"
+
+
+def address_of(url: Url) -> Address:
+    """Return the address that *url* names.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    form = "write nats://[user:password@]host[:port][,host[:port]…]/?prefix=tenure"
+    parts = urlsplit(url.written)
+    login, at, hosts = parts.netloc.rpartition("@")
+    servers = tuple(dict.fromkeys(_server(written, url, form) for written in hosts.split(",")))
+    if parts.path.strip("/"):
+        raise ConfigError(f"{str(url)!r} has a path, and NATS has none; {form}")
+    user, colon, password = login.partition(":")
+    if at and not user:
+        raise ConfigError(f"{str(url)!r} has an @, but no login before it; {form}, or nats://TOKEN@host")
+    if colon and not password:
+        raise ConfigError(f"{str(url)!r} has a user, but no password; {form}")
+    if not at:
+        return Address(servers, None, None, None)
+    if not colon:
+        return Address(servers, None, None, unquote(user))
+    return Address(servers, unquote(user), unquote(password), None)
+
+
+def _server(written: str, url: Url, form: str) -> str:
+    if not written:
+        raise ConfigError(f"{str(url)!r} names no host, or an empty one; {form}")
+    found = _PLACE.fullmatch(written)
+    if not found or int(found["port"] or PORT) not in range(1, 65_536):
+        # Without the text: it may be part of a password that is not percent-encoded.
+        raise ConfigError(
+            f"{str(url)!r} has a server that is no host:port; {form}, and percent-encode the special characters of the "
+            "password"
+        )
+    return f"{found['host']}:{found['port'] or PORT}"

@@ -1,0 +1,280 @@
+"""One connection to a NATS server, and the answers that come over it.
+
+nats-py would reconnect by itself, and send later what was given up meanwhile. Here a connection that is lost ends: all
+that waits for an answer is told so, and the client opens another one for the next request. So every request belongs to
+one connection, and a lock to the server that gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client as Driver
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from tenure._backends.nats.address import Address, Options
+from tenure._backends.nats.errors import Disconnected, NoJetStream, NotPermitted
+from tenure._backends.nats.transport import Transport
+
+Headers = Mapping[str, str]
+
+NO_RESPONDERS = "503"
+CLOSE_MAX = 1.0
+_PENDING_BYTES = 256 * 2**20  # of messages that were received, and whose callback has not run
+
+
+def status_of(message: Msg) -> str | None:
+    """Return the status of an answer that is no message of a stream, such as ``404``."""
+    return message.headers.get("Status") if message.headers else None
+
+
+class Connection:
+    """An open connection; it is used on the loop that opened it."""
+
+    def __init__(self, driver: Driver, server: str) -> None:
+        self._driver = driver
+        self.server: str = server
+        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._requested: dict[str, str] = {}  # by token: the subject of the request
+        self._last = 0
+        self._inbox = driver.new_inbox()
+        self._lost: Disconnected | None = None
+        self._on_lost: set[Callable[[], None]] = set()
+        self._on_refused: dict[str, set[Callable[[Exception], None]]] = {}
+        self._failure: Exception | None = None  # of the last attempt to connect
+        self._refused: set[str] = set()  # by the server, with the subject, of subscriptions
+
+    @classmethod
+    async def open(
+        cls, server: str, address: Address, options: Options, tls: ssl.SSLContext | None, within: float
+    ) -> Connection:
+        """Connect to *server*, one of the servers at *address*, within *within* seconds."""
+        driver = Driver()
+        driver._transport = Transport(wants_tls=options.wants_tls)  # there is no option for that
+        connection = cls(driver, server)
+        more: dict[str, Any] = {"tls": tls} if tls is not None else {}
+        try:
+            await driver.connect(
+                f"{'tls' if options.wants_tls else 'nats'}://{server}",
+                allow_reconnect=False,
+                # Two attempts, one after the other: with 0, there would be no end of them.
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=within,  # type: ignore[arg-type]  # it takes a float, too
+                ping_interval=10,
+                error_cb=connection._on_error,
+                closed_cb=connection._on_closed,
+                user=address.username,
+                password=address.password,
+                token=address.token,
+                user_credentials=options.creds,
+                nkeys_seed=options.nkey,
+                name="tenure",
+                **more,
+            )
+            await driver.subscribe(
+                f"{connection._inbox}.*", cb=connection._on_answer, pending_bytes_limit=_PENDING_BYTES
+            )
+        except nats.errors.NoServersError as error:
+            await connection.close()
+            raise connection._failure or error from error
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    # --- the connection ---
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it can't be used any more."""
+        return self._lost is not None or self._driver.is_closed
+
+    @property
+    def server_id(self) -> str:
+        """The identity of the server's process: another one after each start."""
+        return str(self._driver._server_info.get("server_id", ""))  # no public name
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """The version of the server."""
+        found = self._driver.connected_server_version
+        return found.major, found.minor, found.patch
+
+    @property
+    def cluster(self) -> str:
+        """The name of the server's cluster; empty if it stands alone."""
+        return str(self._driver._server_info.get("cluster", ""))
+
+    @property
+    def requires_tls(self) -> bool:
+        """Whether the server takes encrypted connections only."""
+        return bool(self._driver._server_info.get("tls_required"))
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message in bytes that the server takes, headers included."""
+        return self._driver.max_payload
+
+    def when_lost(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call *act* once the connection is lost or closed, at once if it is; return what takes that back."""
+        if self.is_lost:
+            act()
+        else:
+            self._on_lost.add(act)
+        return lambda: self._on_lost.discard(act)
+
+    def when_refused(self, subject: str, act: Callable[[Exception], None]) -> Callable[[], None]:
+        """Call *act* if the server does not permit to publish to *subject*; return what takes that back."""
+        acts = self._on_refused.setdefault(subject, set())
+        acts.add(act)
+
+        def take_back() -> None:
+            acts.discard(act)
+            if not acts:
+                self._on_refused.pop(subject, None)
+
+        return take_back
+
+    def check(self) -> None:
+        """Raise ``Disconnected`` if it is lost."""
+        if self._lost is not None:
+            raise self._lost
+
+    async def close(self) -> None:
+        """Close it; what still waits for an answer gets ``Disconnected``."""
+        self._lose("this program has closed it")
+        with suppress(OSError, nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(CLOSE_MAX):  # it would wait until all is written
+                await self._driver.close()
+
+    # --- requests ---
+
+    async def publish(
+        self, subject: str, body: bytes = b"", *, reply: str = "", headers: Headers | None = None
+    ) -> None:
+        """Send a message, whose answer, if any, goes to the subject *reply*."""
+        self.check()
+        await self._driver.publish(subject, body, reply, dict(headers) if headers else None)
+
+    async def begin(self, subject: str, body: bytes = b"", headers: Headers | None = None) -> asyncio.Future[Msg]:
+        """Send a request, and return the future of its answer."""
+        self._last += 1
+        token = str(self._last)
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._answers[token], self._requested[token] = answer, subject
+        try:
+            await self.publish(subject, body, reply=f"{self._inbox}.{token}", headers=headers)
+        except BaseException:
+            self._forget(token)
+            raise
+        if self._lost is not None and not answer.done():
+            answer.set_exception(self._lost)
+        answer.add_done_callback(lambda _: self._forget(token))
+        return answer
+
+    async def request(self, subject: str, body: bytes = b"", headers: Headers | None = None) -> Msg:
+        """Send a request, and return its answer.
+
+        Raises:
+            NoJetStream: Nothing listens to *subject*.
+            Disconnected: The connection was lost first.
+        """
+        return checked(await (await self.begin(subject, body, headers)))
+
+    async def request_all(self, requests: Sequence[tuple[str, bytes, Headers | None]]) -> list[Msg]:
+        """Send many requests, and return their answers in order, also those of ``has_no_stream``.
+
+        Raises:
+            Disconnected: The connection was lost first.
+        """
+        answers = [await self.begin(subject, body, headers) for subject, body, headers in requests]
+        try:
+            for answer in answers:
+                await answer
+        finally:
+            for answer in answers:
+                if not answer.cancel() and not answer.cancelled():
+                    answer.exception()  # it is reported by the first that fails
+        return [answer.result() for answer in answers]
+
+    async def subscribe(self, subject: str, on_message: Callable[[Msg], None]) -> Subscription:
+        """Call *on_message* for every message to *subject*, a wildcard or the new inbox of a pull."""
+
+        async def receive(message: Msg) -> None:
+            on_message(message)
+
+        return await self._driver.subscribe(subject, cb=receive, pending_bytes_limit=_PENDING_BYTES)
+
+    def may_subscribe(self, subject: str) -> bool:
+        """Return whether the server has not refused this user a subscription; known after a ``flush``."""
+        return not any(f'"{subject.lower()}"' in text for text in self._refused)
+
+    async def flush(self) -> None:
+        """Wait until the server has processed all that was sent."""
+        # By itself, the driver's flush sends its PING before what waits to be sent.
+        await self._driver._flush_pending(force_flush=True)
+        await self._driver.flush()
+
+    def new_inbox(self) -> str:
+        """Return a new subject for answers."""
+        return self._driver.new_inbox()
+
+    # --- called by the driver ---
+
+    async def _on_answer(self, message: Msg) -> None:
+        answer = self._answers.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def _on_error(self, error: Exception) -> None:
+        self._failure = error
+        text = str(error).removeprefix("nats: ").lower()  # as the driver writes it, and some versions don't
+        if "permissions violation" not in text:
+            return
+        if "for subscription" in text:
+            self._refused.add(text)
+        # The server names the subject, and answers no request to it.
+        for token, subject in list(self._requested.items()):
+            if f'"{subject.lower()}"' in text and not self._answers[token].done():
+                self._answers[token].set_exception(NotPermitted(text))
+        for subject, acts in list(self._on_refused.items()):
+            if f'"{subject.lower()}"' in text:
+                for act in list(acts):
+                    act(NotPermitted(text))
+
+    async def _on_closed(self) -> None:
+        self._lose(str(self._driver.last_error or "by the server"))
+
+    def _lose(self, why: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = Disconnected(why.removeprefix("nats: "))
+        for answer in list(self._answers.values()):
+            if not answer.done():
+                answer.set_exception(self._lost)
+        for act in list(self._on_lost):
+            act()
+        self._on_lost.clear()
+
+    def _forget(self, token: str) -> None:
+        self._answers.pop(token, None)
+        self._requested.pop(token, None)
+
+
+def has_no_stream(message: Msg) -> bool:
+    """Whether *message* says that nothing listens to the subject of the request."""
+    return not message.data and status_of(message) == NO_RESPONDERS
+
+
+def checked(message: Msg) -> Msg:
+    """Return *message*, unless it says that nothing listens to the subject of the request."""
+    if has_no_stream(message):
+        raise NoJetStream
+    return message

@@ -1,0 +1,269 @@
+"""Dead letters: a stream without a consumer. Their locks are in the messages themselves.
+
+To receive a dead letter, to renew its lock and to put it back, it is stored again, if it is still what was read; each
+time under a new number, so that every earlier lock is over. There are few of them, and everybody must be able to see
+which are locked: those that are redriven or purged must not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from tenure._backends.nats.client import Client
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, Refusal
+from tenure._backends.nats.message_format import NO_STATE, State, encode_to_fit
+from tenure._backends.nats.messages import (
+    Found,
+    dead_delivery_of,
+    dead_message,
+    is_selected_dead,
+    read_message,
+)
+from tenure._backends.nats.places import Places
+from tenure._backends.nats.receipts import Held, Receipts
+from tenure._backends.nats.store_clock import StoreClock
+from tenure._backends.nats.storing import Storing, new_key
+from tenure._queue.broker import Claim, Selection
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import DeadMessage, Delivery
+from tenure._queue.verdicts import (
+    GIVE_BACK,
+    LAPSED,
+    SETTLED,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Lapsed,
+    Renewed,
+    Settled,
+    Settlement,
+    Verdict,
+)
+from tenure._runtime.tasks import Tasks
+from tenure.errors import TenureError
+
+SCANNING_SHARE = 0.25
+"""The share of a lock's time after which a claim looks for no more dead letters."""
+
+Act = Callable[[Connection, Found], Coroutine[Any, Any, None]]
+
+
+class DeadLetters:
+    """The dead letters of every queue of one client."""
+
+    def __init__(self, client: Client, places: Places, clock: StoreClock, receipts: Receipts, storing: Storing) -> None:
+        self._client = client
+        self._places = places
+        self._clock = clock
+        self._receipts = receipts
+        self._storing = storing
+        self._returns = Tasks()
+
+    # --- as a queue ---
+
+    async def receive(self, connection: Connection, queue: str, limit: int, lock: float) -> Claim:
+        """Lock up to *limit* dead letters of *queue*, which is the queue of dead letters itself."""
+        asked_at, token = self._clock.local.now(), secrets.token_hex(8)
+        await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
+        deliveries: list[Delivery] = []
+        due: float | None = None
+        last = await self._last(connection, queue)
+        try:
+            async for found in self._storing.scan(connection, queue):
+                if found.stored_as > last or len(deliveries) >= limit:
+                    break
+                now = self._clock.now()
+                free_at = max(found.state.locked_until, found.state.due)
+                if free_at > now:
+                    due = free_at - now if due is None else min(due, free_at - now)
+                    continue
+                state = _kept(found, locked_until=now + lock, lock=token, due=0.0)
+                locked = await self._store(connection, found, state)
+                if locked is not None:
+                    delivery = dead_delivery_of(locked, token, now + lock)
+                    self._receipts.add(delivery, Held(locked, asked_at + lock, None))
+                    deliveries.append(delivery)
+                if self._clock.local.now() - asked_at > lock * SCANNING_SHARE:
+                    due = 0.0  # the locks of those that it has are running
+                    break
+        except BaseException:
+            self._returns.spawn(self._give_back(deliveries), name="tenure-nats-give-back")
+            raise
+        if len(deliveries) >= limit:
+            due = None
+        self._receipts.expire()
+        return Claim(tuple(deliveries), due)
+
+    async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Unlock what a claim has locked that failed, or was given up."""
+
+        async def ask(connection: Connection) -> None:
+            for one in deliveries:
+                await self.settle(connection, Settlement(one, GIVE_BACK))
+
+        with suppress(TenureError):  # then they are free when their locks end
+            await self._client.run(ask)
+
+    async def close(self) -> None:
+        """Let what is being given back finish."""
+        await asyncio.gather(*self._returns.here(), return_exceptions=True)
+
+    async def renew(self, connection: Connection, delivery: Delivery, lock: float) -> Renewed | Lapsed:
+        """Extend the lock of a dead letter to *lock* seconds from now, unless it lasts longer."""
+        held, asked_at = self._receipts.find(delivery), self._clock.local.now()
+        if held is None:
+            return LAPSED
+        if held.locked_until < asked_at + lock:
+            state = _kept(held.found, locked_until=self._clock.now() + lock)
+            stored = await self._store(connection, held.found, state)
+            if stored is None:
+                return await self._lapse(connection, held, delivery)
+            held.found, held.locked_until = stored, asked_at + lock
+        return Renewed(held.found.state.locked_until)
+
+    async def _lapse(self, connection: Connection, held: Held, delivery: Delivery) -> Renewed | Lapsed:
+        """Answer for a dead letter that is not as it was: an earlier renewal without an answer may have changed it."""
+        place = self._places.place_of(held.found.queue)
+        try:
+            answer = await self._client.call(
+                connection, f"STREAM.MSG.GET.{place.stream}", {"last_by_subj": held.found.subject}
+            )
+        except Refusal as error:
+            if error.code not in (NO_MESSAGE, NO_STREAM):
+                raise
+        else:
+            found = read_message(held.found.queue, answer)
+            if found.state.lock == delivery.token and found.state.locked_until > held.found.state.locked_until:
+                held.found = found
+                return Renewed(found.state.locked_until)
+        self._receipts.forget(delivery)
+        return LAPSED
+
+    async def settle(self, connection: Connection, settlement: Settlement) -> Settled | Lapsed:
+        """Pass a verdict on a dead letter that is locked."""
+        delivery, verdict = settlement
+        held = self._receipts.find(delivery)
+        if held is None:
+            return LAPSED
+        stands = await self._pass(connection, held.found, verdict)
+        if not stands:  # an earlier renewal without an answer may have changed it
+            newest = await self._storing.newest(connection, held.found)
+            if newest is not None and newest.state.lock == delivery.token:
+                stands = await self._pass(connection, newest, verdict)
+        self._receipts.forget(delivery)
+        return SETTLED if stands else LAPSED
+
+    async def _pass(self, connection: Connection, found: Found, verdict: Verdict) -> bool:
+        if isinstance(verdict, Complete):
+            return await self._storing.delete(connection, self._places.place_of(found.queue).stream, found.stored_as)
+        state = _kept(found, locked_until=0.0, lock="")
+        if isinstance(verdict, DeadLetter):
+            error = verdict.error or state.error
+            state = replace(state, reason=verdict.reason, description=verdict.description, error=error)
+        elif isinstance(verdict, Abandon) and verdict.delay > 0:
+            state = replace(state, due=self._clock.now() + verdict.delay)
+        return await self._store(connection, found, state) is not None
+
+    async def _store(self, connection: Connection, found: Found, state: State) -> Found | None:
+        """Store a dead letter again with *state*; None if it is not what was found."""
+        return await self._storing.replace_dead(connection, found, replace(found.properties, id=found.id, state=state))
+
+    async def _last(self, connection: Connection, queue: str) -> int:
+        """Return the last number in the stream of *queue*; what is stored again while it is read comes after it."""
+        try:
+            answer = await self._client.call(connection, f"STREAM.INFO.{self._places.place_of(queue).stream}")
+        except Refusal as error:
+            if error.code == NO_STREAM:
+                return 0
+            raise
+        return int(answer["state"]["last_seq"])
+
+    # --- peek, redrive, purge ---
+
+    async def count(self, connection: Connection, queue: str) -> int:
+        """Return how many dead letters *queue* has."""
+        try:
+            stream = self._places.place_of(dead_letters_of(queue)).stream
+            return int((await self._client.call(connection, f"STREAM.INFO.{stream}"))["state"]["messages"])
+        except Refusal as error:
+            if error.code == NO_STREAM:
+                return 0
+            raise
+
+    async def _selected(self, connection: Connection, queue: str, which: Selection) -> list[Found]:
+        """Return the dead letters of *queue* that *which* selects, by sequence."""
+        dead = dead_letters_of(queue)
+        await self._clock.ensure_known(connection, self._places.place_of(dead).stream)
+        which = which.at(self._clock.now())
+        last = await self._last(connection, dead)
+        found = {}
+        async for one in self._storing.scan(connection, dead):
+            if one.stored_as > last:
+                break
+            if is_selected_dead(one, which):
+                found[one.sequence, one.id] = one
+        return [found[key] for key in sorted(found)]
+
+    async def peek(self, connection: Connection, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters."""
+        return [dead_message(queue, one) for one in (await self._selected(connection, queue, which))[:limit]]
+
+    async def redrive(
+        self, connection: Connection, queue: str, which: Selection, limit: int | None, *, dry_run: bool, to: str | None
+    ) -> int:
+        """Put dead letters back into *queue*, or into the queue *to*."""
+
+        async def put_back(connection: Connection, found: Found) -> None:
+            home = queue if to is None else to
+            state = NO_STATE if to is not None else State(sequence=found.sequence, enqueued_at=found.enqueued_at)
+            state = replace(state, history=found.state.history, before=len(found.state.history))
+            properties = replace(found.properties, id=found.id, due=0.0, expires_in=float("inf"), state=state)
+            headers = encode_to_fit(properties, found.body, connection.max_payload)
+            # One key for this dead letter, whatever becomes of it there: once, also if this is repeated.
+            life = hashlib.sha256(f"{found.queue}/{found.subject}".encode()).hexdigest()[:32]
+            await self._storing.store_new(connection, home, f"r{life}", found.body, headers)
+
+        return await self._remove(connection, queue, which, limit, put_back, dry_run=dry_run)
+
+    async def purge(self, connection: Connection, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good."""
+
+        async def drop(connection: Connection, found: Found) -> None:
+            pass
+
+        return await self._remove(connection, queue, which, limit, drop, dry_run=False)
+
+    async def _remove(
+        self, connection: Connection, queue: str, which: Selection, limit: int | None, act: Act, *, dry_run: bool
+    ) -> int:
+        """Lock the dead letters that are selected and not locked, act on each, and remove it."""
+        removed = 0
+        for found in await self._selected(connection, queue, which):
+            if limit is not None and removed >= limit:
+                break
+            now = self._clock.now()
+            if found.state.locked_until > now:
+                continue
+            if not dry_run:
+                # Locked first: of two processes, one moves it.
+                state = _kept(found, locked_until=now + self._client.options.timeout, lock=new_key())
+                locked = await self._store(connection, found, state)
+                if locked is None:
+                    continue
+                await act(connection, locked)
+                stream = self._places.place_of(locked.queue).stream
+                await self._storing.delete(connection, stream, locked.stored_as)
+            removed += 1
+        return removed
+
+
+def _kept(found: Found, **changes: object) -> State:
+    """Return the state of a dead letter with *changes*; one of another program gets its identity written down."""
+    return replace(found.state, sequence=found.sequence, enqueued_at=found.enqueued_at, **changes)  # type: ignore[arg-type]

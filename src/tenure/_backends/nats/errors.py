@@ -1,0 +1,124 @@
+"""The errors of NATS, of its client and of JetStream, translated in one function."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+import nats.errors
+
+from tenure._backends.nats.address import Address
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+# Codes of JetStream's errors
+NO_STREAM, NO_CONSUMER, NO_MESSAGE = 10_059, 10_014, 10_037
+STREAM_EXISTS, SUBJECTS_TAKEN, NOT_ENABLED, NOT_ENABLED_HERE = 10_058, 10_065, 10_076, 10_039
+WRONG_SEQUENCE, WRONG_SEQUENCE_CONSTANT = 10_071, 10_164
+NO_LEADER, NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL = 10_008, 10_023, 10_047, 10_028, 10_077
+REPLICAS_WITHOUT_CLUSTER, NO_PEERS = 10_074, 10_005
+
+
+class Refusal(Exception):
+    """JetStream refused a request.
+
+    Args:
+        code: The code of JetStream, such as 10059.
+        text: The reason, as written by the server.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class Disconnected(Exception):
+    """The connection was lost while the request was under way, or before; *args* says why."""
+
+
+class NotPermitted(Exception):
+    """The server does not permit the user a subject; *args* has its words."""
+
+
+class TooLarge(Exception):
+    """A message can't be stored again: with the headers that it needs, it is larger than the server takes."""
+
+
+class NoJetStream(Exception):
+    """Nothing answers to requests for JetStream: it is not enabled, or not for this user, or for this domain."""
+
+
+def is_wrong_sequence(error: Refusal) -> bool:
+    """Whether a write was refused because the subject's last message is another."""
+    return error.code in (WRONG_SEQUENCE, WRONG_SEQUENCE_CONSTANT)
+
+
+def translate(error: Exception, address: Address, timeout: float, *, worked: bool) -> TenureError:
+    """Turn an error of the client, of the connection or of JetStream at *address* into one of ours.
+
+    A permanent error is a ``ConfigError``, unless the client *worked* before: then the servers are being changed, and
+    may work again.
+    """
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    text = str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
+    match error:
+        case Refusal():
+            return _refusal(error, address, lasting)
+        case NotPermitted():
+            return lasting(
+                f"{address} does not permit this user what tenure needs: {text}; see docs/nats.md for the subjects"
+            )
+        case NoJetStream():
+            return lasting(
+                f"{address} has no JetStream for this user; start it with -js, enable it for the account, or name its "
+                "domain by the option domain"
+            )
+        case TooLarge():
+            return Unavailable(
+                f"a message is too large to be stored again on {address}, as it must be unless it is completed at its "
+                "first delivery; raise max_payload there"
+            )
+        case nats.errors.MaxPayloadError():
+            return ConfigError(
+                f"the message is larger than {address} takes, headers included; raise max_payload there, or send less"
+            )
+        case nats.errors.TimeoutError() | TimeoutError():
+            return Unavailable(f"{address} gave no answer within {timeout:g} s; the request may have been executed")
+        case nats.errors.AuthorizationError():
+            return lasting(f"{address} refused the login: {text}; check user, password, token or creds in the URL")
+        case nats.errors.Error() if "authoriz" in text.lower() or "authent" in text.lower():
+            return lasting(f"{address} refused the login: {text}; check user, password, token or creds in the URL")
+        case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError() | ssl.SSLError():
+            return lasting(f"{address} can't be reached by TLS: {text}; check tls, ca, cert and key")
+        case OSError():
+            number = error.errno or 0
+            cause = os.strerror(number) if number > 0 else text
+            return Unavailable(f"{address} can't be reached: {cause}; check hosts and ports, and whether NATS runs")
+        case Disconnected() | nats.errors.Error():
+            return Unavailable(f"{address} closed the connection: {text}; the request may have been executed")
+    raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
+
+
+def _refusal(error: Refusal, address: Address, lasting: type[TenureError]) -> TenureError:
+    said = f"{error.text} (code {error.code})"
+    if error.code in (NOT_ENABLED, NOT_ENABLED_HERE):
+        return lasting(
+            f"{address} has no JetStream for this user: {said}; enable it for the account, or start it with -js"
+        )
+    if error.code == REPLICAS_WITHOUT_CLUSTER:
+        return ConfigError(f"{address} can't keep a stream on so many servers: {said}; lower the option replicas")
+    if error.code == NO_PEERS:  # perhaps the others are just being started
+        return Unavailable(
+            f"{address} has too few servers at present to keep a stream on so many: {said}; start those that are down, "
+            "or lower the option replicas"
+        )
+    if error.code == SUBJECTS_TAKEN:
+        return ConfigError(
+            f"{address} has another stream with tenure's subjects: {said}; name another prefix in the URL, or remove "
+            "that stream"
+        )
+    if error.code in (NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL):
+        return Unavailable(f"{address} is full, and stored nothing: {said}; raise its limits, or remove messages")
+    if error.code == NO_LEADER:
+        return Unavailable(f"{address} has no leader for this at present: {said}; check its servers")
+    return Unavailable(f"{address} refused the request: {said}")

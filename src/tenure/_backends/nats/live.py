@@ -1,0 +1,188 @@
+"""Live messages: peek, purge and statistics, as far as JetStream shows them.
+
+JetStream tells how many messages of a stream were delivered and are not acknowledged, but not which. Those are locked,
+or put off, or their lock has ended and no consumer has asked since. So only messages that were never delivered in their
+present form are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.dead_letters import DeadLetters
+from tenure._backends.nats.errors import NO_CONSUMER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal
+from tenure._backends.nats.impossible import check_selection
+from tenure._backends.nats.messages import Found, is_selected_live, live_message, read_message
+from tenure._backends.nats.places import Places
+from tenure._backends.nats.receiving import Receiving, locked_for, sort
+from tenure._backends.nats.store_clock import StoreClock
+from tenure._backends.nats.storing import ACK, Storing, acknowledge, locks_for
+from tenure._queue.broker import LiveSelection
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.message import LiveMessage, Stats
+
+PAGE = 500
+
+
+class LiveMessages:
+    """The live messages of every queue of one client."""
+
+    def __init__(
+        self,
+        client: Client,
+        places: Places,
+        clock: StoreClock,
+        storing: Storing,
+        receiving: Receiving,
+        dead_letters: DeadLetters,
+    ) -> None:
+        self._client = client
+        self._places = places
+        self._clock = clock
+        self._storing = storing
+        self._receiving = receiving
+        self._dead_letters = dead_letters
+
+    # --- statistics ---
+
+    async def stats(self, connection: Connection, queue: str) -> Stats:
+        """Count the messages of *queue*."""
+        if queue.endswith(DEAD_SUFFIX):
+            return Stats(dead=await self._dead_letters.count(connection, queue.removesuffix(DEAD_SUFFIX)))
+        dead = await self._dead_letters.count(connection, queue)
+        asked_at = self._clock.local.now()
+        stream = await self._info(connection, f"STREAM.INFO.{self._places.place_of(queue).stream}")
+        if stream is None:
+            return Stats(dead=dead)
+        self._clock.learn(stream, asked_at)
+        total = int(stream["state"]["messages"])
+        consumer = await self._looked_after(connection, queue)
+        if consumer is None:
+            ready, delivered = total, 0
+        else:
+            ready, delivered = int(consumer["num_pending"]), int(consumer["delivered"]["stream_seq"])
+        locked = 0 if consumer is None else int(consumer["num_ack_pending"])
+        oldest = await self._next(connection, queue, delivered) if ready else None
+        age = 0.0 if oldest is None else max(0.0, self._clock.now() - oldest.enqueued_at)
+        # Those that are put off count as locked: JetStream doesn't distinguish them.
+        return Stats(ready=ready, locked=locked, dead=dead, oldest_age=age)
+
+    async def _looked_after(self, connection: Connection, queue: str) -> Json | None:
+        """Return what JetStream tells about the consumer of *queue*, after it has looked for locks that have ended.
+
+        It moves their messages when it is asked for messages. While others wait, consumers ask; if none does, and none
+        are new, we ask: all that comes then is stored again, and is new.
+        """
+        consumer = await self._places.consumer_of(connection, queue)
+        if consumer is None:
+            return None
+        path = f"CONSUMER.INFO.{self._places.place_of(queue).stream}.{consumer.name}"
+        found = await self._info(connection, path)
+        if found is None:
+            self._places.forget(queue)
+            return None
+        if int(found["num_pending"]) or not int(found["num_ack_pending"]):
+            return found
+        page, _ = await self._receiving.pull(connection, queue, consumer, min(PAGE, int(found["num_ack_pending"])))
+        if not page:
+            return found
+        await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
+        sorted_ = sort(page, consumer.ack_wait, self._clock.now())
+        await self._receiving.sort_out(connection, queue, sorted_)
+        for one in sorted_.deliverable:  # it was sent at this moment
+            await self._receiving.return_one(connection, one)
+        return await self._info(connection, path)
+
+    async def _info(self, connection: Connection, path: str) -> Json | None:
+        try:
+            return await self._client.call(connection, path)
+        except Refusal as error:
+            if error.code in (NO_STREAM, NO_CONSUMER):
+                return None
+            raise
+
+    async def _next(self, connection: Connection, queue: str, after: int) -> Found | None:
+        """Return the first message of *queue* after number *after*."""
+        stream = self._places.place_of(queue).stream
+        try:
+            answer = await self._client.call(
+                connection, f"STREAM.MSG.GET.{stream}", {"seq": after + 1, "next_by_subj": ">"}
+            )
+        except Refusal as error:
+            if error.code in (NO_MESSAGE, NO_STREAM):
+                return None
+            raise
+        return read_message(queue, answer)
+
+    # --- peek and purge ---
+
+    async def peek(self, connection: Connection, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show the messages that were not delivered in their present form."""
+        check_selection(which)
+        found = await self._selected(connection, queue, which)
+        return [live_message(one) for one in found[:limit]]
+
+    async def _selected(self, connection: Connection, queue: str, which: LiveSelection) -> list[Found]:
+        """Return the messages that *which* selects, of those that were not delivered, by sequence."""
+        consumer = await self._looked_after(connection, queue)
+        await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
+        after = 0 if consumer is None else int(consumer["delivered"]["stream_seq"])
+        now = self._clock.now()
+        found = [
+            one
+            async for one in self._storing.scan(connection, queue, after)
+            if one.properties.due <= now and not one.state.locked_for and not one.is_expired_at(now)
+            if is_selected_live(one, which)
+        ]
+        return sorted(found, key=lambda one: one.sequence)
+
+    async def purge(self, connection: Connection, queue: str, which: LiveSelection, *, dry_run: bool) -> int:
+        """Remove messages that are not locked; each is pulled first, so that nobody else has it.
+
+        Those that are not selected are given back, in their order.
+        """
+        check_selection(which)
+        if dry_run:
+            return len(await self._selected(connection, queue, which))
+        stream = self._places.place_of(queue).stream
+        info = await self._info(connection, f"STREAM.INFO.{stream}")
+        consumer = await self._places.consumer_of(connection, queue)
+        if info is None:
+            return 0
+        if consumer is None:
+            consumer = await self._places.make_consumer(connection, queue, 30.0)
+        await self._clock.ensure_known(connection, stream)
+        last, began, removed = int(info["state"]["last_seq"]), self._clock.now(), 0
+        kept: list[Found] = []
+        try:
+            while True:
+                page, _ = await self._receiving.pull(connection, queue, consumer, PAGE)
+                chosen: list[Found] = []
+                kept = []
+                for one in page:
+                    if left := locked_for(one, consumer.ack_wait):
+                        await connection.publish(one.reply, locks_for(left))
+                    else:
+                        (chosen if self._is_chosen(one, which, began, last) else kept).append(one)
+                async with asyncio.timeout(self._client.options.timeout):
+                    await acknowledge(connection, [one.reply for one in chosen], ACK)
+                removed += len(chosen)
+                for one in kept:  # in their order; their new numbers are higher than the last one's
+                    await self._receiving.return_one(connection, one)
+                kept = []
+                if len(page) < PAGE or page[-1].stored_as > last:
+                    break
+        except NoJetStream:
+            return removed  # the queue was deleted
+        except BaseException:
+            self._receiving.give_back(connection, kept)
+            raise
+        return removed
+
+    def _is_chosen(self, found: Found, which: LiveSelection, began: float, last: int) -> bool:
+        if found.stored_as > last and not found.state.sequence:
+            return False  # sent since
+        return found.properties.due <= began and is_selected_live(found, which)

@@ -1,0 +1,370 @@
+"""Where a queue is in NATS: its streams, its consumer and its subjects; made when they are first used.
+
+A queue has a stream in which each message stays until it is settled (retention *workqueue*), with one consumer, from
+which every process pulls; and a second stream for its dead letters. Each message that tenure stores has a subject of
+its own, so that it can be replaced by one that is stored later, in one step of the server: see ``storing``.
+
+House rules:
+
+- The time that a consumer gives a lock (its ``ack_wait``) never changes: it is part of its name. A process that would
+  learn late of a shorter one would trust a lock too long. A claim for another time sets it for each message.
+- A queue that is deleted and made again has another consumer: an answer under an old lock reaches nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from base64 import b64decode
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.errors import (
+    NO_CONSUMER,
+    NO_MESSAGE,
+    NO_STREAM,
+    STREAM_EXISTS,
+    NoJetStream,
+    Refusal,
+    is_wrong_sequence,
+)
+from tenure._backends.nats.names import is_cut, name_of, short_word_of, word_of
+from tenure._queue.broker import QueueOptions, QueueSettings
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure.errors import ConfigError
+
+OWN = ".=m."
+"""Stands in the subjects of messages that tenure has stored. No name of a queue contains it, as it is written."""
+
+WINDOW_MIN = 120.0
+"""Seconds: the shortest window in which a stream remembers ids; those of copies must be remembered for longer than most
+locks last. (``inbox`` makes shorter ones.)"""
+
+SLACK_MAX, SLACK_SHARE = 0.25, 0.02
+
+SERIALIZABLE = (2, 9, 21)
+"""Older versions may accept two writes that expect the same, if the stream has replicas (issue 4320)."""
+
+_CONSUMER = re.compile(r"tenure-(\d+)-[0-9a-f]+")
+_NOT_UNIQUE = frozenset({10_099, 10_100})
+"""Codes: the stream has another consumer already."""
+
+
+def slack_of(lock: float) -> float:
+    """Return the seconds by which the server's lock is longer than the one that is promised.
+
+    So a message that the server has sent by itself needs no renewal before it is handed out.
+    """
+    return min(SLACK_MAX, lock * SLACK_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The stream of a queue, or of its dead letters."""
+
+    stream: str
+    subject: str
+    """Other programs send to it, and to any subject below it."""
+
+    @property
+    def everything(self) -> str:
+        """All subjects below its own."""
+        return f"{self.subject}.>"
+
+    def subject_of(self, key: str) -> str:
+        """Return the subject of the message with *key*, which no other has."""
+        return f"{self.subject}{OWN}{key}"
+
+    def key_of(self, subject: str) -> str | None:
+        """Return the key of the message with this *subject*; None if another program chose it."""
+        start = f"{self.subject}{OWN}"
+        return subject.removeprefix(start) if subject.startswith(start) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is kept of a queue outside its streams: it outlives them."""
+
+    settings: QueueOptions = field(default_factory=QueueOptions)
+    """Those that were declared."""
+    next: int = 1
+    """The first sequence of the stream, when it is made."""
+    next_dead: int = 1
+    idle_at: float | None = None
+    name: str = ""
+    """The queue's name, if its word is cut, and doesn't tell it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """The consumer of a queue's stream."""
+
+    name: str
+    ack_wait: float
+    """Seconds for which the server locks a message, unless told otherwise."""
+
+
+class Places:
+    """The places of the queues of one client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._prefix = client.options.prefix
+        self._bucket = f"KV_{self._prefix}-queues"
+        self._consumers: dict[str, Consumer] = {}
+
+    def place_of(self, queue: str) -> Place:
+        """Return where *queue* is, whether it has been made or not."""
+        word = short_word_of(queue)
+        return Place(f"{self._prefix}_{word}", f"{self._prefix}.{word}")
+
+    def forget(self, queue: str) -> None:
+        """Look for the consumer of *queue* again when it is next needed."""
+        self._consumers.pop(queue, None)
+
+    # --- the record ---
+
+    async def read_record(self, connection: Connection, queue: str) -> tuple[Record, int]:
+        """Return what is kept of *queue*, and its revision; 0 if nothing is."""
+        try:
+            answer = await self._client.call(
+                connection, f"STREAM.MSG.GET.{self._bucket}", {"last_by_subj": self._subject_of(queue)}
+            )
+        except Refusal as error:
+            if error.code in (NO_STREAM, NO_MESSAGE):
+                return Record(), 0
+            raise
+        return _record_of(answer), int(answer["message"]["seq"])
+
+    async def write_record(self, connection: Connection, queue: str, record: Record, revision: int) -> bool:
+        """Write what is kept of *queue*, unless another process has written since *revision*; return whether it was."""
+        body = json.dumps(asdict(record)).encode()
+        try:
+            await self._store_record(connection, queue, body, revision)
+            return True
+        except Refusal as error:
+            if is_wrong_sequence(error):
+                return False
+            raise
+
+    async def _store_record(self, connection: Connection, queue: str, body: bytes, revision: int) -> None:
+        try:
+            await self._client.store(connection, self._subject_of(queue), body, last=revision)
+        except NoJetStream:
+            await self._make_bucket(connection)
+            await self._client.store(connection, self._subject_of(queue), body, last=revision)
+
+    async def records(self, connection: Connection) -> dict[str, Record]:
+        """Return the records of all queues."""
+        found: dict[str, Record] = {}
+        after = 0
+        while True:
+            try:
+                answer = await self._client.call(
+                    connection, f"STREAM.MSG.GET.{self._bucket}", {"seq": after + 1, "next_by_subj": ">"}
+                )
+            except Refusal as error:
+                if error.code in (NO_STREAM, NO_MESSAGE):
+                    return found
+                raise
+            message = answer["message"]
+            after = int(message["seq"])
+            record = _record_of(answer)
+            found[record.name or name_of(str(message["subject"]).rpartition(".")[2])] = record
+
+    async def _make_bucket(self, connection: Connection) -> None:
+        await self.make_stream(
+            connection,
+            {
+                "name": self._bucket,
+                "subjects": [f"$KV.{self._prefix}-queues.>"],
+                "max_msgs_per_subject": 1,
+                "description": "what tenure keeps of its queues",
+            },
+        )
+
+    def _subject_of(self, queue: str) -> str:
+        return f"$KV.{self._prefix}-queues.{short_word_of(queue)}"
+
+    # --- streams ---
+
+    async def make_stream(self, connection: Connection, config: Json) -> None:
+        """Make a stream, unless it is there."""
+        usual: Json = {
+            "retention": "limits",
+            "storage": "file",
+            "discard": "new",  # a full stream refuses messages, instead of dropping the oldest
+            "num_replicas": self._client.options.replicas,
+            "allow_direct": True,
+        }
+        try:
+            await self._client.call(connection, f"STREAM.CREATE.{config['name']}", {**usual, **config})
+        except Refusal as error:
+            if error.code != STREAM_EXISTS:  # with another configuration: an operator's, or an older version's
+                raise
+
+    async def make(self, connection: Connection, queue: str) -> None:
+        """Make the stream of *queue*, which may be one of dead letters, unless it is there."""
+        home = queue.removesuffix(DEAD_SUFFIX)
+        if self._client.options.replicas > 1 and connection.version < SERIALIZABLE:
+            raise ConfigError(
+                f"NATS {'.'.join(map(str, connection.version))} may accept two writes where only one is right, if a "
+                "stream has replicas (nats-server issue 4320); upgrade to 2.9.21 or newer, or set replicas=1"
+            )
+        if short_word_of(home) != word_of(home):
+            await self.change_record(home, lambda record: replace(record, name=home))
+        record, _ = await self.read_record(connection, home)
+        place = self.place_of(queue)
+        if queue != home:
+            config: Json = {"description": f"dead letters of {home}", "max_msgs_per_subject": 1, "discard": "old"}
+            first = record.next_dead
+        else:
+            window = max(WINDOW_MIN, QueueSettings(**record.settings).dedupe_window)
+            config = {
+                "description": f"queue {home}",
+                "retention": "workqueue",
+                "duplicate_window": _nanoseconds(window),
+            }
+            first = record.next
+        config |= {"name": place.stream, "subjects": [place.subject, place.everything]}
+        if first > 1:  # sequences go on from those of the stream that was deleted
+            await self._make_stream_from(connection, config, first)
+        else:
+            await self.make_stream(connection, config)
+
+    async def _make_stream_from(self, connection: Connection, config: Json, first: int) -> None:
+        """Make a stream whose first message has the number *first*."""
+        if connection.version >= (2, 10, 0):
+            await self.make_stream(connection, {**config, "first_seq": first})
+            return
+        # An older server numbers from 1 until an empty stream is purged. So nobody may send to it before that.
+        nobody = [f"{self._prefix}.=new.{config['name']}"]
+        await self.make_stream(connection, {**config, "subjects": nobody})
+        made = (await self._client.call(connection, f"STREAM.INFO.{config['name']}"))["config"]
+        if made["subjects"] == nobody:
+            await self._client.call(connection, f"STREAM.PURGE.{config['name']}", {"seq": first})
+            made["subjects"] = config["subjects"]
+            await self._client.call(connection, f"STREAM.UPDATE.{config['name']}", made)
+
+    async def set_window(self, connection: Connection, queue: str, window: float) -> None:
+        """Let the stream of *queue* remember ids for *window* seconds."""
+        answer = await self._client.call(connection, f"STREAM.INFO.{self.place_of(queue).stream}")
+        config = dict(answer["config"])
+        wanted = _nanoseconds(max(WINDOW_MIN, window))
+        if config.get("duplicate_window") != wanted:
+            config["duplicate_window"] = wanted
+            await self._client.call(connection, f"STREAM.UPDATE.{config['name']}", config)
+
+    # --- consumers ---
+
+    async def consumer_of(self, connection: Connection, queue: str) -> Consumer | None:
+        """Return the consumer of *queue*; None if it has none."""
+        known = self._consumers.get(queue)
+        if known is not None:
+            return known
+        stream = self.place_of(queue).stream
+        try:
+            names = (await self._client.call(connection, f"CONSUMER.NAMES.{stream}", {})).get("consumers") or []
+        except Refusal as error:
+            if error.code == NO_STREAM:
+                return None
+            raise
+        for name in sorted(names, key=lambda one: not _CONSUMER.fullmatch(one)):
+            found = _CONSUMER.fullmatch(name)
+            if found:
+                consumer = Consumer(name, int(found[1]) / 1000)
+            else:  # another program's
+                config = (await self._client.call(connection, f"CONSUMER.INFO.{stream}.{name}"))["config"]
+                consumer = Consumer(name, int(config.get("ack_wait", 30 * 10**9)) / 10**9)
+            self._consumers[queue] = consumer
+            return consumer
+        return None
+
+    async def make_consumer(self, connection: Connection, queue: str, lock: float) -> Consumer:
+        """Return the consumer of *queue*; make it, and the stream, if they are missing, for locks of *lock* seconds."""
+        for _ in range(3):
+            found = await self.consumer_of(connection, queue)
+            if found is not None:
+                return found
+            await self.make(connection, queue)
+            milliseconds = round((lock + slack_of(lock)) * 1000)
+            # The last word tells it from the one of a stream that was deleted, whose locks are over.
+            name = f"tenure-{milliseconds}-{secrets.token_hex(3)}"
+            stream = self.place_of(queue).stream
+            config: Json = {
+                "durable_name": name,
+                "ack_policy": "explicit",
+                "ack_wait": milliseconds * 10**6,
+                "max_ack_pending": -1,
+                "max_deliver": -1,
+                "max_waiting": 10_000,
+                "description": "from which every process of tenure pulls",
+            }
+            try:
+                await self._client.call(
+                    connection, f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": config}
+                )
+            except Refusal as error:
+                if error.code in (NO_STREAM, NO_CONSUMER):
+                    continue
+                if error.code not in _NOT_UNIQUE:
+                    raise
+        found = await self.consumer_of(connection, queue)
+        if found is None:
+            raise Refusal(NO_CONSUMER, f"the consumer of {queue!r} was deleted as soon as it was made")
+        return found
+
+    # --- all queues ---
+
+    async def queues(self, connection: Connection) -> list[str]:
+        """Return every queue that has a stream."""
+        start, found, cut = f"{self._prefix}_", list[str](), set[str]()
+        seen = 0
+        while True:
+            answer = await self._client.call(connection, "STREAM.NAMES", {"offset": seen})
+            names: list[str] = answer.get("streams") or []
+            seen += len(names)
+            for word in (name.removeprefix(start) for name in names if name.startswith(start)):
+                if is_cut(word):
+                    cut.add(word)
+                else:
+                    found.append(name_of(word))
+            if not names or seen >= int(answer.get("total", 0)):
+                break
+        if cut:
+            found += [name for name in await self.records(connection) if short_word_of(name) in cut]
+        return [one for one in found if not one.endswith(DEAD_SUFFIX)]
+
+    async def change_record(self, queue: str, change: Any) -> Record:
+        """Write *change(record)* as the record of *queue*, in one step; return the new one."""
+
+        async def ask(connection: Connection) -> Record:
+            while True:
+                record, revision = await self.read_record(connection, queue)
+                new: Record = change(record)
+                if new == record or await self.write_record(connection, queue, new, revision):
+                    return new
+                await asyncio.sleep(0)
+
+        return await self._client.run(ask)
+
+
+def _record_of(answer: Json) -> Record:
+    """Return the record in a message; what a newer version may have added is left out."""
+    try:
+        given = json.loads(b64decode(answer["message"].get("data", "")))
+        known = {name: given[name] for name in Record.__dataclass_fields__ if name in given}
+        settings = {
+            name: value for name, value in known.get("settings", {}).items() if name in QueueOptions.__annotations__
+        }
+        return replace(Record(**known), settings=QueueOptions(**settings))  # type: ignore[typeddict-item]
+    except (ValueError, TypeError, AttributeError):
+        return Record()
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 10**9)

@@ -1,0 +1,150 @@
+"""Requests for messages: at once, or when there is one.
+
+The answers to a pull come to an inbox: one message after another, and a status, if fewer come than were asked for, or
+they are large. In a cluster, the status may come before the last messages; it says how many do not come. Or it comes
+when all messages are there, and the inbox is in use for the next pull: so each pull has a number, which is the last
+word of its subject. (Messages don't show it; they have the subject to which they were sent.)
+
+What comes to an inbox that nobody waits at any more is passed to ``give_back``: it is locked, and nobody knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from tenure._backends.nats.connection import NO_RESPONDERS, Connection, status_of
+from tenure._backends.nats.errors import NoJetStream
+
+HEARTBEAT, PENDING = "100", "Nats-Pending-Messages"
+
+LINGER = 5.0
+"""Seconds for which an inbox that was given up still receives."""
+
+
+class Inbox:
+    """The inbox of pulls, one after another."""
+
+    def __init__(self, connection: Connection, subject: str) -> None:
+        self._connection = connection
+        self.subject = subject
+        self._subscription: Subscription | None = None
+        self._give_back: Callable[[list[Msg]], None] | None = None
+        self._number = 0  # of the present pull
+        self._status: str | None = None
+        self._wanted = 0
+        self._messages: list[Msg] = []
+        self._on_message: Callable[[Msg], None] | None = None
+        self._complete: asyncio.Future[str | None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def open(cls, connection: Connection) -> Inbox:
+        """Subscribe to a new inbox."""
+        inbox = cls(connection, connection.new_inbox())
+        inbox._subscription = await connection.subscribe(f"{inbox.subject}.*", inbox._receive)
+        return inbox
+
+    async def pull(
+        self,
+        subject: str,
+        request: dict[str, object],
+        wanted: int,
+        on_message: Callable[[Msg], None] | None = None,
+    ) -> tuple[list[Msg], str | None]:
+        """Send *request* to *subject*; return up to *wanted* messages, and the status that ended the answer, if any.
+
+        With *on_message*, that is called for each message as it comes, before any later answer is looked at.
+
+        Raises:
+            NoJetStream: There is no such consumer.
+            Disconnected: The connection was lost before all had come.
+            NotPermitted: The server does not permit to publish to *subject*.
+        """
+        self._wanted, self._messages, self._on_message = wanted, [], on_message
+        self._number += 1
+        self._status = None
+        complete = self._complete = asyncio.get_running_loop().create_future()
+        lost = self._connection.when_lost(lambda: self._end(None))
+        refused = self._connection.when_refused(subject, self._fail)
+        try:
+            reply = f"{self.subject}.{self._number}"
+            await self._connection.publish(subject, json.dumps(request).encode(), reply=reply)
+            status = await complete
+        finally:
+            lost()
+            refused()
+        if len(self._messages) < self._wanted:
+            self._connection.check()
+        if status == NO_RESPONDERS and not self._messages:
+            raise NoJetStream
+        messages, self._messages, self._complete = self._messages, [], None
+        return messages, status
+
+    def abandon(self, give_back: Callable[[list[Msg]], None]) -> None:
+        """Pass what has come, and what still comes, to *give_back*; close the inbox after a while."""
+        self._give_back, self._complete = give_back, None
+        messages, self._messages = self._messages, []
+        if messages and self._on_message is None:  # also those that came since the pull was given up
+            give_back(messages)
+        asyncio.get_running_loop().call_later(LINGER, self._close)
+
+    def _close(self) -> None:
+        if self._subscription is not None and not self._connection.is_lost:
+            self._closing = asyncio.ensure_future(self._subscription.unsubscribe())
+
+    def _receive(self, message: Msg) -> None:
+        status = status_of(message) if not message.data else None
+        if status is not None and not message.reply:
+            if message.subject == f"{self.subject}.{self._number}":
+                self._note(status, message)
+            return
+        if self._give_back is not None:
+            self._give_back([message])
+            return
+        self._messages.append(message)
+        if self._on_message is not None:
+            self._on_message(message)
+        if len(self._messages) >= self._wanted:
+            self._end(self._status)
+
+    def _note(self, status: str, message: Msg) -> None:
+        """Note that fewer messages come than were wanted, or no more."""
+        headers = message.headers or {}
+        if status == HEARTBEAT:
+            return
+        self._status = status if status == NO_RESPONDERS else f"{status} {headers.get('Description', '')}".strip()
+        missing = headers.get(PENDING, "")
+        self._wanted = self._wanted - int(missing) if missing.isdecimal() else len(self._messages)
+        if len(self._messages) >= self._wanted:
+            self._end(self._status)
+
+    def _fail(self, error: Exception) -> None:
+        if self._complete is not None and not self._complete.done():
+            self._complete.set_exception(error)
+
+    def _end(self, status: str | None) -> None:
+        if self._complete is not None and not self._complete.done():
+            self._complete.set_result(status)
+
+
+class Inboxes:
+    """The inboxes of one connection that are free for the next pull."""
+
+    def __init__(self) -> None:
+        self._free: dict[Connection, list[Inbox]] = {}
+
+    async def take(self, connection: Connection) -> Inbox:
+        """Return an inbox that no pull uses."""
+        for lost in [one for one in list(self._free) if one.is_lost]:  # a copy: other loops add theirs meanwhile
+            self._free.pop(lost, None)
+        free = self._free.get(connection)
+        return free.pop() if free else await Inbox.open(connection)
+
+    def put_back(self, connection: Connection, inbox: Inbox) -> None:
+        """Let another pull use *inbox*, whose pull was answered completely."""
+        self._free.setdefault(connection, []).append(inbox)

@@ -1,0 +1,449 @@
+"""Queues in NATS JetStream.
+
+House rules:
+
+- A message is never delivered twice under one number of its stream; see ``storing``. So an old acknowledgement does
+  nothing.
+- Only the process that received a message can renew and settle it; see ``receipts``.
+- There are no transactions: what a completed message sends is stored before it is acknowledged.
+- What NATS can't do (sessions, priorities, deferral) is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tenure._backends.nats.client import Client, read
+from tenure._backends.nats.connection import Connection, Headers, has_no_stream
+from tenure._backends.nats.dead_letters import DeadLetters
+from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal
+from tenure._backends.nats.impossible import check_outgoing, check_verdict, refuse
+from tenure._backends.nats.inbox import Inbox
+from tenure._backends.nats.live import LiveMessages
+from tenure._backends.nats.message_format import ROOM, encode, properties_of, size_of
+from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
+from tenure._backends.nats.receipts import Receipts
+from tenure._backends.nats.receiving import Receiving
+from tenure._backends.nats.settling import Settling
+from tenure._backends.nats.standing import Standing
+from tenure._backends.nats.store_clock import StoreClock
+from tenure._backends.nats.storing import Storing, new_key
+from tenure._lease import NoAnswer
+from tenure._queue.broker import (
+    Claim,
+    LiveSelection,
+    NoSession,
+    QueueOptions,
+    QueueSettings,
+    QueueTraits,
+    Selection,
+    undeclared,
+)
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import ID_MARK, dead_letters_of
+from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
+from tenure._runtime.clock import Clock
+from tenure._runtime.notifier import Notifier
+from tenure.errors import ConfigError, MessageRefused
+
+QUEUE_TRAITS = QueueTraits(
+    lock_min=0.2,
+    lock_max=604_800.0,
+    body_max=1_000_000,  # NATS takes 1,048,576 bytes in all, unless told otherwise
+    fencing="emulated",
+    dead_letters="emulated",
+    delay="emulated",
+    priorities="impossible",
+    sessions="impossible",
+    deferral="impossible",
+    dedupe="emulated",
+    order="impossible",
+    transactions=False,
+    peek="emulated",
+    exact_stats=False,
+    names_dead=True,
+)
+
+LONG = 3_600.0
+"""Seconds for what reads a whole queue; each of its requests has the usual limit."""
+
+MARGIN = 1_000
+"""Numbers that a stream leaves out after its deletion: those of messages that were stored while it was deleted."""
+
+WINDOW_KNOWN_FOR = 1.0
+"""Seconds for which a sender knows for how long a queue remembers ids."""
+
+Request = tuple[str, bytes, Headers | None]
+
+SEND_MAX = 1_000
+"""Messages that are sent before the first answer is awaited."""
+
+
+class NatsBroker:
+    """A ``Broker`` on NATS JetStream."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self._local = clock
+        self._notifier = Notifier()
+        self._places = Places(client)
+        self._clock = StoreClock(client, clock)
+        self._receipts = Receipts(clock)
+        self._storing = Storing(client, self._places)
+        self._inbox = Inbox(client, self._places, self._clock)
+        self._receiving = Receiving(client, self._places, self._clock, self._receipts, self._storing)
+        self._standing = Standing(client, self._places, self._receiving, self._notifier, clock)
+        self._settling = Settling(
+            client, self._places, self._clock, self._receipts, self._storing, self._inbox, self.send
+        )
+        self._dead_letters = DeadLetters(client, self._places, self._clock, self._receipts, self._storing)
+        self._live = LiveMessages(client, self._places, self._clock, self._storing, self._receiving, self._dead_letters)
+        self._windows: dict[str, tuple[float, float]] = {}  # by queue: how long ids are remembered; read when
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do."""
+        return QUEUE_TRAITS
+
+    async def close(self) -> None:
+        """End the hints, and let what is being given back finish."""
+        self._notifier.close()
+        await self._standing.close()
+        await self._receiving.close()
+        await self._dead_letters.close()
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when a message of *queue* has come that the next claim takes, or may have."""
+        listener = self._notifier.listen(queue)
+        if queue.endswith(DEAD_SUFFIX):
+            return listener
+        return self._standing.hints(queue, listener)
+
+    # --- settings ---
+
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
+        """Write *changes* into the settings of *queue*, in one step; return the settings that result."""
+
+        def change(record: Record) -> Record:
+            wanted = undeclared(changes, record.settings) if only_undeclared else changes
+            return replace(record, settings=QueueOptions(**{**record.settings, **wanted}))
+
+        record = await self._places.change_record(queue, change)
+        settings = QueueSettings(**record.settings)
+
+        async def apply(connection: Connection) -> None:
+            await self._places.make(connection, queue)
+            if "dedupe_window" in changes:
+                await self._places.set_window(connection, queue, settings.dedupe_window)
+
+        await self._client.run(apply)
+        self._windows[queue] = settings.dedupe_window, self._local.now()
+        return settings
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Return the settings of *queue*."""
+        record, _ = await self._client.run(lambda connection: self._places.read_record(connection, queue))
+        return QueueSettings(**record.settings)
+
+    async def names(self) -> Sequence[str]:
+        """List every queue that has a stream, sorted."""
+        return sorted(await self._client.run(self._places.queues))
+
+    # --- deletion ---
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete the streams of *queue*, if both are empty or by *force*.
+
+        NATS has no conditional deletion: a message sent between the count and the deletion is lost.
+        """
+        found = await self.stats(queue)
+        if count_of(found) and not force:
+            return NotEmpty(found)
+
+        async def last(connection: Connection, stream: str) -> int:
+            try:
+                return int((await self._client.call(connection, f"STREAM.INFO.{stream}"))["state"]["last_seq"])
+            except Refusal as error:
+                if error.code == NO_STREAM:
+                    return -1
+                raise
+
+        async def delete(connection: Connection) -> None:
+            streams = [self._places.place_of(one).stream for one in (queue, dead_letters_of(queue))]
+            lasts = [await last(connection, stream) for stream in streams]
+
+            def change(record: Record) -> Record:
+                return Record(
+                    next=max(record.next, lasts[0] + 1 + MARGIN),
+                    next_dead=max(record.next_dead, lasts[1] + 1 + MARGIN),
+                )
+
+            if max(lasts) >= 0 or (await self._places.read_record(connection, queue))[1]:
+                await self._places.change_record(queue, change)
+            for stream in streams:
+                try:
+                    await self._client.call(connection, f"STREAM.DELETE.{stream}")
+                except Refusal as error:
+                    if error.code != NO_STREAM:
+                        raise
+            await self._inbox.forget_queue(connection, queue)
+
+        await self._client.run(delete)
+        self._places.forget(queue)
+        self._windows.pop(queue, None)
+        return Deleted(found)
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* after *seconds*; the time is kept with its settings."""
+
+        async def ask(connection: Connection) -> None:
+            await self._places.make(connection, queue)
+            await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
+
+        await self._client.run(ask)
+        idle_at = self._clock.now() + seconds
+        await self._places.change_record(queue, lambda record: replace(record, idle_at=idle_at))
+
+    async def idle(self) -> Sequence[str]:
+        """List the queues that have been idle for their time."""
+
+        async def ask(connection: Connection) -> dict[str, Record]:
+            records = await self._places.records(connection)
+            if records:
+                await self._clock.ensure_known(connection, self._places.place_of(next(iter(records))).stream)
+            return records
+
+        records = await self._client.run(ask, within=LONG)
+        now = self._clock.now()
+        return [queue for queue, one in records.items() if one.idle_at is not None and one.idle_at <= now][:100]
+
+    # --- sending ---
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Store *messages*, up to ``SEND_MAX`` at a time; return their ids. On an exception, some may be stored."""
+        for index, message in enumerate(messages):
+            try:
+                check_outgoing(message)
+            except ConfigError as error:
+                raise MessageRefused(str(error), index, len(messages)) from error.__cause__
+        requests = await self._client.run(partial(self._requests, queue=queue, messages=messages))
+        numbers: list[int] = []
+        for first in range(0, len(requests), SEND_MAX):
+            store = partial(self._store, queue=queue, requests=requests[first : first + SEND_MAX])
+            numbers += await self._client.run(store)
+        return [one.id or f"{queue}{ID_MARK}{number}" for one, number in zip(messages, numbers, strict=True)]
+
+    async def _requests(self, connection: Connection, queue: str, messages: Sequence[Outgoing]) -> list[Request]:
+        """Return the requests that store *messages*."""
+        place = self._places.place_of(queue)
+        if any(one.delay or one.at is not None for one in messages):
+            await self._clock.ensure_known(connection, place.stream)
+        now = self._clock.now()
+        requests: list[Request] = []
+        for index, one in enumerate(messages):
+            due = now + one.delay if one.delay else 0.0 if one.at is None else float(one.at)  # type: ignore[arg-type]
+            once = None if one.id is None else await self._name_of(connection, queue, one.id)
+            headers = encode(properties_of(one, due if due > now else 0.0), once)
+            if len(one.body) + size_of(headers) + ROOM > connection.max_payload:
+                raise MessageRefused(
+                    f"the message takes {len(one.body) + size_of(headers):,} bytes with its headers, and "
+                    f"{self._client.address} takes {connection.max_payload:,}, of which {ROOM:,} are kept for what "
+                    "tenure notes with it; send less, or raise max_payload there",
+                    index,
+                    len(messages),
+                )
+            requests.append((place.subject_of(new_key()), one.body, headers or None))
+        return requests
+
+    async def _store(self, connection: Connection, queue: str, requests: Sequence[Request]) -> list[int]:
+        """Send *requests*; return the numbers of the messages in the stream."""
+        numbers: dict[int, int] = {}
+        for _ in range(2):
+            left = [index for index in range(len(requests)) if index not in numbers]
+            answers = await connection.request_all([requests[index] for index in left])
+            for index, answer in zip(left, answers, strict=True):
+                if not has_no_stream(answer):
+                    numbers[index] = int(read(answer.data)["seq"])
+            if len(numbers) == len(requests):
+                return [numbers[index] for index in range(len(requests))]
+            await self._places.make(connection, queue)  # and send those again that found no stream
+        raise Refusal(
+            NO_STREAM, f"the stream {self._places.place_of(queue).stream!r} does not have the subjects of {queue!r}"
+        )
+
+    async def _name_of(self, connection: Connection, queue: str, id_: str) -> str | None:
+        """Return the name under which NATS is to remember the id of a message; None if it is not to."""
+        window, known_at = self._windows.get(queue, (0.0, -math.inf))
+        if self._clock.local.now() - known_at > WINDOW_KNOWN_FOR:
+            record, _ = await self._places.read_record(connection, queue)
+            window = QueueSettings(**record.settings).dedupe_window
+            self._windows[queue] = window, self._clock.local.now()
+        if window >= WINDOW_MIN:
+            return id_
+        return await self._inbox.name_of(connection, queue, id_, window) if window else None
+
+    # --- receiving ---
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        if queue.endswith(DEAD_SUFFIX):
+            return await self._client.run(lambda connection: self._dead_letters.receive(connection, queue, limit, lock))
+
+        async def ask(connection: Connection) -> Claim:
+            claim = await self._receive(connection, queue, limit, lock)
+            # The pull that waits may get the message that this one has just missed.
+            if not claim.deliveries and (
+                await self._standing.gets_one(queue) or await self._receiving.has_returned(queue)
+            ):
+                again = await self._receive(connection, queue, limit, lock)
+                claim = again._replace(died=(*claim.died, *again.died))
+            return claim
+
+        claim = await self._client.run(ask)
+        if len(claim.deliveries) < limit:
+            self._standing.want(queue)
+        return claim
+
+    async def _receive(self, connection: Connection, queue: str, limit: int, lock: float) -> Claim:
+        for _ in range(2):
+            consumer = await self._consumer_of(connection, queue, lock)
+            if consumer is None:
+                break
+            asked_at = self._local.now()
+            first = await self._standing.take(connection, queue, lock, asked_at)
+            try:
+                waits = not self._standing.has_listener(queue)  # else the pull that waits gets it
+                return await self._receiving.receive(
+                    connection, queue, consumer, limit, lock, first, asked_at, waits=waits
+                )
+            except NoJetStream:
+                continue  # it was deleted, and perhaps made again
+        return Claim((), None, self._receiving.take_deaths(queue))
+
+    async def _consumer_of(self, connection: Connection, queue: str, lock: float) -> Consumer | None:
+        """Return the consumer of *queue*, made if it is missing; None if nothing was ever sent to it."""
+        known = await self._places.consumer_of(connection, queue)
+        if known is not None:
+            return known
+        try:
+            await self._client.call(connection, f"STREAM.INFO.{self._places.place_of(queue).stream}")
+        except Refusal as error:
+            if error.code == NO_STREAM:
+                return None
+            raise
+        return await self._places.make_consumer(connection, queue, lock)
+
+    # --- renewing and settling ---
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
+        """Extend many locks to *lock* seconds from now."""
+        live = [one for one in held if isinstance(one, Delivery) and not one.queue.endswith(DEAD_SUFFIX)]
+        dead = [one for one in held if isinstance(one, Delivery) and one.queue.endswith(DEAD_SUFFIX)]
+
+        async def ask(connection: Connection) -> list[Renewed | Lapsed]:
+            answers = iter(await self._settling.renew(connection, live, lock))
+            others = iter(await asyncio.gather(*(self._dead_letters.renew(connection, one, lock) for one in dead)))
+            return [
+                LAPSED if isinstance(one, SessionLock) else next(others if one.queue.endswith(DEAD_SUFFIX) else answers)
+                for one in held
+            ]
+
+        return await self._client.run(ask)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
+        """Pass many verdicts."""
+        for delivery, verdict in settlements:
+            check_verdict(delivery, verdict)
+        live = [one for one in settlements if not one.delivery.queue.endswith(DEAD_SUFFIX)]
+        dead = [one for one in settlements if one.delivery.queue.endswith(DEAD_SUFFIX)]
+
+        async def ask(connection: Connection) -> list[Settled | Lapsed | NoAnswer]:
+            answers = iter(await self._settling.settle(connection, live) if live else ())
+            others = iter([await self._dead_letters.settle(connection, one) for one in dead])
+            return [next(others if one.delivery.queue.endswith(DEAD_SUFFIX) else answers) for one in settlements]
+
+        answers = await self._client.run(ask)
+        for queue in {one.delivery.queue for one in dead} | {dead_letters_of(one.delivery.queue) for one in live}:
+            self._notifier.notify(queue)
+        return answers
+
+    # --- live messages ---
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue*; those that are put off count as locked."""
+        return await self._client.run(lambda connection: self._live.stats(connection, queue))
+
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show the messages that are ready, or delayed and not put off yet."""
+        return await self._client.run(lambda connection: self._live.peek(connection, queue, which, limit), within=LONG)
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove messages that are not locked."""
+        return await self._client.run(
+            lambda connection: self._live.purge(connection, queue, which, dry_run=dry_run), within=LONG
+        )
+
+    # --- dead letters ---
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters."""
+        return await self._client.run(
+            lambda connection: self._dead_letters.peek(connection, queue, which, limit), within=LONG
+        )
+
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
+        """Put dead letters back into *queue*, or into the queue *to*."""
+        return await self._client.run(
+            lambda connection: self._dead_letters.redrive(connection, queue, which, limit, dry_run=dry_run, to=to),
+            within=LONG,
+        )
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good."""
+        return await self._client.run(
+            lambda connection: self._dead_letters.purge(connection, queue, which, limit), within=LONG
+        )
+
+    # --- the inbox ---
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Return which *ids* the queue's inbox remembers."""
+        return await self._client.run(lambda connection: self._inbox.handled(connection, queue, ids))
+
+    # --- refused ---
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Refuse."""
+        refuse("deferred messages")
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Refuse."""
+        refuse("deferred messages")
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Refuse."""
+        refuse("sessions")
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Refuse."""
+        refuse("sessions")
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Refuse."""
+        refuse("sessions")
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Refuse."""
+        refuse("sessions")
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Refuse."""
+        refuse("sessions")

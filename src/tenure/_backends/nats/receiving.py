@@ -1,0 +1,421 @@
+"""Claims: messages are pulled, and those that are not to be delivered are moved, put off, or stored again.
+
+A message that NATS has delivered before was locked by somebody whose lock has ended, or was put off until its delay
+ends. It is stored again before it is handed out, see ``storing``; the same claim then receives the copy. What was
+pulled, and can't be handed out because the claim failed or was given up, is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from tenure._backends.nats.client import Client
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.errors import NoJetStream, TooLarge
+from tenure._backends.nats.messages import (
+    Found,
+    dead_letter_of,
+    delivered_message,
+    delivery_of,
+    with_expired_attempts,
+)
+from tenure._backends.nats.places import Consumer, Places, slack_of
+from tenure._backends.nats.pulls import Inbox, Inboxes
+from tenure._backends.nats.receipts import Held, Receipts
+from tenure._backends.nats.store_clock import StoreClock
+from tenure._backends.nats.storing import Storing, acknowledge, locks_for
+from tenure._queue.broker import CLAIM_BYTES, Claim, QueueSettings
+from tenure._queue.message import (
+    EXPIRED,
+    EXPIRED_DESCRIPTION,
+    MAX_DELIVERIES,
+    Delivery,
+    Died,
+    exhausted_description,
+)
+from tenure._runtime.tasks import Tasks
+from tenure.errors import TenureError
+
+PAGE = 500
+"""Messages of one pull."""
+
+SORTED_MAX = 1_000
+"""Messages that one claim moves to the dead letters, puts off or stores again; the next claim goes on."""
+
+SORTING_SHARE = 0.125
+"""The share of a lock's time after which a claim looks for no more: the locks of what it has found are running."""
+
+SILENT_FOR = 1.0
+"""Seconds after which a pull that got no answer is taken for one from a consumer that was deleted, before 2.10."""
+
+JUST_SENT = 0.01
+"""Seconds for which a claim looks again that finds nothing."""
+
+TOO_LARGE_FOR = 60.0
+"""Seconds for which a message is put off that is too large to be stored again."""
+
+DUE_KNOWN_MAX = 10_000
+"""Messages of a queue, of which is known when they are due."""
+
+DUE_MIN, OVERDUE_MAX = 0.005, 0.25
+"""Seconds by which the server is late with a message that was put off: at least and at most."""
+
+DEATHS_MAX = 10_000
+"""The newest deaths of a queue that are kept at most until a claim reports them."""
+
+
+class Sorted(NamedTuple):
+    """The messages of a page, by what is to be done with them."""
+
+    deliverable: list[Found]
+    put_off: list[tuple[Found, float]]
+    """Those that can't be received yet, with the seconds for which they are to be put off."""
+    again: list[Found]
+    """Those to be stored again: they were delivered before, or their delay has just ended."""
+    expired: list[Found]
+    marked: list[Found]
+    """Those that are dead letters already, and only have to be moved."""
+
+
+def sort(page: Iterable[Found], ack_wait: float, now: float) -> Sorted:
+    """Decide what to do with each message that was pulled at *now*, by the store's clock."""
+    found = Sorted([], [], [], [], [])
+    for one in page:
+        due = one.properties.due
+        if one.state.is_dead:
+            found.marked.append(one)
+        elif left := locked_for(one, ack_wait):
+            found.put_off.append((one, left))
+        elif one.is_expired_at(now):
+            found.expired.append(one)
+        elif due > now:
+            found.put_off.append((one, due - now))
+        elif one.delivered > 1 or due or one.state.locked_for:
+            found.again.append(one)
+        else:
+            found.deliverable.append(one)
+    return found
+
+
+def locked_for(found: Found, ack_wait: float) -> float:
+    """Return for how many seconds a message that was stored as locked is to be put off; 0 if its lock is over.
+
+    No clock is compared: it counts from when somebody pulls it. It is over when it was put off for that time, and the
+    server's own locks, one after another, have taken as long: who pulled it may have died before it put it off. So a
+    lock that is longer than the server's may last twice as long.
+    """
+    lasts = found.state.locked_for
+    if found.delivered > math.ceil(lasts / ack_wait):
+        return 0.0
+    return lasts if found.delivered == 1 else ack_wait
+
+
+def deliveries_before(found: Found) -> int:
+    """Return how often a message was handed out before this delivery.
+
+    Under one number, it is handed out once; further deliveries are of claims that failed. Those of a message with a
+    delay, or that was stored as locked, only put it off.
+    """
+    puts_off = found.properties.due or found.state.locked_for
+    return found.state.deliveries + (0 if puts_off else min(1, found.delivered - 1))
+
+
+class Receiving:
+    """Claims the messages of every queue."""
+
+    def __init__(self, client: Client, places: Places, clock: StoreClock, receipts: Receipts, storing: Storing) -> None:
+        self._client = client
+        self._places = places
+        self._clock = clock
+        self._receipts = receipts
+        self._storing = storing
+        self._inboxes = Inboxes()
+        self._due: dict[str, list[float]] = {}  # by queue: when those that were put off are due, by the local clock
+        self._deaths: dict[str, deque[Died]] = {}  # by queue: found by a claim, and not reported yet
+        self._returns: dict[str, Tasks] = {}  # by queue: what is being given back
+
+    async def close(self) -> None:
+        """Let what is being given back finish."""
+        for queue in list(self._returns):
+            await self.has_returned(queue)
+
+    # --- claims ---
+
+    async def receive(
+        self,
+        connection: Connection,
+        queue: str,
+        consumer: Consumer,
+        limit: int,
+        lock: float,
+        first: Sequence[Found],
+        asked_at: float,
+        *,
+        waits: bool,
+    ) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds from *asked_at*: *first* those that are locked since then.
+
+        If there are none, and it *waits*, look again for a moment: a consumer learns of a message after its sender was
+        answered.
+        """
+        token = secrets.token_hex(8)
+        held: list[Found] = []
+        taken: list[Found] = []
+        is_more = False
+        sorted_out = asked = 0
+        sorting_max = min(lock, consumer.ack_wait) * SORTING_SHARE
+        page: Sequence[Found] = first
+        unsorted: Sequence[Found] = first
+        try:
+            while True:
+                unsorted = page
+                found = sort(page, consumer.ack_wait, await self._now(connection, queue, page))
+                others = len(page) - len(found.deliverable)
+                sorted_out += others
+                taken += await self.sort_out(connection, queue, found, token, lock)
+                held += found.deliverable
+                unsorted = ()
+                room = limit - len(held) - len(taken)
+                if room <= 0:
+                    break
+                if held and page is first:  # what has just come is not kept waiting
+                    is_more = True
+                if sorted_out >= SORTED_MAX or self._clock.local.now() - asked_at > sorting_max:
+                    is_more = True
+                if is_more:
+                    break
+                if page and page is not first and not others and not found.again and len(page) < asked:
+                    break
+                asked = min(PAGE, room)
+                page, is_more = await self.pull(connection, queue, consumer, asked)
+                if waits and not page and not held and not taken and not sorted_out:
+                    page, _ = await self.pull(connection, queue, consumer, 1, JUST_SENT)
+                    is_more = bool(page)
+                if not page:
+                    break
+            deliveries = await self._lock(connection, consumer, held, token, asked_at, lock)
+        except BaseException:
+            self.give_back(connection, [*held, *taken, *unsorted])
+            raise
+        deliveries += [self._deliver(connection, one, token, asked_at, lock) for one in taken]
+        deliveries.sort(key=_sequence)
+        self._receipts.expire()
+        due = 0.0 if is_more else self._due_in(queue)
+        return Claim(tuple(deliveries), due if len(deliveries) < limit else None, self.take_deaths(queue))
+
+    def _due_in(self, queue: str) -> float | None:
+        """Return in how many seconds the next message comes that this process has put off; None if there is none."""
+        known, now = self._due.get(queue, ()), self._clock.local.now()
+        while known and known[0] < now - OVERDUE_MAX:  # it came, or another process has it
+            heappop(known)
+        return max(known[0] - now, DUE_MIN) if known else None
+
+    def _put_off(self, queue: str, left: float) -> None:
+        known = self._due.setdefault(queue, [])
+        if len(known) < DUE_KNOWN_MAX:
+            heappush(known, self._clock.local.now() + left)
+
+    async def pull(
+        self, connection: Connection, queue: str, consumer: Consumer, wanted: int, wait: float = 0.0
+    ) -> tuple[list[Found], bool]:
+        """Pull what there is, or comes within *wait* seconds; and whether there is more than fits into one answer."""
+        inbox = await self._inboxes.take(connection)
+        bytes_max = max(CLAIM_BYTES, connection.max_payload + 2**16)
+        subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
+        request: dict[str, object] = {"batch": wanted, "max_bytes": bytes_max}
+        request |= {"expires": round(wait * 10**9)} if wait else {"no_wait": True}
+        is_silent = connection.version < (2, 10, 0)  # if there is no such consumer
+        patience = self._client.options.timeout
+        limit = asyncio.timeout(min(SILENT_FOR, patience) if is_silent else patience)
+        try:
+            async with limit:
+                messages, status = await inbox.pull(subject, request, wanted)
+        except NoJetStream:
+            self._places.forget(queue)  # it was deleted, and perhaps made again
+            raise
+        except BaseException as error:
+            inbox.abandon(lambda strays: self.give_back(connection, [delivered_message(queue, one) for one in strays]))
+            if not is_silent or not limit.expired() or not isinstance(error, TimeoutError):
+                raise
+            self._places.forget(queue)
+            found = await self._places.consumer_of(connection, queue)
+            if found != consumer:
+                raise NoJetStream from error
+            raise
+        self._inboxes.put_back(connection, inbox)
+        return [delivered_message(queue, one) for one in messages], bool(status and "MaxBytes" in status)
+
+    async def take_inbox(self, connection: Connection) -> Inbox:
+        """Return an inbox for a pull that waits."""
+        return await self._inboxes.take(connection)
+
+    def put_back_inbox(self, connection: Connection, inbox: Inbox) -> None:
+        """Let others use an inbox whose pull was answered."""
+        self._inboxes.put_back(connection, inbox)
+
+    async def _now(self, connection: Connection, queue: str, page: Sequence[Found]) -> float:
+        """Return the store's time; it is asked for only if a message of *page* has a delay, or can expire."""
+        if any(one.properties.due or one.properties.expires_in < float("inf") for one in page):
+            await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
+        return self._clock.now()
+
+    async def _lock(
+        self, connection: Connection, consumer: Consumer, held: list[Found], token: str, asked_at: float, lock: float
+    ) -> list[Delivery]:
+        """Return the deliveries of messages that were pulled after *asked_at*, locked for *lock* seconds from then."""
+        lasts = lock + slack_of(lock)
+        if held and abs(lasts - consumer.ack_wait) > 0.001:
+            wanted = locks_for(lasts)
+            if lasts < consumer.ack_wait:
+                for one in held:  # no answer is needed: until it arrives, the lock is longer
+                    await connection.publish(one.reply, wanted)
+            else:
+                await acknowledge(connection, [one.reply for one in held], wanted)
+                if self._clock.local.now() >= asked_at + consumer.ack_wait - slack_of(lock):
+                    self.give_back(connection, held)  # the locks may have ended before
+                    return []
+        return [self._deliver(connection, one, token, asked_at, lock) for one in held]
+
+    def _deliver(self, connection: Connection, found: Found, token: str, asked_at: float, lock: float) -> Delivery:
+        """Return a message that is locked for *lock* seconds from *asked_at*, and keep its lock."""
+        shown_until = self._clock.now() - self._clock.local.now() + asked_at + lock
+        delivery = delivery_of(found, token, shown_until)
+        # A lock that is stored with its message outlives the server's process.
+        given_by = None if found.state.locked_for else connection
+        self._receipts.add(delivery, Held(found, asked_at + lock, given_by))
+        return delivery
+
+    # --- what is not delivered ---
+
+    async def sort_out(
+        self, connection: Connection, queue: str, found: Sorted, token: str = "", lock: float = 0.0
+    ) -> list[Found]:
+        """Put off, store again, or move to the dead letters.
+
+        With *lock*, those that are stored again are locked for so many seconds, and returned.
+        """
+        for one, left in found.put_off:
+            await connection.publish(one.reply, locks_for(left))
+            if not one.state.locked_for:
+                self._put_off(queue, left)
+        if not (found.again or found.expired or found.marked):
+            return []
+        most = QueueSettings().max_deliveries
+        if any(deliveries_before(one) for one in found.again):
+            record, _ = await self._places.read_record(connection, queue)
+            most = record.settings.get("max_deliveries", most)
+        storing = [asyncio.ensure_future(self._store_again(connection, one, most, token, lock)) for one in found.again]
+        others = [asyncio.ensure_future(self._expire(connection, one)) for one in found.expired]
+        others += [asyncio.ensure_future(self._finish(connection, one)) for one in found.marked]
+        try:
+            await asyncio.wait([*storing, *others])
+        except BaseException:
+            # Each goes on, and what it has locked by then is given back.
+            self._returns.setdefault(queue, Tasks()).spawn(self._return_all(storing, others))
+            raise
+        failures = [error for one in (*storing, *others) if (error := one.exception()) is not None]
+        if grave := [error for error in failures if not isinstance(error, TooLarge)]:
+            self.give_back(connection, [copy for one in storing if not one.exception() and (copy := one.result())])
+            raise grave[0]
+        for task, one in zip(storing, found.again, strict=True):
+            if task.exception() is not None:  # it can't be delivered again; others can
+                await connection.publish(one.reply, locks_for(TOO_LARGE_FOR))
+        copies = [copy for one in storing if not one.exception() and (copy := one.result())]
+        return copies if lock else []
+
+    async def _return_all(
+        self, storing: Sequence[asyncio.Future[Found | None]], others: Sequence[asyncio.Future[None]]
+    ) -> None:
+        answers = await asyncio.gather(*storing, *others, return_exceptions=True)
+        await self._give_back([one for one in answers if isinstance(one, Found) and one.state.locked_for])
+
+    async def _store_again(
+        self, connection: Connection, found: Found, most: int, token: str, lock: float
+    ) -> Found | None:
+        """Store a message again; return it, unless it is dead, or gone."""
+        count, now = deliveries_before(found), self._clock.now()
+        state = with_expired_attempts(found.state, count, now)
+        if count >= most:
+            dead = dead_letter_of(found, state, MAX_DELIVERIES, exhausted_description(count), count, now)
+            if await self._storing.bury(connection, found, dead):
+                self.record_death(found, count, MAX_DELIVERIES)
+            return None
+        lasts = lock + slack_of(lock) if lock else 0.0
+        properties = found.with_state(
+            history=state.history, deliveries=count + (1 if lock else 0), locked_for=lasts, lock=token
+        )
+        return await self._storing.replace(connection, found, replace(properties, due=0.0))
+
+    async def _expire(self, connection: Connection, found: Found) -> None:
+        count, now = deliveries_before(found), self._clock.now()
+        state = with_expired_attempts(found.state, count, now)
+        if await self._storing.bury(
+            connection, found, dead_letter_of(found, state, EXPIRED, EXPIRED_DESCRIPTION, count, now)
+        ):
+            self.record_death(found, count, EXPIRED)
+
+    async def _finish(self, connection: Connection, found: Found) -> None:
+        await self._storing.finish(connection, found)  # the process that has marked it reports it
+
+    # --- deaths ---
+
+    def record_death(self, found: Found, count: int, reason: str) -> None:
+        """Note a death for the next claim to report."""
+        died = Died(found.sequence, found.id, count, reason)
+        self._deaths.setdefault(found.queue, deque(maxlen=DEATHS_MAX)).append(died)
+
+    def take_deaths(self, queue: str) -> Sequence[Died]:
+        """Return the deaths that claims of this process have found since the last call."""
+        deaths, taken = self._deaths.get(queue), []
+        while deaths:
+            try:
+                taken.append(deaths.popleft())
+            except IndexError:  # another thread was faster
+                break
+        return tuple(taken)
+
+    # --- giving back ---
+
+    def give_back(self, connection: Connection, found: Sequence[Found]) -> None:
+        """Begin to give messages back that were not handed out, as if they had never been delivered."""
+        if found and not connection.is_lost:
+            returns = self._returns.setdefault(found[0].queue, Tasks())
+            returns.spawn(self._give_back(found), name="tenure-nats-give-back")
+
+    async def has_returned(self, queue: str) -> bool:
+        """Wait until what is being given back to *queue* here can be received; return whether there was anything."""
+        returns = self._returns.get(queue, Tasks()).here()
+        await asyncio.gather(*returns, return_exceptions=True)
+        return bool(returns)
+
+    async def _give_back(self, found: Sequence[Found]) -> None:
+        async def ask(connection: Connection) -> None:
+            await asyncio.gather(*(self.return_one(connection, one) for one in found), return_exceptions=True)
+
+        with suppress(TenureError):  # then they are delivered again when their locks end
+            await self._client.run(ask)
+
+    async def return_one(self, connection: Connection, found: Found) -> bool:
+        """Give one message back; its deliveries before this one stay counted."""
+        if found.reply and (found.state.locked_for or found.state.is_dead):
+            # Another process has locked it, or moves it: here, it was only to be put off, or moved.
+            left = found.state.locked_for if found.delivered == 1 else 0.0
+            await connection.publish(found.reply, locks_for(left))
+            return False
+        now = self._clock.now()
+        count = deliveries_before(found) if found.reply else found.count - 1  # it was locked, and not handed out
+        state = with_expired_attempts(found.state, count, now)
+        properties = found.with_state(history=state.history, deliveries=count)
+        return await self._storing.replace(connection, found, properties) is not None
+
+
+def _sequence(delivery: Delivery) -> int:
+    return delivery.sequence

@@ -1,0 +1,278 @@
+"""The pull that waits for the next message of an idle queue: a hint, and the first message with it.
+
+While a consumer of this process listens and its last claim found too little, one message is asked for that may come
+later. The server sends it as soon as there is one: sent, given back, or with its lock or delay ended. The next claim
+takes it. If no claim does in time, as the consumer is busy, it is given back.
+
+Its lock begins at a moment that this process doesn't know, but not before it asked. So it is renewed as soon as it
+comes, and counts from there; the answer comes while the claim is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from nats.aio.msg import Msg
+
+from tenure._backends.nats.client import Client
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.messages import Found, delivered_message
+from tenure._backends.nats.places import Consumer, Places, slack_of
+from tenure._backends.nats.pulls import Inbox
+from tenure._backends.nats.receiving import Receiving
+from tenure._backends.nats.storing import WORKING, locks_for
+from tenure._queue.broker import QueueSettings
+from tenure._runtime.clock import Clock
+from tenure._runtime.notifier import Notifier
+from tenure.errors import TenureError
+
+WAITS = 30.0
+"""Seconds for which the server keeps a pull, or half a lock's time if that is less."""
+
+KEEPS_MAX = 1.0
+"""Seconds for which a message waits for a claim, or a quarter of a lock's time if that is less."""
+
+LOOKS, LOOKS_EVERY = 4, 0.0005
+"""How often, and after how many seconds, an empty claim looks whether the pull that waits has got a message."""
+
+AGAIN_AFTER = 0.5
+"""Seconds after a failure until the next pull."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A message that no claim has taken yet."""
+
+    found: Found
+    connection: Connection
+    consumer: Consumer
+    asked_at: float
+    """When it was asked for: its lock did not begin before."""
+    renewed_at: float
+    renewed: asyncio.Future[Msg]
+    keeps_until: asyncio.TimerHandle | None = None
+
+
+class Standing:
+    """The pulls that wait, one for each queue on each event loop with a listener."""
+
+    def __init__(self, client: Client, places: Places, receiving: Receiving, notifier: Notifier, clock: Clock) -> None:
+        self._client = client
+        self._places = places
+        self._receiving = receiving
+        self._notifier = notifier
+        self._clock = clock
+        self._pulls: dict[tuple[str, asyncio.AbstractEventLoop], _Pull] = {}
+
+    async def hints(self, queue: str, listener: AsyncIterator[None]) -> AsyncIterator[None]:
+        """Yield when a message has come, or when *listener* does."""
+        key = queue, asyncio.get_running_loop()
+        pull = self._pulls.get(key)
+        if pull is None:
+            pull = self._pulls[key] = _Pull(self, queue)
+        pull.listeners += 1
+        try:
+            async for _ in listener:
+                yield
+        finally:
+            pull.listeners -= 1
+            if not pull.listeners:
+                self._pulls.pop(key, None)
+                pull.close()
+
+    def want(self, queue: str) -> None:
+        """Ask for the next message of *queue*, if somebody listens here: a claim has found too little."""
+        pull = self._pulls.get((queue, asyncio.get_running_loop()))
+        if pull is not None:
+            pull.want()
+
+    def has_listener(self, queue: str) -> bool:
+        """Whether somebody listens to hints of *queue* on this loop."""
+        return (queue, asyncio.get_running_loop()) in self._pulls
+
+    async def gets_one(self, queue: str) -> bool:
+        """Whether a message of *queue* waits for a claim here, or comes in a moment."""
+        pull = self._pulls.get((queue, asyncio.get_running_loop()))
+        if pull is None:
+            return False
+        for _ in range(LOOKS):
+            if pull.has_one:
+                return True
+            await asyncio.sleep(LOOKS_EVERY)
+        return pull.has_one
+
+    async def take(self, connection: Connection, queue: str, lock: float, asked_at: float) -> list[Found]:
+        """Return the message of *queue* that waits, locked for *lock* seconds and more from *asked_at*, which is now.
+
+        If that can't be proved, it is given back, and can be pulled at once.
+        """
+        pull = self._pulls.get((queue, asyncio.get_running_loop()))
+        waiting = None if pull is None else pull.take()
+        if waiting is None:
+            return []
+        try:
+            if await self._is_locked(waiting, asked_at, lock):
+                return [waiting.found]
+        except asyncio.CancelledError:
+            self.give_back(waiting)
+            raise
+        except Exception:
+            connection.check()  # its own may be another one, which was lost
+        self.give_back(waiting)
+        await self._receiving.has_returned(queue)
+        return []
+
+    async def _is_locked(self, waiting: Waiting, asked_at: float, lock: float) -> bool:
+        """Whether a message is locked for *lock* seconds from *asked_at*; it is renewed if it wasn't a moment ago."""
+        lasts = lock + slack_of(lock)
+        is_usual = abs(lasts - waiting.consumer.ack_wait) <= 0.001
+        await waiting.renewed
+        if not is_usual or asked_at - waiting.renewed_at > slack_of(lock):
+            await waiting.connection.request(waiting.found.reply, WORKING if is_usual else locks_for(lasts))
+        # An answer after the earliest end of the lock proves nothing.
+        return self._clock.now() < waiting.asked_at + waiting.consumer.ack_wait
+
+    async def close(self) -> None:
+        """End all that are of this loop."""
+        pulls = list(self._pulls.values())
+        self._pulls.clear()
+        for pull in pulls:
+            pull.close()
+        await asyncio.gather(*(pull.ended for pull in pulls if pull.is_here), return_exceptions=True)
+
+    # --- used by a pull ---
+
+    async def pull_one(self, pull: _Pull) -> None:
+        """Wait for one message, and keep it for the next claim."""
+        queue = pull.queue
+        try:
+            connection, consumer, inbox = await self._client.run(lambda connection: self._prepare(connection, queue))
+        except TenureError as error:
+            raise _Failed(str(error)) from error
+        waits = min(WAITS, consumer.ack_wait / 2)
+        subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
+        asked_at = self._clock.now()
+
+        def keep(message: Msg) -> None:
+            found = delivered_message(queue, message)
+            renewed_at = self._clock.now()
+            renewed = asyncio.ensure_future(connection.request(found.reply, WORKING))
+            pull.keep(Waiting(found, connection, consumer, asked_at, renewed_at, renewed))
+            self._notifier.notify(queue)
+
+        request: dict[str, object] = {"batch": 1, "expires": round(waits * 10**9)}
+        try:
+            pull.notify_first()
+            async with asyncio.timeout(waits + self._client.options.timeout):
+                await inbox.pull(subject, request, 1, keep)
+        except BaseException as error:
+            inbox.abandon(
+                lambda strays: self._receiving.give_back(connection, [delivered_message(queue, one) for one in strays])
+            )
+            if isinstance(error, Exception):
+                self._places.forget(queue)
+                raise _Failed(str(error)) from error
+            raise
+        self._receiving.put_back_inbox(connection, inbox)
+
+    async def _prepare(self, connection: Connection, queue: str) -> tuple[Connection, Consumer, Inbox]:
+        consumer = await self._places.consumer_of(connection, queue)
+        if consumer is None:
+            record, _ = await self._places.read_record(connection, queue)
+            consumer = await self._places.make_consumer(connection, queue, QueueSettings(**record.settings).lock)
+        return connection, consumer, await self._receiving.take_inbox(connection)
+
+    def give_back(self, waiting: Waiting) -> None:
+        """Give a message back that no claim has taken."""
+        self._receiving.give_back(waiting.connection, [waiting.found])
+
+    def failed(self, queue: str) -> None:
+        """Let listeners look: something may have happened that no pull has shown."""
+        self._notifier.notify(queue)
+
+
+class _Failed(Exception):
+    """There was no answer to a pull that waits."""
+
+
+class _Pull:
+    """The pull of one queue on one loop."""
+
+    def __init__(self, standing: Standing, queue: str) -> None:
+        self._standing = standing
+        self.queue = queue
+        self.listeners = 0
+        self.wanted = asyncio.Event()
+        self.wanted.set()
+        self._waiting: Waiting | None = None
+        self._is_first = True
+        self.ended = asyncio.get_running_loop().create_task(self._run(), name="tenure-nats-pull")
+
+    async def _run(self) -> None:
+        while True:
+            await self.wanted.wait()
+            try:
+                await self._standing.pull_one(self)
+            except _Failed:
+                self._is_first = True  # what happened meanwhile is hinted at when the next one is asked for
+                await asyncio.sleep(AGAIN_AFTER)
+
+    def notify_first(self) -> None:
+        """Give a hint when the first message is asked for: none is missed from then on."""
+        if self._is_first:
+            self._is_first = False
+            self._standing.failed(self.queue)
+
+    def want(self) -> None:
+        """Ask for the next message, unless one waits already."""
+        if self._waiting is None:
+            self.wanted.set()
+
+    def keep(self, waiting: Waiting) -> None:
+        """Keep a message for the next claim, for a while."""
+        self.wanted.clear()
+        keeps = min(KEEPS_MAX, waiting.consumer.ack_wait / 4)
+        waiting.renewed.add_done_callback(_retrieve)
+        waiting.keeps_until = asyncio.get_running_loop().call_later(keeps, self._give_back)
+        self._waiting = waiting
+
+    @property
+    def has_one(self) -> bool:
+        """Whether a message waits."""
+        return self._waiting is not None
+
+    def take(self) -> Waiting | None:
+        """Return the message that waits, which is the caller's from now on."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting.keeps_until is not None:
+            waiting.keeps_until.cancel()
+        return waiting
+
+    def _give_back(self) -> None:
+        waiting = self.take()
+        if waiting is not None:
+            self._standing.give_back(waiting)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it belongs to the running loop."""
+        return self.ended.get_loop() is asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """End it; what it has received is given back."""
+        loop = self.ended.get_loop()
+        if loop.is_closed():
+            return
+        if loop is asyncio.get_running_loop():
+            self.ended.cancel()
+            self._give_back()
+        else:
+            loop.call_soon_threadsafe(self.ended.cancel)
+
+
+def _retrieve(renewed: asyncio.Future[Msg]) -> None:
+    """Take note of an error, so that asyncio doesn't report it: whoever takes the message learns of it."""
+    if not renewed.cancelled():
+        renewed.exception()

@@ -1,0 +1,67 @@
+"""The clock of the server, estimated from its answers: for the delays and the expiry of messages.
+
+The ends of locks are never judged by it; they are counted on this process's own clock.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.errors import NO_STREAM, Refusal
+from tenure._runtime.clock import Clock
+
+KNOWN_FOR = 60.0
+"""Seconds after which the server's time is read again."""
+
+
+class StoreClock:
+    """An estimate of the server's time, in Unix seconds; ``local`` is this process's monotonic clock."""
+
+    def __init__(self, client: Client, local: Clock) -> None:
+        self._client = client
+        self.local: Clock = local
+        self._offset: float | None = None
+        self._read_at = 0.0
+
+    def now(self) -> float:
+        """Return the estimated time of the server; before it was read, that of this machine's wall clock."""
+        return time.time() if self._offset is None else self.local.now() + self._offset
+
+    async def ensure_known(self, connection: Connection, stream: str) -> None:
+        """Read the server's time, by a request about *stream*, unless that was done a moment ago."""
+        if self._offset is not None and self.local.now() - self._read_at < KNOWN_FOR:
+            return
+        asked_at = self.local.now()
+        try:
+            answer = await self._client.call(connection, f"STREAM.INFO.{stream}")
+        except Refusal as error:
+            if error.code != NO_STREAM:
+                raise
+            return
+        self.learn(answer, asked_at)
+
+    def learn(self, answer: Json, asked_at: float) -> None:
+        """Correct the estimate by an answer that tells the server's time, to a request sent at *asked_at*.
+
+        Before 2.10, answers don't tell it: then it is this machine's wall clock, which has to agree with the server's.
+        """
+        written = answer.get("ts")
+        now = self.local.now()
+        self._read_at = now
+        if written is None:
+            self._offset = time.time() - now
+            return
+        # It is a time between request and answer. An estimate that agrees with that is kept: it would jump otherwise.
+        told = timestamp_of(written)
+        least, most = told - now, told - asked_at
+        self._offset = least if self._offset is None else min(max(self._offset, least), most)
+
+
+def timestamp_of(written: str) -> float:
+    """Return a time of NATS, such as ``2026-11-24T09:48:57.143453167Z``, in Unix seconds."""
+    whole, _, fraction = written.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    return (seconds * 10**9 + int(fraction.ljust(9, "0")[:9])) / 1e9  # as it is in the subject of an acknowledgement

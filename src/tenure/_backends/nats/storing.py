@@ -1,0 +1,225 @@
+"""Messages stored again: the step that fences off every earlier delivery.
+
+NATS settles by the number of a message in its stream, and accepts the acknowledgement of an old delivery as well as of
+the present one. So no message is handed out twice under the same number. Before a message whose lock has ended is
+delivered again, it is stored again, and the original is removed: an acknowledgement of the original does nothing then,
+however late it comes. A message that is abandoned or given back is stored again, too, and so is one that is to be
+dead-lettered.
+
+The copy is at the end of the stream. So that it need not wait there, its receiver has it at once: it is stored as
+locked, for so many seconds. A process that pulls it puts it off for that time. Such a lock is renewed by storing the
+message once more, and completed by deleting it, which tells whether it was there.
+
+- The copy has the subject of the original, which no other message has, and is stored only if the original is the last
+  message of that subject. That comparison decides, in one step of the server, between two who do this at the same time.
+- Then the original is acknowledged. If that is lost, it is delivered again; its receiver finds that it is not the last
+  message of its subject, and removes it. If the copy is gone by then, the copy's id, which the server remembers for
+  some minutes, tells that there was one.
+- The server could do both in one step (``Nats-Rollup``). But then it forgets which other messages it has to deliver
+  again, up to 2.15 at least: its purge moves a consumer's floors past messages that are still pending.
+
+A message from another program has a subject that it shares with others. Its copy gets a subject of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from tenure._backends.nats.client import Client
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, NoJetStream, Refusal, is_wrong_sequence
+from tenure._backends.nats.message_format import NATIVE_ID, Properties, encode_to_fit
+from tenure._backends.nats.messages import Found, read_message
+from tenure._backends.nats.places import Places
+from tenure._queue.identity import dead_letters_of
+
+ACK, NAK, WORKING = b"+ACK", b"-NAK", b"+WPI"
+
+_GONE = frozenset({NO_MESSAGE, 10_043, 10_057})
+"""Codes of JetStream: there is no such message to delete."""
+
+
+def new_key() -> str:
+    """Return a word that ends the subject of a new message."""
+    return secrets.token_urlsafe(12)
+
+
+def locks_for(seconds: float) -> bytes:
+    """Return the acknowledgement that lets the server deliver a message again after *seconds*, and not before.
+
+    Until then, its receiver can still settle it: so this sets the length of a lock, as well as a delay.
+    """
+    return NAK + b' {"delay": %d}' % round(seconds * 10**9)
+
+
+async def acknowledge(connection: Connection, replies: Sequence[str], how: bytes) -> None:
+    """Acknowledge many deliveries of one consumer; return once the server has processed all of them.
+
+    It processes them in the order in which they come, so the answer to the last one is enough.
+
+    Raises:
+        NoJetStream: There is no such consumer any more.
+    """
+    for reply in replies[:-1]:
+        await connection.publish(reply, how)
+    if replies:
+        await connection.request(replies[-1], how)
+
+
+class Storing:
+    """Stores messages again."""
+
+    def __init__(self, client: Client, places: Places) -> None:
+        self._client = client
+        self._places = places
+
+    async def replace(self, connection: Connection, found: Found, properties: Properties) -> Found | None:
+        """Store a live message again, with *properties*; return it as it is then, or None if it is gone.
+
+        Then every earlier delivery of it is over, and it can be pulled, as one that was never delivered. With
+        ``locked_for`` it is locked at the same time: whoever pulls it puts it off.
+        """
+        place = self._places.place_of(found.queue)
+        headers = encode_to_fit(properties, found.body, connection.max_payload)
+        headers[NATIVE_ID] = f"tenure-{place.stream}-{found.stored_as}"
+        last = found.stored_as if place.key_of(found.subject) is not None else 0
+        subject = self.subject_of(found)
+        copy: Found | None = None
+        try:
+            answer = await self._client.store(connection, subject, found.body, headers, last=last)
+            if not answer.get("duplicate"):
+                stored = int(answer["seq"])
+                copy = Found(found.queue, subject, stored, found.stored_at, found.body, properties)
+        except NoJetStream:
+            return None  # the queue was deleted
+        except Refusal as error:
+            if not is_wrong_sequence(error):
+                raise
+        # Also if there was a copy before: then this delivery is of the original, which was left behind.
+        await self._remove(connection, found)
+        return copy
+
+    def subject_of(self, found: Found) -> str:
+        """Return the subject of the copy of a message."""
+        place = self._places.place_of(found.queue)
+        return found.subject if place.key_of(found.subject) is not None else place.subject_of(f"n{found.stored_as}")
+
+    async def _remove(self, connection: Connection, found: Found) -> None:
+        """Remove the original of a message that was stored again."""
+        if found.reply:
+            await connection.request(found.reply, ACK)
+        else:
+            await self.delete(connection, self._places.place_of(found.queue).stream, found.stored_as)
+
+    async def newest(self, connection: Connection, found: Found) -> Found | None:
+        """Return what is the last message now of the subject that copies of *found* have; None if there is none."""
+        stream = self._places.place_of(found.queue).stream
+        try:
+            answer = await self._client.call(
+                connection, f"STREAM.MSG.GET.{stream}", {"last_by_subj": self.subject_of(found)}
+            )
+        except Refusal as error:
+            if error.code in (NO_MESSAGE, NO_STREAM):
+                return None
+            raise
+        return read_message(found.queue, answer)
+
+    async def exists(self, connection: Connection, found: Found) -> bool:
+        """Whether a message is still there."""
+        stream = self._places.place_of(found.queue).stream
+        try:
+            await self._client.call(connection, f"STREAM.MSG.GET.{stream}", {"seq": found.stored_as})
+        except Refusal as error:
+            if error.code in (NO_MESSAGE, NO_STREAM):
+                return False
+            raise
+        return True
+
+    async def replace_dead(self, connection: Connection, found: Found, properties: Properties) -> Found | None:
+        """Store a dead letter again, with *properties*, if it is still as it was *found*; return it as it is then.
+
+        Their stream keeps one message of a subject, so that the copy takes the place of the original in one step.
+        """
+        headers = encode_to_fit(properties, found.body, connection.max_payload)
+        subject = self.subject_of(found)
+        try:
+            last = found.stored_as if subject == found.subject else 0
+            answer = await self._client.store(connection, subject, found.body, headers, last=last)
+        except NoJetStream:
+            return None
+        except Refusal as error:
+            if is_wrong_sequence(error):
+                return None
+            raise
+        if subject != found.subject:  # another program's
+            await self.delete(connection, self._places.place_of(found.queue).stream, found.stored_as)
+        return replace(found, subject=subject, stored_as=int(answer["seq"]), properties=properties)
+
+    async def delete(self, connection: Connection, stream: str, stored_as: int) -> bool:
+        """Remove a message for good; False if it is not there."""
+        try:
+            await self._client.call(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": stored_as, "no_erase": True})
+        except Refusal as error:
+            if error.code in _GONE or error.code == NO_STREAM:
+                return False
+            raise
+        return True
+
+    async def scan(self, connection: Connection, queue: str, after: int = 0) -> AsyncIterator[Found]:
+        """Yield the messages in the stream of *queue*, in its order, from after number *after*."""
+        stream = self._places.place_of(queue).stream
+        while True:
+            try:
+                answer = await self._client.call(
+                    connection, f"STREAM.MSG.GET.{stream}", {"seq": after + 1, "next_by_subj": ">"}
+                )
+            except Refusal as error:
+                if error.code in (NO_MESSAGE, NO_STREAM):
+                    return
+                raise
+            found = read_message(queue, answer)
+            after = found.stored_as
+            yield found
+
+    # --- dead letters ---
+
+    async def bury(self, connection: Connection, found: Found, dead: Properties) -> bool:
+        """Move a message to the dead letters; False if it is gone, and was not moved.
+
+        First it is stored again, marked as dead: that decides, once and for all. Then it is copied and removed. A
+        process that receives it in between finishes the move, and delivers nothing.
+        """
+        marked = await self.replace(connection, found, dead)
+        if marked is None:
+            return False
+        with suppress(Refusal, TimeoutError):  # as of a full server: it is decided all the same, and done later
+            await self.finish(connection, marked)
+        return True
+
+    async def finish(self, connection: Connection, found: Found) -> bool:
+        """Finish the move of a message that is marked as dead; return whether this call has removed it."""
+        place, dead = self._places.place_of(found.queue), dead_letters_of(found.queue)
+        key = place.key_of(self.subject_of(found))
+        assert key is not None
+        headers = encode_to_fit(found.properties, found.body, connection.max_payload)
+        headers[NATIVE_ID] = f"{place.stream}-{found.stored_as}"
+        await self.store_new(connection, dead, key, found.body, headers)
+        return await self.delete(connection, place.stream, found.stored_as)
+
+    async def store_new(
+        self, connection: Connection, queue: str, key: str, body: bytes, headers: dict[str, str]
+    ) -> None:
+        """Store a message with *key* in *queue*, which is made if it is missing, unless there is one already."""
+        subject = self._places.place_of(queue).subject_of(key)
+        try:
+            try:
+                await self._client.store(connection, subject, body, headers, last=0)
+            except NoJetStream:
+                await self._places.make(connection, queue)
+                await self._client.store(connection, subject, body, headers, last=0)
+        except Refusal as error:
+            if not is_wrong_sequence(error):
+                raise

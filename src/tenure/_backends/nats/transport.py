@@ -1,0 +1,56 @@
+"""The TCP connection of the driver, which sends nothing in the clear where TLS is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from urllib.parse import ParseResult
+
+import nats.errors
+from nats.aio.transport import TcpTransport
+
+
+class Transport(TcpTransport):
+    """Given to the driver, which would log in without TLS at a server that doesn't offer it, whatever the URL says.
+
+    Args:
+        wants_tls: Whether a connection without TLS is not enough.
+    """
+
+    def __init__(self, *, wants_tls: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wants_tls = wants_tls
+        self._has_tls = False
+
+    def __bool__(self) -> bool:
+        return True  # the driver would make another one instead
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self._has_tls = False
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        """Go on with TLS, as the driver does, but by streams that know of it: others log a warning when they end."""
+        assert self._io_writer is not None, "it is not connected"
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = _EncryptedProtocol(reader)
+        host = uri if isinstance(uri, str) else uri.hostname
+        starting = loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=host)
+        transport = await asyncio.wait_for(starting, connect_timeout)
+        assert transport is not None
+        self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        self._has_tls = True
+
+    def write(self, payload: bytes) -> None:
+        if self._wants_tls and not self._has_tls:  # the first that is written is the login
+            raise nats.errors.SecureConnWantedError
+        super().write(payload)  # type: ignore[no-untyped-call]
+
+
+class _EncryptedProtocol(asyncio.StreamReaderProtocol):
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False  # TLS has no connections that are half open

@@ -1,0 +1,545 @@
+"""Queues in NATS: beside other programs on the same streams, across deaths in the middle, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats as driver
+import pytest
+import pytest_asyncio
+from nats.js import JetStreamContext
+
+import tenure
+from tenure._backends import nats
+from tenure._backends.nats.storing import Storing
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING
+from tenure._queue.message import Delivery, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Settled, Settlement, Verdict
+from tenure._url import Url
+from tenure.errors import ConfigError, LockLost, MessageRefused, Unavailable
+from tenure.testing import until
+from tests.servers import Nats, private, shared
+
+LOCK = 1.0
+LATE = 1.1 * LOCK
+
+
+@pytest.fixture
+def server() -> Nats:
+    return shared(Nats)
+
+
+@pytest.fixture
+def url(server: Nats, request: pytest.FixtureRequest) -> str:
+    """Return the URL of a part of the server that no other test uses."""
+    return f"{server.url}?prefix=t{abs(hash(request.node.nodeid)) % 10**9}-{os.getpid()}"
+
+
+@pytest_asyncio.fixture
+async def broker(url: str) -> AsyncIterator[nats.NatsBroker]:
+    backend = nats.open(Url.parse(url))
+    yield backend.broker
+    await backend.close()
+
+
+@pytest_asyncio.fixture
+async def native(server: Nats) -> AsyncIterator[JetStreamContext]:
+    client = await driver.connect(server.url)
+    yield client.jetstream()
+    await client.close()
+
+
+def prefix_of(url: str) -> str:
+    return url.partition("prefix=")[2]
+
+
+async def settle(broker: nats.NatsBroker, held: Any, verdict: Verdict) -> list[object]:
+    return list(await broker.settle([Settlement(one, verdict) for one in held]))
+
+
+async def receive(broker: nats.NatsBroker, limit: int = 10) -> list[Delivery]:
+    return list((await broker.receive("orders", limit, LOCK)).deliveries)
+
+
+# --- beside other programs ---------------------------------------------------------------------------------------
+
+
+async def test_what_another_program_sends_is_received_unchanged(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    body = bytes(range(256))
+    for subject in (f"{prefix_of(url)}.orders", f"{prefix_of(url)}.orders.eu.1"):  # its own, and any below
+        await native.publish(subject, body, headers={"Nats-Msg-Id": f"id of {subject}", "tenant": "blue; é", "n": "1"})
+        [got] = await receive(broker)
+        assert (got.body, got.id, dict(got.headers)) == (body, f"id of {subject}", {"tenant": "blue; é", "n": "1"})
+        assert (got.delivery_count, got.reply_to, got.correlation_id) == (1, None, None)
+        assert await settle(broker, [got], COMPLETE) == [Settled()]
+    assert await broker.stats("orders") == Stats()
+
+
+async def test_another_programs_message_is_abandoned_and_dead_lettered_like_any_other(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK, "max_deliveries": 3})
+    for number in range(3):  # on one subject
+        await native.publish(f"{prefix_of(url)}.orders", b"%d" % number, headers={"tenant": "blue"})
+    first = await receive(broker)
+    assert await settle(broker, first, Abandon()) == [Settled()] * 3
+    again = await receive(broker)
+    assert [(one.sequence, one.id, one.body, one.delivery_count) for one in again] == [
+        (one.sequence, one.id, one.body, 2) for one in first
+    ]
+    await asyncio.sleep(LATE)  # their locks end
+    third = await receive(broker)
+    assert [one.delivery_count for one in third] == [3] * 3
+    assert await settle(broker, third, DeadLetter("bad")) == [Settled()] * 3
+    dead = await broker.peek_dead("orders", EVERYTHING, 10)
+    assert [(one.body, dict(one.headers), one.reason, one.delivery_count) for one in dead] == [
+        (b"%d" % number, {"tenant": "blue"}, "bad", 3) for number in range(3)
+    ]
+    assert await broker.redrive("orders", EVERYTHING, None) == 3
+    assert sorted(one.body for one in await receive(broker)) == [b"0", b"1", b"2"]
+
+
+async def test_another_program_reads_what_is_sent_and_acknowledges_it(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    await broker.send(
+        "orders", [Outgoing(b"\0\xff", id="x", headers={"tenant": "blue"}, correlation_id="c"), Outgoing(b"b")]
+    )
+    assert len(await receive(broker, 1)) == 1  # there is a consumer
+    stream = f"{prefix_of(url)}_orders"
+    [consumer] = (
+        await native._jsm.consumers_info(stream) if hasattr(native, "_jsm") else await native.consumers_info(stream)
+    )
+    subscription = await native.pull_subscribe_bind(consumer.name, stream)
+    [second] = await subscription.fetch(1, timeout=2)
+    assert (second.data, second.headers) == (b"b", None)  # no envelope
+    await second.ack_sync()
+    [first] = await subscription.fetch(1, timeout=2 * LOCK)  # when our lock has ended
+    assert first.data == b"\0\xff"
+    assert first.headers == {"Nats-Msg-Id": "x", "tenant": "blue", "Tenure-Correlation-Id": "c"}
+    await first.ack_sync()
+    assert await broker.stats("orders") == Stats()
+
+
+async def test_a_late_acknowledgement_of_another_program_does_nothing(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    await broker.send("orders", [Outgoing(b"a")])
+    assert await settle(broker, await receive(broker), Abandon()) == [Settled()]
+    stream = f"{prefix_of(url)}_orders"
+    [consumer] = await native.consumers_info(stream)
+    subscription = await native.pull_subscribe_bind(consumer.name, stream)
+    [theirs] = await subscription.fetch(1, timeout=2)
+    await asyncio.sleep(LATE)
+    [ours] = await receive(broker)
+    assert ours.delivery_count == 3
+    await theirs.ack_sync()  # NATS answers as if it had been in time
+    assert await broker.stats("orders") == Stats(locked=1)
+    await asyncio.sleep(LATE)
+    [again] = await receive(broker)
+    assert again.delivery_count == 4
+    assert await settle(broker, [again], COMPLETE) == [Settled()]
+
+
+# --- deaths in the middle ----------------------------------------------------------------------------------------
+
+
+class Died(Exception):
+    """Stands for the death of a process."""
+
+
+@asynccontextmanager
+async def dying(where: str) -> AsyncIterator[None]:
+    """Inside the block, each call of a step of ``Storing`` ends as if the process had died before it."""
+
+    async def die(*_: object) -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Storing, where, die)
+        yield
+
+
+@pytest.mark.parametrize("copy_is_done", [False, True])
+async def test_an_original_that_was_left_behind_is_not_delivered(url: str, copy_is_done: bool) -> None:
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await broker.send("orders", [Outgoing(b"a")])
+    held = await receive(broker)
+    async with dying("_remove"):
+        with pytest.raises(Died):
+            await settle(broker, held, Abandon())
+    [copy] = await receive(other)
+    assert copy.delivery_count == 2
+    if copy_is_done:
+        assert await settle(other, [copy], COMPLETE) == [Settled()]
+    await asyncio.sleep(LATE)  # the original is delivered again
+    got = await receive(other)
+    assert [one.delivery_count for one in got] == ([] if copy_is_done else [3])
+    assert await settle(other, got, COMPLETE) == [Settled()] * len(got)
+    assert await other.stats("orders") == Stats()
+    for backend in backends:
+        await backend.close()
+
+
+async def test_a_message_that_was_marked_as_dead_is_moved_by_the_next_claim(url: str) -> None:
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await broker.send("orders", [Outgoing(b"a", id="a")])
+    held = await receive(broker)
+    async with dying("finish"):
+        with pytest.raises(Died):
+            await settle(broker, held, DeadLetter("bad"))
+    assert await settle(broker, held, COMPLETE) == [LAPSED]  # it is decided
+    assert await receive(other) == []
+    [dead] = await other.peek_dead("orders", EVERYTHING, 10)
+    assert (dead.id, dead.reason) == ("a", "bad")
+    assert await other.stats("orders") == Stats(dead=1)
+    for backend in backends:
+        await backend.close()
+
+
+async def test_a_lock_ends_with_the_server_that_gave_it() -> None:
+    with private(Nats) as server:
+        backend = nats.open(Url.parse(server.url))
+        broker = backend.broker
+        await broker.send("orders", [Outgoing(b"a")])
+        held = await receive(broker)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+
+        async def answers() -> bool:
+            try:
+                assert await settle(broker, held, COMPLETE) == [LAPSED]
+            except Unavailable:
+                return False
+            return True
+
+        await until(answers)
+        await until(lambda: _holds(broker), within=5 * LOCK)
+        await backend.close()
+
+
+async def _holds(broker: nats.NatsBroker) -> bool:
+    return await settle(broker, await receive(broker), COMPLETE) == [Settled()]
+
+
+STOPPED = """
+import asyncio, os, signal, sys, tenure
+
+async def main(url):
+    async with tenure.connect(url) as backend:
+        [message] = await backend.queue("orders", lock=1.0).receive(wait=10)
+        print("received", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for verb in (message.complete, message.abandon, message.renew):
+            try:
+                await verb()
+                print(verb.__name__, "was accepted", flush=True)
+            except tenure.LockLost:
+                print("LockLost", flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_consumer_that_was_stopped_past_its_lock_can_settle_nothing(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        queue = backend.queue("orders", lock=LOCK)
+        await queue.send(b"x")
+        process = subprocess.Popen([sys.executable, "-c", STOPPED, url], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "received\n"
+            [message] = await queue.receive(wait=30)
+            assert message.delivery_count == 2
+            os.kill(process.pid, signal.SIGCONT)
+            assert await asyncio.to_thread(process.stdout.read) == "LockLost\n" * 3
+            await message.complete()
+            assert await queue.stats() == Stats()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+
+
+async def test_handlers_that_block_the_loop_lose_no_lock(url: str) -> None:
+    deliveries: list[int] = []
+    lost: list[BaseException] = []
+    async with tenure.connect(url) as backend:
+        queue = backend.queue("orders", lock=LOCK)
+        await queue.send_batch([Outgoing(b"%d" % number) for number in range(10)])
+
+        async def block(message: tenure.Message) -> None:
+            deliveries.append(message.delivery_count)
+            await asyncio.sleep(0.1)  # until all ten have begun
+            if len(deliveries) == 10 and message.body == b"0":
+                time.sleep(3 * LOCK)  # this is what is tested
+
+        await queue.consume(
+            block, concurrency=10, until_empty=True, on_error=lambda _, error: lost.append(error), sigterm=False
+        )
+        assert await queue.stats() == Stats()
+    assert deliveries == [1] * 10
+    assert lost == []
+
+
+# --- the pull that waits -----------------------------------------------------------------------------------------
+
+
+async def test_a_message_that_no_claim_takes_is_given_back_uncounted(url: str) -> None:
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    hints = broker.hints("orders")
+    await anext(hints)
+    await other.send("orders", [Outgoing(b"a")])
+    await anext(hints)  # it has come, and nobody claims it
+
+    async def is_back() -> bool:
+        return bool(await other.peek("orders", EVERY_LIVE, 10))
+
+    await until(is_back)
+    [got] = await receive(other)
+    assert got.delivery_count == 1
+    assert await settle(other, [got], COMPLETE) == [Settled()]
+    for backend in backends:
+        await backend.close()
+
+
+async def test_a_consumer_is_woken_when_a_lock_or_a_delay_ends(url: str) -> None:
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await other.send("orders", [Outgoing(b"crashed")])
+    assert len(await receive(other)) == 1
+    hints = broker.hints("orders")
+    assert await receive(broker) == []
+    await anext(hints)
+    found: list[bytes] = []
+    began = time.monotonic()
+    await other.send("orders", [Outgoing(b"delayed", delay=LOCK)])
+    while len(found) < 2:
+        got = await receive(broker)
+        found += [one.body for one in got]
+        await settle(broker, got, COMPLETE)
+        if len(found) < 2:
+            await asyncio.wait_for(anext(hints), 5.0)
+    assert sorted(found) == [b"crashed", b"delayed"]
+    assert time.monotonic() - began < 3 * LOCK
+    for backend in backends:
+        await backend.close()
+
+
+# --- names ---
+
+
+async def test_the_longest_names_are_kept_apart(broker: nats.NatsBroker) -> None:
+    names = ["名" * 200, "名" * 199 + "x", "x" * 200, "a.b *>/" + "é" * 100]
+    for name in names:
+        await broker.send(name, [Outgoing(name.encode())])
+        [got] = (await broker.receive(name, 10, LOCK)).deliveries
+        assert got.body == name.encode()
+        assert await settle(broker, [got], DeadLetter("bad")) == [Settled()]
+    assert list(await broker.names()) == sorted(names)
+    for name in names:
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert dead.body == name.encode()
+        await broker.delete(name, force=True)
+    assert list(await broker.names()) == []
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (Outgoing(b"a", session="s"), "no sessions"),
+        (Outgoing(b"a", priority=1), "no priorities"),
+        (Outgoing(b"x" * 1_047_000), "1,048,576"),
+    ],
+    ids=["session", "priority", "large"],
+)
+async def test_a_message_that_nats_can_not_carry_is_refused(
+    broker: nats.NatsBroker, message: Outgoing, words: str
+) -> None:
+    with pytest.raises(MessageRefused, match=f"message 1 of 2.*{words}"):
+        await broker.send("orders", [Outgoing(b"first"), message])
+    assert await broker.stats("orders") == Stats()
+
+
+async def test_a_stream_of_another_program_with_the_same_subjects_is_refused(
+    native: JetStreamContext, url: str
+) -> None:
+    await native.add_stream(name=f"theirs-{prefix_of(url)}", subjects=[f"{prefix_of(url)}.>"])
+    async with tenure.connect(url) as backend:
+        with pytest.raises(ConfigError, match="another stream with tenure's subjects"):
+            await backend.queue("orders", lock=5.0).declare(lock=5.0)
+
+
+async def test_a_late_verdict_says_so(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        queue = backend.queue("orders", lock=LOCK)
+        await queue.send(b"x")
+        [message] = await queue.receive(wait=5)
+        await asyncio.sleep(LATE)
+        with pytest.raises(LockLost):
+            await message.complete()
+
+
+# --- one beside another ------------------------------------------------------------------------------------------
+
+
+async def test_a_redriven_message_that_fails_at_once_is_not_lost(url: str) -> None:
+    """Its second death comes while the first dead letter is not removed yet."""
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await broker.send("orders", [Outgoing(b"a", id="a")])
+    assert await settle(broker, await receive(broker), DeadLetter("first")) == [Settled()]
+    removed, store_new = asyncio.Event(), Storing.store_new
+
+    async def store_and_wait(self: Storing, *arguments: Any) -> None:
+        await store_new(self, *arguments)
+        if self is broker._storing:
+            await removed.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Storing, "store_new", store_and_wait)
+        redriving = asyncio.create_task(broker.redrive("orders", EVERYTHING, None))
+
+        async def fails_again() -> bool:
+            return await settle(other, await receive(other), DeadLetter("second")) == [Settled()]
+
+        await until(fails_again)
+        removed.set()
+        assert await redriving == 1
+    [dead] = await other.peek_dead("orders", EVERYTHING, 10)
+    assert (dead.id, dead.reason) == ("a", "second")
+    for backend in backends:
+        await backend.close()
+
+
+async def test_dead_letters_of_several_queues_go_to_one(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    for queue in ("qa", "qb"):
+        await broker.declare(queue, {"lock": LOCK})
+        await native.publish(f"{prefix_of(url)}.{queue}", queue.encode())  # both have the number 1
+        got = (await broker.receive(queue, 1, LOCK)).deliveries
+        assert await settle(broker, got, DeadLetter("bad")) == [Settled()]
+        assert await broker.redrive(queue, EVERYTHING, None, to="orders") == 1
+    assert sorted(one.body for one in await receive(broker)) == [b"qa", b"qb"]
+
+
+async def test_subjects_of_other_programs_that_look_like_ours_are_theirs(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    for number in range(3):
+        await native.publish(
+            f"{prefix_of(url)}.orders.m.eu", b"%d" % number, headers={"Tenure-State": '{"reason":"x"}'}
+        )
+    got = await receive(broker)
+    assert await settle(broker, got, Abandon()) == [Settled()] * 3
+    again = await receive(broker)
+    assert sorted(one.body for one in again) == [b"0", b"1", b"2"]
+    assert [one.delivery_count for one in again] == [2] * 3
+
+
+async def test_a_renewal_beside_a_completion_leaves_no_copy(url: str) -> None:
+    """Of a message that was delivered before, whose lock is renewed by storing it once more."""
+    backend = nats.open(Url.parse(url))
+    broker = backend.broker
+    for number in range(20):
+        await broker.send("orders", [Outgoing(b"%d" % number, delay=0.001)])
+        await asyncio.sleep(0.01)
+        held = await receive(broker)
+        while not held:
+            held = await receive(broker)
+        _, answers = await asyncio.gather(broker.renew(held, LOCK + number / 100), settle(broker, held, COMPLETE))
+        assert answers == [Settled()]
+        assert await broker.stats("orders") == Stats()
+    await backend.close()
+
+
+@pytest.mark.parametrize("verdict", [Abandon(), DeadLetter("bad")], ids=repr)
+async def test_a_message_is_not_completed_after_a_verdict_that_was_decided(url: str, verdict: Verdict) -> None:
+    """The answer to the first verdict was lost between its two steps."""
+    backend = nats.open(Url.parse(url))
+    broker = backend.broker
+    await broker.send("orders", [Outgoing(b"a")])
+    held = await receive(broker)
+    async with dying("_remove"):
+        with pytest.raises(Died):
+            await settle(broker, held, verdict)
+    assert await settle(broker, held, COMPLETE) == [LAPSED]
+    await backend.close()
+
+
+async def test_a_claim_that_is_given_up_leaves_nothing_locked(url: str) -> None:
+    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    broker, other = (one.broker for one in backends)
+    await broker.send("orders", [Outgoing(b"%d" % number) for number in range(50)])
+    assert len(await receive(broker, 50)) == 50
+    await asyncio.sleep(LATE)  # they have to be stored again
+    claiming = asyncio.create_task(other.receive("orders", 50, 60.0))
+    for _ in range(30):
+        await asyncio.sleep(0)
+    claiming.cancel()
+    await asyncio.gather(claiming, return_exceptions=True)
+    counts: list[int] = []
+
+    async def all_are_back() -> bool:
+        counts.extend(one.delivery_count for one in await receive(broker, 50))
+        return len(counts) == 50
+
+    await until(all_are_back, within=10 * LOCK)
+    assert set(counts) == {2}
+    for backend in backends:
+        await backend.close()
+
+
+async def test_claims_that_fail_count_no_deliveries(url: str) -> None:
+    """As on a server that is full for a while."""
+    backend = nats.open(Url.parse(url))
+    broker = backend.broker
+    await broker.declare("orders", {"lock": LOCK, "max_deliveries": 3})
+    await broker.send("orders", [Outgoing(b"a")])
+    assert len(await receive(broker)) == 1
+    for _ in range(4):
+        await asyncio.sleep(LATE)
+        async with dying("replace"):
+            with pytest.raises(Died):
+                await receive(broker)
+            await broker._receiving.has_returned("orders")  # and giving it back fails, too
+    await asyncio.sleep(LATE)
+    [got] = await receive(broker)
+    assert got.delivery_count == 2
+    await backend.close()
+
+
+async def test_a_message_too_large_to_be_stored_again_holds_up_no_other(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    await native.publish(f"{prefix_of(url)}.orders", b"x" * 1_048_576)
+    await native.publish(f"{prefix_of(url)}.orders", b"small")
+    large, small = await receive(broker)
+    with pytest.raises(Unavailable, match="raise max_payload"):
+        await settle(broker, [large], Abandon())
+    assert await settle(broker, [small], Abandon()) == [Settled()]
+    await asyncio.sleep(LATE)
+    assert [one.body for one in await receive(broker)] == [b"small"]

@@ -1,0 +1,255 @@
+"""Queues in NATS JetStream, under the suites; time is real here, as the server's can't be set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, ClassVar, TypeVar
+
+import nats as driver
+import pytest
+from nats.js.api import StreamConfig
+from nats.js.errors import APIError, ServerError
+
+from tenure._backends import nats
+from tenure._backends.nats.connection import Connection
+from tenure._queue.broker import Broker
+from tenure._queue.verdicts import COMPLETE, Complete
+from tenure._url import Url
+from tenure.testing.conformance import (
+    BrokerCapacitySuite,
+    BrokerCostSuite,
+    BrokerFaultSuite,
+    BrokerSuite,
+    ConsumerSuite,
+    FaultyBroker,
+    GiveUp,
+    LiveMessagesSuite,
+    LockExpirySuite,
+    QueueHarness,
+    Scale,
+)
+from tenure.testing.faultproxy import FaultProxy, late
+from tests.servers import Nats, shared
+
+T = TypeVar("T")
+
+PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
+USER, PASSWORD = "queues", "s3cret"
+EVERYTHING: Mapping[str, object] = {}
+SCANS = dict.fromkeys(("peek at a dead letter", "redrive one", "purge one"), 250)
+"""Requests that read every dead letter, as they come in the order of their sequences."""
+
+
+class Way:
+    """A client with a proxy of its own, so that faults concern it alone."""
+
+    def __init__(self, port: int, login: str) -> None:
+        self.proxy = FaultProxy("127.0.0.1", port)
+        self._login = login
+        self._left: list[Connection] = []
+
+    async def open(self) -> nats.NatsBroker:
+        await self.proxy.__aenter__()
+        url = f"nats://{self._login}{self.proxy.host}:{self.proxy.port}/?timeout={PATIENCE}"
+        self.backend = nats.open(Url.parse(url))
+        await self.backend.broker.settings("warm")  # connected, so that a fault concerns the test's request
+        return self.backend.broker
+
+    def leave_connection(self) -> None:
+        """Let the next request open a new connection; the present one stays open, with what it still carries."""
+        connections = self.backend._client._connections
+        self._left += connections.values()
+        connections.clear()
+
+    async def close(self) -> None:
+        await self.backend.close()
+        for connection in self._left:
+            await connection.close()
+        await self.proxy.__aexit__(None, None, None)
+
+
+class NatsQueueHarness(QueueHarness):
+    traits = nats.QUEUE_TRAITS
+    lock = 2.0
+    long = 3.0
+    backlog = 300
+    faults = frozenset({"lose_answer", "cut", "late"})
+    any_client_settles = False
+    server: ClassVar[dict[str, Any]] = {}
+    """The server's options; other options start another server."""
+    login: ClassVar[str] = ""
+
+    async def start(self) -> None:
+        self._server = shared(Nats, **self.server)
+        self._ways: dict[Broker, Way] = {}
+
+    async def open(self) -> Broker:
+        way = Way(self._server.port, self.login)
+        broker = FaultyBroker.around(await way.open())
+        self._ways[broker] = way
+        return broker
+
+    async def close(self) -> None:
+        while self._ways:
+            await self._ways.popitem()[1].close()
+
+    @asynccontextmanager
+    async def cut(self, broker: Broker) -> AsyncIterator[None]:
+        proxy = self._ways[broker].proxy
+        proxy.reset()
+        proxy.refuse()
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+    def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        assert isinstance(broker, FaultyBroker)
+        return broker.lose_answer()
+
+    @asynccontextmanager
+    async def late(self, broker: Broker) -> AsyncIterator[GiveUp]:
+        way = self._ways[broker]
+        async with late(way.proxy) as give_up:
+
+            async def give_up_and_leave(request: Awaitable[object]) -> None:
+                await give_up(request)
+                way.leave_connection()
+
+            yield give_up_and_leave
+
+
+class TestNatsQueues(BrokerSuite):
+    harness = NatsQueueHarness
+
+
+class TestNatsLiveMessages(LiveMessagesSuite):
+    harness = NatsQueueHarness
+
+
+class TestNatsLocks(LockExpirySuite):
+    harness = NatsQueueHarness
+
+
+class TestNatsConsumers(ConsumerSuite):
+    harness = NatsQueueHarness
+
+
+class TestNatsQueueFaults(BrokerFaultSuite):
+    harness = NatsQueueHarness
+
+
+class WireHarness(NatsQueueHarness):
+    """The answers are lost on the wire: requests were carried out, of a verb with several the first."""
+
+    faults = frozenset({"lose_answer"})
+
+    @asynccontextmanager
+    async def lose_answer(self, broker: Broker) -> AsyncIterator[None]:
+        proxy = self._ways[broker].proxy
+        proxy.lose_answers()
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+
+class TestNatsQueuesOnTheWire(BrokerFaultSuite):
+    harness = WireHarness
+
+    @pytest.mark.parametrize("verdict", [COMPLETE], ids=repr)  # the others have several requests, of which one decides
+    async def test_a_repeated_verdict_has_lapsed(self, harness: QueueHarness, name: str, verdict: Complete) -> None:
+        await super().test_a_repeated_verdict_has_lapsed(harness, name, verdict)
+
+
+class KilledNatsQueueHarness(NatsQueueHarness):
+    """A server with users, which no other test uses: it may be killed, and its users' rights revoked."""
+
+    faults = frozenset({"away", "restart"})
+    server: ClassVar[dict[str, Any]] = {"users": {USER: (PASSWORD, EVERYTHING)}}
+    login = f"{USER}:{PASSWORD}@"
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Permit the user nothing of JetStream."""
+        await self._permit({"publish": {"deny": ["tenure.>", "$KV.>", "$JS.>"]}})
+        try:
+            yield
+        finally:
+            await self._permit(EVERYTHING)
+
+    async def _permit(self, permissions: Mapping[str, object]) -> None:
+        self._server.users[USER] = (PASSWORD, permissions)
+        await asyncio.to_thread(self._server.reconfigure)
+
+    async def restart(self) -> None:
+        await self.close()
+        self._server.kill()
+        await asyncio.to_thread(self._server.start)
+
+
+class TestNatsQueuesKilled(BrokerFaultSuite):
+    harness = KilledNatsQueueHarness
+
+
+class StrainedNatsQueueHarness(NatsQueueHarness):
+    """A server that can be filled, over a link that can be slow."""
+
+    faults = frozenset({"full", "slow"})
+    server: ClassVar[dict[str, Any]] = {"storage": 8 * 2**20}
+    drains_when_full = False  # a verdict stores the message again
+
+    @asynccontextmanager
+    async def full(self) -> AsyncIterator[None]:
+        client = await driver.connect(self._server.url)
+        context = client.jetstream()
+        await context.add_stream(StreamConfig(name="filler", subjects=["filler"]))
+        try:
+            for size in (100_000, 10_000, 1_000, 100, 1):
+                with suppress(ServerError, APIError):
+                    while True:
+                        await context.publish("filler", b"x" * size)
+            yield
+        finally:
+            await context.delete_stream("filler")
+            await client.close()
+
+    @asynccontextmanager
+    async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:
+        proxy = self._ways[broker].proxy
+        proxy.delay(round_trip / 2)
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+    async def reset(self, broker: Broker) -> None:
+        self._ways[broker].proxy.reset()
+
+
+class TestNatsQueueStrain(BrokerCapacitySuite):
+    harness = StrainedNatsQueueHarness
+
+
+class CountingNatsQueueHarness(NatsQueueHarness):
+    """Counts the messages that the server gets: each request is one, and so is each acknowledgement."""
+
+    scale = Scale("messages", shallow=20, deep=200, few=3, several=16, flood=120, noise=6, times=2, rounds=SCANS)
+    server: ClassVar[dict[str, Any]] = {"options": {"max_connections": 65_100}}
+    """As good as the default; but no other test uses such a server, so that its messages are those of the test."""
+    lock = 20.0  # much longer than a test that lets no lock end
+
+    async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        before = await asyncio.to_thread(self._server.requests)
+        answer = await ask()
+        return answer, await asyncio.to_thread(self._server.requests) - before
+
+
+class TestNatsQueueCost(BrokerCostSuite):
+    harness = CountingNatsQueueHarness
+    # In real time, the end of so many locks can't be waited for.
+    test_every_lock_has_expired = None  # type: ignore[assignment]
+    test_everything_has_expired = None  # type: ignore[assignment]
+    test_beside_many_that_have_expired = None  # type: ignore[assignment]
