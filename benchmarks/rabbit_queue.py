@@ -202,7 +202,7 @@ async def faststream(server: RabbitMQ, count: int, batch: int, wakes: int) -> No
 Contender = Callable[[RabbitMQ, int, int, int], Awaitable[None]]
 
 CONTENDERS: dict[str, tuple[Contender, str]] = {
-    "tenure": (tenure_pump, "pamqp"),
+    "tenure": (tenure_pump, "aiormq"),
     "aio-pika": (aio_pika, "aio_pika"),
     "faststream": (faststream, "faststream"),
 }

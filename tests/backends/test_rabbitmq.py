@@ -16,12 +16,23 @@ import pytest
 
 import tenure
 from tenure._backends import rabbitmq
+from tenure._backends.rabbitmq import connection
 from tenure._backends.rabbitmq.delays import DELAY_MAX
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._queue.broker import EVERYTHING
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Settled, Settlement
+from tenure._queue.verdicts import (
+    COMPLETE,
+    LAPSED,
+    Abandon,
+    DeadLetter,
+    GiveBack,
+    Renewed,
+    Settled,
+    Settlement,
+    Verdict,
+)
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -142,14 +153,49 @@ async def test_both_compete_for_one_queue(backend: tenure.Backend, channel: Any,
         theirs.append(message.body)
         await message.ack()
 
+    async def is_done() -> bool:
+        # All are settled: a message whose handler still runs when its consumer is stopped goes to the other one.
+        return len(ours) + len(theirs) >= 200 and await queue.stats() == Stats()
+
     await channel.set_qos(prefetch_count=5)
     await (await channel.declare_queue(name, passive=True)).consume(take)
     consuming = asyncio.create_task(queue.consume(handle, concurrency=5))
-    await until(lambda: len(ours) + len(theirs) == 200)
-    consuming.cancel()
-    await asyncio.gather(consuming, return_exceptions=True)
+    await until(is_done)
+    await stopped(consuming)
     assert sorted([*ours, *theirs]) == sorted(b"%d" % number for number in range(200))
     assert theirs
+
+
+async def test_a_consumer_that_is_stopped_gives_its_messages_to_another(
+    backend: tenure.Backend, channel: Any, name: str
+) -> None:
+    queue = backend.queue(name)
+    await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(20)])
+    begun: list[bytes] = []
+    theirs: list[tuple[bytes, int]] = []
+
+    async def hang(message: tenure.Message) -> None:
+        begun.append(message.body)
+        await asyncio.sleep(30)
+
+    async def take(message: Any) -> None:
+        theirs.append((message.body, message.headers.get("x-delivery-count", 0)))
+        await message.ack()
+
+    consuming = asyncio.create_task(queue.consume(hang, concurrency=5))
+    await until(lambda: len(begun) == 5)
+    await (await channel.declare_queue(name, passive=True)).consume(take)
+    stopped_at = time.monotonic()
+    await stopped(consuming)
+    await until(lambda: len(theirs) == 20)
+    assert time.monotonic() - stopped_at < 0.9  # what came to it meanwhile would wait there for a second
+    assert sorted(theirs) == sorted((b"%d" % number, 0) for number in range(20))
+
+    async def nobody_else_listens() -> bool:
+        found = await channel.declare_queue(name, passive=True)
+        return bool(found.declaration_result.consumer_count == 1)
+
+    await until(nobody_else_listens)
 
 
 async def test_an_answer_goes_to_the_reply_queue_of_aio_pika(backend: tenure.Backend, channel: Any, name: str) -> None:
@@ -249,6 +295,120 @@ async def test_a_native_crash_counts(backend: tenure.Backend, name: str) -> None
     await got.complete()
 
 
+async def test_a_request_that_is_given_up_costs_no_lock(name: str) -> None:
+    """aiormq closes a channel on which a request is cancelled: none is."""
+    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    broker = backend.broker
+    try:
+        await broker.send(name, [Outgoing(b"held"), *(Outgoing(b"other") for _ in range(20))])
+        [held] = (await broker.receive(name, 1, 20.0)).deliveries
+        requests: list[Callable[[], Awaitable[object]]] = [
+            lambda: broker.renew([held], 20.0),
+            lambda: broker.receive(name, 20, 2.0),
+            lambda: broker.receive(name, 3, 2.0),
+            lambda: broker.stats(name),
+            lambda: broker.send(name, [Outgoing(b"other")]),
+        ]
+        for request in requests:
+            for steps in (*range(1, 20), 30, 50):
+                asking = asyncio.ensure_future(request())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+        assert isinstance((await broker.renew([held], 20.0))[0], Renewed)
+        assert await broker.settle([Settlement(held, COMPLETE)]) == [Settled()]
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize(
+    "verdict", [Abandon(), GiveBack(), DeadLetter("why", "because")], ids=["abandon", "give-back", "dead-letter"]
+)
+async def test_a_verdict_that_is_given_up_leaves_one_copy(name: str, verdict: Verdict) -> None:
+    """It has two steps, and goes on; so the same verdict once more is no second one."""
+    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    broker = backend.broker
+    try:
+        for steps in (*range(1, 16), 20, 25, 30, 40, 60):
+            await broker.send(name, [Outgoing(b"a")])
+            [got] = (await broker.receive(name, 1, 20.0)).deliveries
+            settling = asyncio.ensure_future(broker.settle([Settlement(got, verdict)]))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+            [again] = await broker.settle([Settlement(got, verdict)])
+            assert again in (Settled(), LAPSED)
+            place = f"{name}$dead" if isinstance(verdict, DeadLetter) else name
+            [copy] = await until_found(lambda place=place: received(broker, place))  # type: ignore[misc]
+            assert await broker.settle([Settlement(copy, COMPLETE)]) == [Settled()]
+            assert await received(broker, place) == ()
+    finally:
+        await backend.close()
+
+
+async def test_messages_of_one_id_are_all_kept(name: str) -> None:
+    """The driver tells by the id which message came back, as there was no queue of that name."""
+    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    broker = backend.broker
+    try:
+        await broker.send(name, [Outgoing(b"%d" % number, id="same") for number in range(20)])
+        got = (await broker.receive(name, 100, 20.0)).deliveries
+        assert sorted(int(one.body) for one in got) == list(range(20))
+        assert await broker.settle([Settlement(one, COMPLETE) for one in got]) == [Settled()] * 20
+    finally:
+        await backend.close()
+
+
+async def test_a_silent_server_is_given_up_before_it_gives_the_lock_to_another(name: str) -> None:
+    heartbeat = 2
+    async with FaultProxy("127.0.0.1", shared(RabbitMQ).port) as proxy:
+        backend = rabbitmq.open(Url.parse(f"amqp://{proxy.host}:{proxy.port}/?heartbeat={heartbeat}&timeout=1"))
+        other = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+        try:
+            await backend.broker.send(name, [Outgoing(b"a")])
+            [got] = (await backend.broker.receive(name, 1, 60.0)).deliveries
+            proxy.stall()
+            stalled_at = time.monotonic()
+            await until(lambda: is_lost(backend.broker, got), within=10)
+            lost_after = time.monotonic() - stalled_at
+            [again] = await until_found(lambda: received(other.broker, name))
+            found_after = time.monotonic() - stalled_at
+            assert await other.broker.settle([Settlement(again, COMPLETE)]) == [Settled()]
+        finally:
+            proxy.heal()
+            await backend.close()
+            await other.close()
+    assert again.delivery_count == 2
+    assert lost_after < 1.8 * heartbeat
+    assert found_after > 2 * heartbeat * 0.9
+
+
+async def test_a_request_without_an_answer_costs_its_channel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE", 3.0)
+    backend = rabbitmq.open(Url.parse(f"{url_of(RabbitMQ)}?timeout=0.3"))
+    broker = backend.broker
+    try:
+        await broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])
+        await broker.declare(f"{name}-2", {"max_deliveries": 5})
+        await broker.send(f"{name}-2", [Outgoing(b"kept")])
+        [kept] = (await broker.receive(f"{name}-2", 1, 60.0)).deliveries
+        [got] = (await broker.receive(name, 1, 60.0)).deliveries
+        held = broker._subscriptions[name]._channel
+        assert held is not None
+        monkeypatch.setattr(held.channel._raw.rpc_frames, "get", asyncio.Event().wait)  # what the driver waits for
+        with pytest.raises(Unavailable):
+            await broker.renew([got], 60.0)
+        await until(lambda: is_lost(broker, got))
+        found = [await until_found(lambda: received(broker, name)) for _ in range(2)]
+        assert sorted((one.body, one.delivery_count) for [one] in found) == [(b"a", 2), (b"b", 1)]
+        assert await broker.settle([Settlement(one, COMPLETE) for [one] in found]) == [Settled()] * 2
+        assert await broker.settle([Settlement(kept, COMPLETE)]) == [Settled()]  # by another channel
+    finally:
+        await backend.close()
+
+
 async def test_a_lost_connection_is_a_lost_lock_and_cancels_the_handler(name: str) -> None:
     server = shared(RabbitMQ)
     async with FaultProxy("127.0.0.1", server.port) as proxy:
@@ -271,8 +431,7 @@ async def test_a_lost_connection_is_a_lost_lock_and_cancels_the_handler(name: st
             consuming = asyncio.create_task(queue.consume(handle))
             await asyncio.wait_for(cancelled.wait(), 5)
             await until(lambda: len(counts) == 2)
-            consuming.cancel()
-            await asyncio.gather(consuming, return_exceptions=True)
+            await stopped(consuming)
         assert counts == [1, 2]
 
 
@@ -329,11 +488,7 @@ async def test_the_servers_own_limit_is_learned(name: str) -> None:
         try:
             await broker.send(name, [Outgoing(b"a")])
             [got] = (await broker.receive(name, 1, 60.0)).deliveries
-
-            async def is_lost() -> bool:
-                return list(await broker.renew([got], 60.0)) == [LAPSED]
-
-            await until(is_lost, within=30)
+            await until(lambda: is_lost(broker, got), within=30)
             with pytest.raises(ConfigError, match=r"consumer_timeout \(3 s\)"):
                 await broker.receive(name, 1, 60.0)
             [again] = await until_found(lambda: received(broker, name))
@@ -363,8 +518,7 @@ async def test_delays_end_each_at_its_own_time(backend: tenure.Backend, name: st
 
     consuming = asyncio.create_task(queue.consume(note))
     await until(lambda: len(came) == len(delays))
-    consuming.cancel()
-    await asyncio.gather(consuming, return_exceptions=True)
+    await stopped(consuming)
     assert list(came) == sorted(delays)
     assert all(at >= delay for delay, at in came.items())
 
@@ -523,9 +677,23 @@ async def test_facts_that_are_too_long_are_shortened(name: str) -> None:
 # --- steps ---
 
 
+async def stopped(consuming: asyncio.Task[Any]) -> None:
+    """Stop a consumer."""
+    consuming.cancel()
+    await asyncio.gather(consuming, return_exceptions=True)
+
+
 def shown(headers: Any) -> dict[str, Any]:
     """Return the headers that the sender has set."""
     return {key: value for key, value in headers.items() if not key.startswith(("x-tenure-", "x-delivery-count"))}
+
+
+async def is_lost(broker: Any, got: Any) -> bool:
+    """Return whether a renewal says that a lock is lost."""
+    try:
+        return list(await broker.renew([got], 60.0)) == [LAPSED]
+    except Unavailable:
+        return False
 
 
 async def gotten(theirs: Any) -> list[Any]:

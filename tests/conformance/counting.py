@@ -115,17 +115,21 @@ async def _called(redis: aioredis.Redis) -> int:
 
 async def methods_sent(ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
     """Count the methods that are sent to RabbitMQ: requests, verdicts and messages."""
-    from tenure._backends.rabbitmq.connection import AmqpConnection
+    from tenure._backends.rabbitmq.connection import AmqpChannel
 
-    write, sent = AmqpConnection.write, 0
+    sent = 0
 
-    def counted(connection: AmqpConnection, data: bytes) -> None:
-        nonlocal sent
-        sent += data[:1] == b"\x01"  # no heartbeat
-        write(connection, data)
+    def counted(method: Callable[..., T]) -> Callable[..., T]:
+        def call(*arguments: Any, **options: Any) -> T:
+            nonlocal sent
+            sent += 1
+            return method(*arguments, **options)
+
+        return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AmqpConnection, "write", counted)
+        for name in ("request", "publish", "ack", "reject"):
+            patch.setattr(AmqpChannel, name, counted(getattr(AmqpChannel, name)))
         answer = await ask()
     return answer, sent
 

@@ -21,7 +21,7 @@ from tenure.errors import Unavailable
 from tenure.testing import until
 from tests.servers import RabbitMQ, private, url_of
 
-pytest.importorskip("pamqp")
+pytest.importorskip("aiormq")
 
 from tenure._backends import rabbitmq  # after the check for its driver
 

@@ -54,7 +54,7 @@ LOADS = [
     Load("redis", Redis),
     Load("nats", Nats),
     # A send without an answer can't be repeated: RabbitMQ keeps it twice. The server is killed in test_rabbitmq.py.
-    Load("pamqp", RabbitMQ, server_kills=0),
+    Load("aiormq", RabbitMQ, server_kills=0),
     Load(
         "azure.storage.queue",
         Azurite,

@@ -7,21 +7,14 @@ loop loses no channel, and no message that it has received. A request from anoth
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from tenure._backends.rabbitmq.address import Address, Options
-from tenure._backends.rabbitmq.connection import (
-    AmqpChannel,
-    AmqpConnection,
-    AmqpError,
-    ChannelLost,
-    ConnectionLost,
-    NotConfirmed,
-    Properties,
-    connect,
-)
+from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Properties, connect
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed
 from tenure._backends.rabbitmq.names import PROBE
 from tenure._runtime.tasks import Tasks
 from tenure._url import Url
@@ -34,6 +27,12 @@ Purpose = Literal["sending", "receiving"]
 
 NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 405, 406
 """Reply codes of AMQP that callers handle."""
+
+CLOSE_WITHIN = 2.0
+"""Seconds for which the end waits for requests of several steps."""
+
+CONSUMER_TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
+"""What the server says when a message was unacknowledged for too long."""
 
 IDLE_MAX = 4
 """Channels that are kept for further requests: to open and close one takes longer than most requests."""
@@ -62,6 +61,8 @@ def translate(error: Exception, url: Url, address: Address, timeout: float, *, w
                 f"{url} refuses the request for lack of rights: {error.text}; give the user {address.username!r} the "
                 f"rights to configure, write and read with rabbitmqctl set_permissions{before}"
             )
+        case ChannelLost(code=406) if CONSUMER_TIMEOUT.search(error.text):
+            return Unavailable(f"{url} has closed a channel, with all its locks: {error.text}")
         case ChannelLost(code=405):
             return ConfigError(f"{url} has a queue that belongs to another connection alone: {error.text}")
         case ChannelLost(code=406):
@@ -96,6 +97,7 @@ class Client:
         self._sending: AmqpChannel | None = None
         self._idle: list[AmqpChannel] = []  # for the next requests
         self._tasks = Tasks()
+        self._to_end = Tasks()
         self._worked = False
         self._closed = False
         self.consumer_timeout = options.consumer_timeout
@@ -110,17 +112,22 @@ class Client:
             self._home = asyncio.get_running_loop()
         return self._home
 
-    async def run(self, request: Callable[[], Coroutine[Any, Any, T]], *, within: float | None = None) -> T:
+    async def run(
+        self, request: Callable[[], Coroutine[Any, Any, T]], *, within: float | None = None, to_end: bool = False
+    ) -> T:
         """Return the result of *request*, carried out on the loop of the connections, within *within* seconds.
+
+        With *to_end*, it is carried out to its end, also if the caller gives it up: it has several steps, and would
+        leave a copy too many between them.
 
         Raises:
             Unavailable: There was no answer: the request may have been executed, wholly or in part, or not.
             ConfigError: The server can't be used as it is.
         """
         if asyncio.get_running_loop() is self.home:
-            return await self._run(request, within)
+            return await self._run(request, within, to_end)
         try:
-            future = asyncio.run_coroutine_threadsafe(self._run(request, within), self.home)
+            future = asyncio.run_coroutine_threadsafe(self._run(request, within, to_end), self.home)
         except RuntimeError:
             raise self.closed_error() from None
         return await asyncio.wrap_future(future)
@@ -136,21 +143,27 @@ class Client:
 
     # --- on the loop of the connections ---
 
-    async def _run(self, request: Callable[[], Coroutine[Any, Any, T]], within: float | None) -> T:
+    async def _run(self, request: Callable[[], Coroutine[Any, Any, T]], within: float | None, to_end: bool) -> T:
         if self._closed:
             raise self.closed_error()
         within = self.options.timeout if within is None else within
         try:
             async with asyncio.timeout(within):
-                answer = await request()
+                answer = await (self.begin(request(), "request") if to_end else request())
         except (AmqpError, NotConfirmed, OSError) as error:  # a TimeoutError is an OSError
             raise translate(error, self.url, self.address, within, worked=self._worked) from error
         self._worked = True
         return answer
 
-    def spawn(self, work: Coroutine[Any, Any, object], name: str) -> asyncio.Task[object]:
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Begin *work* beside others, until the end."""
         return self._tasks.spawn(work, name=f"tenure-rabbitmq-{name}")
+
+    def begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Future[T]:
+        """Begin *work* that is carried out to its end, also if the future is cancelled."""
+        answer = asyncio.shield(self._to_end.spawn(work, name=f"tenure-rabbitmq-{name}"))
+        answer.add_done_callback(_retrieve)
+        return answer
 
     def translated(self, error: Exception) -> TenureError:
         """Return one of our errors for one of the connection's."""
@@ -163,12 +176,15 @@ class Client:
     async def connection(self, purpose: Purpose) -> AmqpConnection:
         """Return the connection for *purpose*, made anew if it was lost; concurrent callers make one."""
         connection = self._connections.get(purpose)
-        if connection is not None and connection.lost is None:
-            return connection
+        if connection is not None:
+            if connection.lost is None:
+                return connection
+            self.begin(self._connections.pop(purpose).close(), "close")
         task = self._connecting.get(purpose)
         if task is None:
             task = self._connecting[purpose] = asyncio.ensure_future(self._connect(purpose))
             task.add_done_callback(lambda _: self._connecting.pop(purpose, None))
+            task.add_done_callback(_retrieve)
         return await asyncio.shield(task)
 
     async def _connect(self, purpose: Purpose) -> AmqpConnection:
@@ -190,7 +206,7 @@ class Client:
         while self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
             channel = await connection.channel(confirms=True)
             # A server that is full says so when something is published: this, which goes nowhere.
-            await channel.publish("", PROBE, Properties(), b"probe")
+            await channel.publish("", PROBE, Properties(message_id="probe"), b"probe", mandatory=False)
             if self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
                 self._sending = channel
             else:
@@ -222,6 +238,9 @@ class Client:
         """Close the connections."""
         self._closed = True
         await self._tasks.cancel_all()
+        if to_end := list(self._to_end):
+            await asyncio.wait(to_end, timeout=CLOSE_WITHIN)
+        await self._to_end.cancel_all()
         connecting = list(self._connecting.values())
         for task in connecting:
             task.cancel()
@@ -229,6 +248,12 @@ class Client:
         for connection in list(self._connections.values()):
             await connection.close()
         self._connections.clear()
+
+
+def _retrieve(answer: asyncio.Future[Any]) -> None:
+    """Take note of an error for which nobody may ask."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pamqp.commands import Exchange, Queue
+from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.names import DUE, amqp_name, delay_name
@@ -62,12 +62,12 @@ class Delays:
         top = steps.bit_length() - 1
         methods: list[Any] = []
         if self._top < 0:
-            methods.append(Exchange.Declare(0, DUE, "topic", durable=True))
+            methods.append(spec.Exchange.Declare(0, DUE, "topic", durable=True))
         for level in range(self._top + 1, top + 1):
             name = delay_name(level)
             methods += [
-                Exchange.Declare(0, name, "topic", durable=True),
-                Exchange.Bind(0, _next(level), name, _pattern(level, 0)),
+                spec.Exchange.Declare(0, name, "topic", durable=True),
+                spec.Exchange.Bind(0, _next(level), name, _pattern(level, 0)),
             ]
         levels = {level for level in range(top + 1) if steps >> level & 1}
         for level in levels - self._levels:
@@ -80,12 +80,12 @@ class Delays:
                 "x-overflow": "reject-publish",
             }
             methods += [
-                Queue.Declare(0, name, durable=True, arguments=arguments),
-                Queue.Bind(0, name, name, _pattern(level, 1)),
+                spec.Queue.Declare(0, name, durable=True, arguments=arguments),
+                spec.Queue.Bind(0, name, name, _pattern(level, 1)),
             ]
         if queue not in self._bound:
             name = amqp_name(queue)
-            methods.append(Queue.Bind(0, name, DUE, f"#.{name}"))
+            methods.append(spec.Queue.Bind(0, name, DUE, f"#.{name}"))
         if methods:
             await self._client.request(*methods)
             self._top = max(self._top, top)

@@ -12,9 +12,10 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from pamqp.commands import Basic, Channel, Queue
+from aiormq import spec
 
-from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpError, Delivered
+from tenure._backends.rabbitmq.connection import AmqpChannel, Delivered
+from tenure._backends.rabbitmq.errors import AmqpError
 
 GROUP = 16
 """Acknowledgements behind which an answer is awaited; one of many messages counts once."""
@@ -75,14 +76,14 @@ class HeldChannel:
         self._consumers += 1
         tag = f"tenure-{self._consumers}"
         self.channel.consumers[tag] = self._received
-        self.channel.request(Basic.Qos(0, min(credit, PREFETCH_MAX), False))
-        answer = self.channel.request(Basic.Consume(0, self._queue, tag))
+        self.channel.request(spec.Basic.Qos(0, min(credit, PREFETCH_MAX), False))
+        answer = self.channel.request(spec.Basic.Consume(0, self._queue, tag))
         self._credits[tag] = min(credit, PREFETCH_MAX)
         return tag, answer
 
     async def get(self) -> bool:
         """Take one message, if there is one by the log of the queue: then it has been received when this returns."""
-        found = await self.channel.request(Basic.Get(0, self._queue))
+        found = await self.channel.request(spec.Basic.Get(0, self._queue))
         if isinstance(found, Delivered):
             found.consumer = f"get-{found.tag}"  # the server counts a consumer for each
             self._received(found)
@@ -105,7 +106,7 @@ class HeldChannel:
         self._cancelled.append(tag)
         if len(self._cancelled) > REMEMBERED:
             self.channel.consumers.pop(self._cancelled.popleft(), None)
-        return self.channel.request(Basic.Cancel(tag))
+        return self.channel.request(spec.Basic.Cancel(tag))
 
     async def arrived(self) -> int:
         """Return when all has come that the queue has sent to this channel so far; return how many are ready in it.
@@ -113,13 +114,13 @@ class HeldChannel:
         The queue answers the channel after what it has sent before. But the channel may pass an answer on before what
         came with it. So a second request follows.
         """
-        answer = await self.channel.request(Queue.Declare(0, self._queue, passive=True))
+        answer = await self.channel.request(spec.Queue.Declare(0, self._queue, passive=True))
         await self.flow()
         return int(answer.message_count)
 
     def flow(self) -> asyncio.Future[object]:
         """Send a request that changes nothing: its answer comes behind everything that the channel sent before."""
-        return self.channel.request(Channel.Flow(True))
+        return self.channel.request(spec.Channel.Flow(True))
 
     def _received(self, delivered: Delivered) -> None:
         self._unacked[delivered.tag] = delivered.consumer

@@ -14,10 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from pamqp.commands import Queue
+from aiormq import spec
 
 from tenure._backends.rabbitmq.client import NOT_FOUND, Client
-from tenure._backends.rabbitmq.connection import ChannelLost, Delivered
+from tenure._backends.rabbitmq.connection import Delivered
+from tenure._backends.rabbitmq.errors import ChannelLost
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.impossible import check_selection
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
@@ -59,7 +60,7 @@ class Browser:
     async def count(self, queue: str) -> tuple[int, int]:
         """Return how many messages of *queue* are ready, and how many consumers it has; those that hold some, too."""
         try:
-            [answer] = await self._client.request(Queue.Declare(0, amqp_name(queue), passive=True))
+            [answer] = await self._client.request(spec.Queue.Declare(0, amqp_name(queue), passive=True))
         except ChannelLost as error:
             if error.code != NOT_FOUND:
                 raise
@@ -85,7 +86,7 @@ class Browser:
         if replace(which, states=None) == LiveSelection():
             if dry_run or not ready:
                 return ready
-            [answer] = await self._client.request(Queue.Purge(0, amqp_name(queue)))
+            [answer] = await self._client.request(spec.Queue.Purge(0, amqp_name(queue)))
             return int(answer.message_count)
 
         async def drop(one: FoundMessage) -> None:

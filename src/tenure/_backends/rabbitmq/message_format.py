@@ -170,7 +170,7 @@ class FoundMessage:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def properties_of(message: Outgoing, sequence: int, *, is_delayed: bool) -> Properties:
+def properties_of(message: Outgoing, queue: str, sequence: int, *, is_delayed: bool) -> Properties:
     """Return the properties of a message that is sent."""
     headers: dict[str, Any] = dict(message.headers)
     content_type = headers.pop(CONTENT_TYPE, None)
@@ -185,7 +185,7 @@ def properties_of(message: Outgoing, sequence: int, *, is_delayed: bool) -> Prop
         delivery_mode=2,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        message_id=message.id,
+        message_id=message.id or f"{queue}{ID_MARK}{sequence}",
         timestamp=datetime.fromtimestamp(sequence // 1_000_000, UTC),
     )
     if message.expires_in is not None:
@@ -208,8 +208,7 @@ def copied(
     properties.headers = others | _headers_of(facts)
     properties.delivery_mode = 2
     properties.expiration = None
-    if id_ is not None:
-        properties.message_id = id_
+    properties.message_id = id_ or found.id  # every message has one: by it, the driver knows what comes back
     if is_delayed:
         properties.headers[DELAYED] = True
     elif facts.expires_at is not None and facts.reason is None:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from tenure._backends.rabbitmq.client import NOT_FOUND, Client
-from tenure._backends.rabbitmq.connection import ChannelLost, NotConfirmed, Properties, Returned
+from tenure._backends.rabbitmq.connection import Properties
 from tenure._backends.rabbitmq.delays import STEP, Delays, routing_key
+from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Returned
 from tenure._backends.rabbitmq.names import amqp_name
 
 UNCONFIRMED_MAX = 2_000
@@ -80,11 +81,9 @@ class Publisher:
             return list(letters)
         channel = await self._client.sending()
         confirmed: list[asyncio.Future[None]] = []
-        for properties, body, sequence, steps in letters:
+        for properties, body, _, steps in letters:
             exchange, key = (exchanges[steps], routing_key(steps, queue)) if steps else ("", name)
-            confirmed.append(channel.publish(exchange, key, properties, body, key=sequence))
-            if len(confirmed) % 64 == 0:
-                await channel.connection.drain()
+            confirmed.append(channel.publish(exchange, key, properties, body))
         left: list[Letter] = []
         for one, future in zip(letters, confirmed, strict=True):
             try:

@@ -21,11 +21,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pamqp.commands import Queue
+from aiormq import spec
 
 from tenure._backends.rabbitmq.client import NOT_FOUND, Client
-from tenure._backends.rabbitmq.connection import AmqpError, ChannelLost, NotConfirmed
 from tenure._backends.rabbitmq.delays import STEP, Delays, steps_of
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, NotConfirmed
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.impossible import check_messages, check_verdict, refuse
 from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
@@ -55,7 +55,7 @@ from tenure._queue.broker import (
     undeclared,
 )
 from tenure._queue.checks import DEAD_SUFFIX
-from tenure._queue.identity import ID_MARK, dead_letters_of
+from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import (
     EXPIRED,
     MAX_DELIVERIES,
@@ -136,7 +136,7 @@ class RabbitBroker:
                     await subscription.give_back_all()
 
         with suppress(Exception):  # the server gives it back then, counted
-            await self._client.run(close, within=2.0)
+            await self._client.run(close, within=2.0, to_end=True)
         self._client.call_home(self._receipts.close)
 
     # --- queues ---
@@ -168,8 +168,8 @@ class RabbitBroker:
             "x-overflow": "reject-publish",
         }
         await self._client.request(
-            Queue.Declare(0, dead, durable=True, arguments=arguments),
-            Queue.Declare(0, amqp_name(home), durable=True, arguments=arguments | routed),
+            spec.Queue.Declare(0, dead, durable=True, arguments=arguments),
+            spec.Queue.Declare(0, amqp_name(home), durable=True, arguments=arguments | routed),
         )
         self._declared.add(home)
         self._delays.forget(home)
@@ -210,7 +210,7 @@ class RabbitBroker:
             await self._ensure(queue)
             return await self._records.change(write)
 
-        return await self._client.run(declare)
+        return await self._client.run(declare, to_end=True)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
@@ -249,7 +249,7 @@ class RabbitBroker:
                 return NotEmpty(found)
             for name in (queue, dead_letters_of(queue)):
                 with suppress(ChannelLost):  # there is none
-                    await self._client.request(Queue.Delete(0, amqp_name(name)))
+                    await self._client.request(spec.Queue.Delete(0, amqp_name(name)))
                 self._receipts.lose_queue(name)
             self._declared.discard(queue)
             self._listed.discard(queue)
@@ -267,7 +267,7 @@ class RabbitBroker:
             await self._records.change(forget)
             return Deleted(found)
 
-        return await self._client.run(delete)
+        return await self._client.run(delete, to_end=True)
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
         """Let ``idle`` list *queue* after *seconds*, by this machine's clock."""
@@ -280,7 +280,7 @@ class RabbitBroker:
             await self._ensure(queue)
             await self._records.change(note)
 
-        await self._client.run(write)
+        await self._client.run(write, to_end=True)
 
     async def idle(self) -> Sequence[str]:
         """List the queues that have been idle for their time."""
@@ -308,7 +308,7 @@ class RabbitBroker:
                 steps = steps_of(delay) if delay > 0 else 0
             except ConfigError as error:
                 raise MessageRefused(str(error), index, len(messages)) from None
-            properties = properties_of(message, sequence, is_delayed=bool(steps))
+            properties = properties_of(message, queue, sequence, is_delayed=bool(steps))
             letters.append(Letter(properties, message.body, sequence, steps))
         try:
             await self._publisher.publish(queue, letters)
@@ -318,8 +318,7 @@ class RabbitBroker:
             raise
         if queue not in self._listed and not queue.startswith(SERVERS):
             await self._list(queue)
-        ids = zip(messages, letters, strict=True)
-        return [message.id or f"{queue}{ID_MARK}{letter.sequence}" for message, letter in ids]
+        return [letter.properties.message_id or "" for letter in letters]
 
     # --- receiving ---
 
@@ -359,7 +358,12 @@ class RabbitBroker:
         now = time.time()
         died: list[Died] = []
         if not queue.endswith(DEAD_SUFFIX):
-            founds, died = await self._without_dead(queue, channel, founds, now, lock)
+            try:
+                gone, moves, founds = await self._sort(queue, founds, now)
+                died = await self._move_dead(channel, gone, moves, lock)
+            except BaseException:  # this claim is given up: nobody will settle them
+                self._client.begin(self._settling.give_back(queue, channel, [one.raw for one in founds]), "give-back")
+                raise
         return self._locked(channel, founds, now, lock, is_more=is_more, died=died)
 
     def _locked(
@@ -384,29 +388,38 @@ class RabbitBroker:
             self._receipts.watch(local_now + lock)
         return Claim(tuple(deliveries), 0.0 if is_more else None, tuple(died))
 
-    async def _without_dead(
-        self, queue: str, channel: HeldChannel, founds: list[FoundMessage], now: float, lock: float
-    ) -> tuple[list[FoundMessage], list[Died]]:
-        """Move those that have expired or were delivered too often to the dead letters; return the others."""
+    async def _sort(
+        self, queue: str, founds: list[FoundMessage], now: float
+    ) -> tuple[list[FoundMessage], list[tuple[FoundMessage, str]], list[FoundMessage]]:
+        """Return which messages are gone with their queue, which are to be moved, with the reason, and the others."""
         max_deliveries = 0
         if any(one.count > 1 for one in founds):
             max_deliveries = await self._max_deliveries(queue)
-        alive: list[FoundMessage] = []
+        gone: list[FoundMessage] = []
         moves: list[tuple[FoundMessage, str]] = []
+        alive: list[FoundMessage] = []
         for one in founds:
             if DELAYED in (one.raw.properties.headers or {}) and await self._is_gone(queue, one):
-                channel.begin_ack(one.raw.tag)
+                gone.append(one)
             elif one.is_expired_at(now):
                 moves.append((one, EXPIRED))
             elif one.count > 1 and one.count > max_deliveries:
                 moves.append((one, MAX_DELIVERIES))
             else:
                 alive.append(one)
+        return gone, moves, alive
+
+    async def _move_dead(
+        self, channel: HeldChannel, gone: list[FoundMessage], moves: list[tuple[FoundMessage, str]], lock: float
+    ) -> list[Died]:
+        """Move those that have expired or were delivered too often to the dead letters."""
+        for one in gone:
+            channel.begin_ack(one.raw.tag)
         if not moves:
-            return alive, []
+            return []
         # So a consumer that receives the last message and then counts finds the dead letters. But other locks run.
         begun = {
-            self._client.spawn(self._settling.move_found(channel, one, reason), "dead-letter"): (one, reason)
+            self._client.begin(self._settling.move_found(channel, one, reason), "dead-letter"): (one, reason)
             for one, reason in moves
         }
         done, _ = await asyncio.wait(begun, timeout=min(lock, self._client.options.timeout) / 3)
@@ -418,7 +431,7 @@ class RabbitBroker:
             else:
                 with suppress(AmqpError):
                     channel.reject(one.raw.tag)
-        return alive, died
+        return died
 
     async def _is_gone(self, queue: str, one: FoundMessage) -> bool:
         """Return whether a message was sent to a queue that was deleted during its delay."""
@@ -443,7 +456,7 @@ class RabbitBroker:
     async def _ensure_there(self, queue: str) -> None:
         """Declare *queue* if it isn't there, also if this process has declared it before."""
         try:
-            await self._client.request(Queue.Declare(0, amqp_name(queue), passive=True))
+            await self._client.request(spec.Queue.Declare(0, amqp_name(queue), passive=True))
         except ChannelLost as error:
             if error.code != NOT_FOUND:
                 raise
@@ -479,7 +492,11 @@ class RabbitBroker:
                 found = self._receipts.find(one)
                 if found is not None and found.channel not in channels:
                     channels[found.channel] = ""
-                    await found.channel.flow()
+                    try:
+                        await found.channel.flow()
+                    except AmqpError:
+                        if found.channel.lost is None:
+                            raise
             for one in held:
                 found = self._receipts.find(one)
                 if found is None:
@@ -498,7 +515,7 @@ class RabbitBroker:
         """Pass many verdicts; each has its own answer, or ``NoAnswer``."""
         for delivery, verdict in settlements:
             check_verdict(delivery, verdict)
-        return await self._client.run(partial(self._settling.settle, settlements))
+        return await self._client.run(partial(self._settling.settle, settlements), to_end=True)
 
     # --- looking ---
 
@@ -535,12 +552,14 @@ class RabbitBroker:
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages: of those that are ready, the first."""
-        return await self._client.run(partial(self._browser.peek, queue, which, limit), within=BROWSE_WITHIN)
+        return await self._client.run(
+            partial(self._browser.peek, queue, which, limit), within=BROWSE_WITHIN, to_end=True
+        )
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages that are ready, for good."""
         request = partial(self._browser.purge, queue, which, dry_run=dry_run)
-        return await self._client.run(request, within=BROWSE_WITHIN)
+        return await self._client.run(request, within=BROWSE_WITHIN, to_end=True)
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Refuse."""
@@ -548,21 +567,25 @@ class RabbitBroker:
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters that no other process receives just now."""
-        return await self._client.run(partial(self._browser.peek_dead, queue, which, limit), within=BROWSE_WITHIN)
+        return await self._client.run(
+            partial(self._browser.peek_dead, queue, which, limit), within=BROWSE_WITHIN, to_end=True
+        )
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
     ) -> int:
         """Put dead letters back into *queue*, or into the queue *to*."""
         request = partial(self._browser.redrive, queue, which, limit, dry_run=dry_run, to=to)
-        moved = await self._client.run(request, within=BROWSE_WITHIN)
+        moved = await self._client.run(request, within=BROWSE_WITHIN, to_end=True)
         if to is not None and moved and not dry_run:
             await self._client.run(partial(self._list, to))
         return moved
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
-        return await self._client.run(partial(self._browser.purge_dead, queue, which, limit), within=BROWSE_WITHIN)
+        return await self._client.run(
+            partial(self._browser.purge_dead, queue, which, limit), within=BROWSE_WITHIN, to_end=True
+        )
 
     # --- not in RabbitMQ ---
 
@@ -606,7 +629,11 @@ class Hints(AsyncIterator[None]):
         self._listener = broker.begin_hints(queue)
 
     async def __anext__(self) -> None:
-        await anext(self._listener)
+        try:
+            await anext(self._listener)
+        except BaseException:  # as with a generator, this is its end: who cancels it does not close it
+            self._end()
+            raise
 
     async def aclose(self) -> None:
         """Stop listening."""

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tenure._backends.rabbitmq.client import Client
-from tenure._backends.rabbitmq.connection import AmqpError
+from tenure._backends.rabbitmq.errors import AmqpError
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import FoundMessage
 from tenure._queue.message import Delivery, SessionLock
-from tenure._queue.verdicts import Verdict
+from tenure._queue.verdicts import Lapsed, Settled, Verdict
 from tenure._runtime.clock import Clock
 
 TIMEOUT_MARGIN = 1.0
@@ -41,6 +41,8 @@ class HeldMessage:
     """The verdict whose effect is written, but not proven to be complete."""
     is_acked: bool = False
     """Whether its acknowledgement is written: a second one would be an error."""
+    passing: tuple[Verdict, asyncio.Future[Settled | Lapsed]] | None = None
+    """The verdict of several steps that was begun last; it goes on if it is given up."""
 
 
 Key = tuple[str, int]

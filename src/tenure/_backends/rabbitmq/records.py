@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from pamqp.commands import Basic, Queue
+from aiormq import spec
 
 from tenure._backends.rabbitmq.client import RESOURCE_LOCKED, Client
-from tenure._backends.rabbitmq.connection import AmqpChannel, ChannelLost, Delivered, Properties
+from tenure._backends.rabbitmq.connection import AmqpChannel, Delivered, Properties
+from tenure._backends.rabbitmq.errors import ChannelLost
 from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK
 from tenure._queue.broker import QueueOptions, QueueSettings
 
@@ -96,7 +97,7 @@ class RecordStore:
                 result, is_changed = act(records)
                 if is_changed:
                     body = _encode(records, version + 1)
-                    properties = Properties(delivery_mode=2, content_type="application/json")
+                    properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
                     # By the other connection: a full server would stop reading this one, which has locks.
                     await (await self._client.sending()).publish("", RECORDS, properties, body)
                     for one in old:
@@ -107,7 +108,7 @@ class RecordStore:
                     if old:
                         channel.reject(old[0].tag)
                 self._remember(records)
-                await channel.request(Queue.Delete(0, RECORDS_LOCK))
+                await channel.request(spec.Queue.Delete(0, RECORDS_LOCK))
             finally:
                 # What was read and not settled comes back with the channel.
                 channel.begin_close()
@@ -123,10 +124,10 @@ class RecordStore:
             channel = await (await self._client.connection("receiving")).channel()
             try:
                 await channel.request(
-                    Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})
+                    spec.Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})
                 )
                 arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 2**31 - 1}
-                await channel.request(Queue.Declare(0, RECORDS, durable=True, arguments=arguments))
+                await channel.request(spec.Queue.Declare(0, RECORDS, durable=True, arguments=arguments))
             except ChannelLost as error:
                 if error.code != RESOURCE_LOCKED or RECORDS_LOCK not in error.text:
                     raise
@@ -139,12 +140,12 @@ async def _read(channel: AmqpChannel) -> tuple[list[Delivered], Records, int]:
     """Take the message with the records, the newest first; older ones are left from a process that died."""
     while True:
         found: list[Delivered] = []
-        while isinstance(one := await channel.request(Basic.Get(0, RECORDS)), Delivered):
+        while isinstance(one := await channel.request(spec.Basic.Get(0, RECORDS)), Delivered):
             found.append(one)
         if found:
             found.sort(key=lambda one: -_version(one.body))
             return found, _decode(found[0].body), _version(found[0].body)
-        count: Any = await channel.request(Queue.Declare(0, RECORDS, passive=True))
+        count: Any = await channel.request(spec.Queue.Declare(0, RECORDS, passive=True))
         if not count.message_count and not count.consumer_count:
             return [], {}, 0
         await asyncio.sleep(0.01)  # a process that died had taken it: it comes back when the server has noticed

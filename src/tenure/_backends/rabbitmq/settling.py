@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import cast
 
 from tenure._backends.rabbitmq.client import Client
-from tenure._backends.rabbitmq.connection import AmqpError, Delivered, NotConfirmed
+from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import DELAY_MAX, steps_of
+from tenure._backends.rabbitmq.errors import AmqpError, NotConfirmed
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied, found_message
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
@@ -77,41 +78,58 @@ class Settling:
         waiting: list[tuple[int, Delivery, HeldMessage, asyncio.Future[Answer | None]]] = []
         seen: set[tuple[object, int]] = set()
         errors: list[Exception] = []
-        try:
-            for index, (delivery, verdict) in enumerate(settlements):
-                held = self._receipts.find(delivery)
-                key = delivery.token, delivery.sequence
-                if held is None or key in seen or (held.verdict is not None and held.verdict != verdict):
-                    continue
-                seen.add(key)
-                held.settling += 1
-                waiting.append((index, delivery, held, self._begin(delivery, held, verdict)))
-            for index, delivery, _, future in waiting:
-                try:
-                    answer = await future
-                    answers[index] = SETTLED if answer is None else answer
-                except (AmqpError, NotConfirmed) as error:
-                    errors.append(error)
-                    answers[index] = NoAnswer(str(self._client.translated(error)))
-                else:
-                    self._receipts.forget(delivery)
-        finally:
-            for _, _, held, future in waiting:
-                held.settling -= 1
-                if not future.done():
-                    future.cancel()
+        refused: list[TenureError] = []
+        for index, (delivery, verdict) in enumerate(settlements):
+            held = self._receipts.find(delivery)
+            key = delivery.token, delivery.sequence
+            if held is None or key in seen or (held.verdict is not None and held.verdict != verdict):
+                continue
+            seen.add(key)
+            held.settling += 1
+            waiting.append((index, delivery, held, self._begin(held, verdict)))
+        for index, delivery, held, future in waiting:  # each to its end, whatever becomes of the others
+            try:
+                answer = await future
+            except (AmqpError, NotConfirmed, OSError) as error:
+                errors.append(error)
+                answers[index] = NoAnswer(str(self._client.translated(error)))
+            except TenureError as error:
+                refused.append(error)
+            else:
+                answers[index] = SETTLED if answer is None else answer
+                self._receipts.forget(delivery)
+            held.settling -= 1
+        if refused:
+            raise refused[0]
         if errors and all(isinstance(one, NoAnswer) for one in answers):
             raise errors[0]
         return answers
 
-    def _begin(self, delivery: Delivery, held: HeldMessage, verdict: Verdict) -> asyncio.Future[Answer | None]:
-        if isinstance(verdict, Complete) and not verdict.sends and not held.is_acked and held.channel.lost is None:
+    def _begin(self, held: HeldMessage, verdict: Verdict) -> asyncio.Future[Answer | None]:
+        earlier = held.passing if held.passing is not None and not held.passing[1].done() else None
+        is_plain = isinstance(verdict, Complete) and not verdict.sends
+        if is_plain and earlier is None and not held.is_acked and held.channel.lost is None:
             held.verdict, held.is_acked = verdict, True
             # No task: most verdicts are these. Its result is None, which means settled.
             return cast("asyncio.Future[Answer | None]", held.channel.begin_ack(held.found.raw.tag))
-        return asyncio.ensure_future(self._settle(held, verdict))
+        if earlier is not None and earlier[0] == verdict:
+            passing = earlier[1]  # it was given up, and goes on: a second one would make a second copy
+        else:
+            passing = asyncio.ensure_future(self._settle_after(held, verdict, earlier))
+            held.passing = verdict, passing
+        return cast("asyncio.Future[Answer | None]", passing)
 
-    async def _settle(self, held: HeldMessage, verdict: Verdict) -> Answer | None:
+    async def _settle_after(
+        self, held: HeldMessage, verdict: Verdict, earlier: tuple[Verdict, asyncio.Future[Answer]] | None
+    ) -> Answer:
+        """Pass a verdict, once it is known that an *earlier* one has failed."""
+        if earlier is not None:
+            await asyncio.wait({earlier[1]})
+            if held.verdict is not None and held.verdict != verdict:
+                return LAPSED
+        return await self._settle(held, verdict)
+
+    async def _settle(self, held: HeldMessage, verdict: Verdict) -> Answer:
         if held.is_acked:  # by the same verdict, which had no answer
             await held.channel.flow()
             return SETTLED
@@ -174,10 +192,11 @@ class Settling:
         else:
             held.verdict, held.is_acked = verdict, True
             held.channel.reject(found.raw.tag)
+            await held.channel.flow()
         return SETTLED
 
     def _begin_end(self, held: HeldMessage) -> None:
-        self._client.spawn(self._end_lock(held), "lock-end")
+        self._client.begin(self._end_lock(held), "lock-end")
 
     async def _end_lock(self, held: HeldMessage) -> None:
         """Put a copy of a message back whose lock has ended, with this delivery counted."""
@@ -212,11 +231,15 @@ class Settling:
             if not found.is_dead:
                 facts = replace(found.facts, deliveries=found.count - 1)
                 letters.append(Letter(copied(found, facts, now=now), found.raw.body, facts.sequence))
-        if letters:
-            await self._publisher.publish(queue, letters)
+        is_copied = True
+        try:
+            if letters:
+                await self._publisher.publish(queue, letters)
+        except (AmqpError, NotConfirmed, OSError, TenureError):
+            is_copied = False  # then the server gives them back, and counts it
         acked = []
         for found in founds:
-            if found.is_dead:
+            if found.is_dead or not is_copied:
                 channel.reject(found.raw.tag)
             else:
                 acked.append(channel.begin_ack(found.raw.tag))

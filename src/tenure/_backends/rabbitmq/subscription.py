@@ -14,13 +14,13 @@ What comes and isn't asked for within ``KEPT`` goes back, uncounted, so that ano
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from tenure._backends.rabbitmq.client import NOT_FOUND, PRECONDITION_FAILED, Client
-from tenure._backends.rabbitmq.connection import AmqpError, ChannelLost, ConnectionLost, Delivered
+from tenure._backends.rabbitmq.client import CONSUMER_TIMEOUT, NOT_FOUND, PRECONDITION_FAILED, Client
+from tenure._backends.rabbitmq.connection import Delivered
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._queue.broker import CLAIM_BYTES
@@ -38,8 +38,6 @@ SINGLY = 8
 
 CONSUMERS_MAX = 32
 """Consumers that stand at once: each adds to what the others may hold."""
-
-_TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
 
 GiveBack = Callable[["HeldChannel", Sequence[Delivered]], Awaitable[None]]
 
@@ -209,7 +207,7 @@ class Subscription:
         except IndexError:
             return
         if age >= KEPT:
-            self._client.spawn(self.give_back_all(), "give-back")
+            self._client.begin(self.give_back_all(), "give-back")
         else:
             self._stale = self._client.home.call_later(KEPT - age, self._check_stale)
 
@@ -227,11 +225,11 @@ class Subscription:
                         waiting.append(self._buffer.popleft())
                 if waiting:
                     await self._give_back(channel, waiting)
-            except (AmqpError, TimeoutError, TenureError):
+            except (AmqpError, NotConfirmed, OSError, TenureError):
                 channel.channel.begin_close()  # then the server gives them back, and counts it
 
     def _on_lost(self, channel: HeldChannel, error: AmqpError) -> None:
-        found = _TIMEOUT.search(error.text)
+        found = CONSUMER_TIMEOUT.search(error.text)
         if error.code == PRECONDITION_FAILED and found:
             self._client.note_consumer_timeout(int(found[1]) / 1_000)
         if self._channel is channel:
@@ -261,7 +259,7 @@ class Subscription:
         if not self._listeners:
             if self._listening is not None:
                 self._listening.cancel()
-            self._client.spawn(self.give_back_all(), "give-back")
+            self._client.begin(self.give_back_all(), "give-back")
 
     def _listen_again(self) -> None:
         if self._listening is None or self._listening.done():
