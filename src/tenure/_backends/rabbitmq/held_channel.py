@@ -9,6 +9,7 @@ as many, and the next one waits for its answer.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
@@ -24,6 +25,50 @@ PREFETCH_MAX = 65_535
 
 REMEMBERED = 64
 """Consumers that were ended last, to which messages may still come: in a cluster, another node may send them."""
+
+
+SLOW = 2.0
+"""Messages a second, at most, in a queue in which none is likely to be on its way just now."""
+
+FILL = 0.1
+"""Seconds in which the last consumer of a channel is to be filled: longer than it takes to end the others."""
+
+FEW_MIN, FEW_MAX = 4, 256
+"""How many messages the last consumer of a channel may hold."""
+
+QUIET = 0.25
+"""Seconds without a message, at least, after which it isn't expected to be filled: what comes after a pause comes in a
+burst."""
+
+
+class Arrivals:
+    """When the last messages have come."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=64)
+        self._came = asyncio.Event()
+
+    def note(self, at: float) -> None:
+        """Note a message that has come *at* this time of the loop."""
+        self._times.append(at)
+        self._came.set()
+
+    def rate(self, now: float) -> float:
+        """Return how many messages a second have come lately."""
+        recent = [at for at in self._times if at > now - 1.0]
+        if len(recent) < self._times.maxlen:  # type: ignore[operator]
+            return float(len(recent))
+        return len(recent) / max(0.001, now - recent[0])
+
+    async def until(self, condition: Callable[[], bool], quiet: float) -> None:
+        """Return when *condition* holds, or when no message has come for *quiet* seconds."""
+        while not condition():
+            self._came.clear()
+            try:
+                async with asyncio.timeout(quiet):
+                    await self._came.wait()
+            except TimeoutError:
+                return
 
 
 class HeldChannel:
@@ -46,6 +91,7 @@ class HeldChannel:
         self._cancelled: deque[str] = deque()
         self._pending: dict[int, asyncio.Future[None]] = {}  # to be acknowledged
         self._flushing: asyncio.Task[None] | None = None
+        self._arrivals = Arrivals()
         channel.on_cancelled = self._on_cancelled
         self.on_queue_gone: Callable[[], None] = lambda: None
 
@@ -71,13 +117,18 @@ class HeldChannel:
         """How many messages the server may send before one is settled."""
         return sum(credit - self._held_by[one] for one, credit in self._credits.items())
 
-    def consume(self, credit: int) -> tuple[str, asyncio.Future[object]]:
-        """Begin a consumer that may hold *credit* messages; return its tag, and the answer."""
+    def consume(self, credit: int, *, first: bool = False) -> tuple[str, asyncio.Future[object]]:
+        """Begin a consumer that may hold *credit* messages; return its tag, and the answer.
+
+        If it is to be *first*, no other consumer receives anything until it holds them.
+        """
         self._consumers += 1
         tag = f"tenure-{self._consumers}"
         self.channel.consumers[tag] = self._received
         self.channel.request(spec.Basic.Qos(0, min(credit, PREFETCH_MAX), False))
-        answer = self.channel.request(spec.Basic.Consume(0, self._queue, tag))
+        answer = self.channel.request(
+            spec.Basic.Consume(0, self._queue, tag, arguments={"x-priority": 1} if first else None)
+        )
         self._credits[tag] = min(credit, PREFETCH_MAX)
         return tag, answer
 
@@ -90,15 +141,30 @@ class HeldChannel:
         return isinstance(found, Delivered)
 
     async def retire(self) -> None:
-        """End every consumer that stands, once all has come that was sent to them.
+        """End every consumer that stands; no message on its way is counted then, or hardly ever.
 
-        The server takes back what the queue has sent to a consumer that was ended before it came, and counts that as a
-        delivery. After this, only a message that was published in the same millisecond can meet with that.
+        The server takes back what the queue sends to a consumer that is being ended, and counts that as a delivery. To
+        one that holds as many as it may, it sends nothing. So in a queue to which messages come, another consumer is
+        begun, which comes before those, and may hold only a few; they end while it has room, and it ends when it is
+        full.
         """
-        if self._credits:
-            await self.arrived()
-            for ended in [self.cancel(tag) for tag in list(self._credits)]:
-                await ended
+        if not self._credits:
+            return
+        await self.arrived()
+        rate = self._arrivals.rate(self.channel.connection.loop.time())
+        others = list(self._credits)
+        if self.free_credit <= 0 or rate < SLOW:
+            await self._cancel_all(others)
+            return
+        tag, begun = self.consume(min(FEW_MAX, max(FEW_MIN, math.ceil(rate * FILL))), first=True)
+        await begun
+        await self._cancel_all(others)
+        await self._arrivals.until(lambda: self._held_by[tag] >= self._credits.get(tag, 0), max(QUIET, 5 / rate))
+        await self._cancel_all([tag])
+
+    async def _cancel_all(self, tags: Iterable[str]) -> None:
+        for ended in [self.cancel(tag) for tag in tags if tag in self._credits]:
+            await ended
 
     def cancel(self, tag: str) -> asyncio.Future[object]:
         """End a consumer; what it holds stays unacknowledged."""
@@ -125,6 +191,7 @@ class HeldChannel:
     def _received(self, delivered: Delivered) -> None:
         self._unacked[delivered.tag] = delivered.consumer
         self._held_by[delivered.consumer] += 1
+        self._arrivals.note(delivered.at)
         self._receive(delivered)
 
     def _on_cancelled(self, tag: str) -> None:
