@@ -236,7 +236,8 @@ class AmqpChannel:
                     self._fail_soon(error)
                     return
                 except Exception as error:  # a value that doesn't fit into its field
-                    if answer is None:
+                    if answer is None:  # an acknowledgement that was not sent: nothing after it would prove it
+                        self._lose(ChannelLost(0, f"an acknowledgement can't be sent: {error}"))
                         raise
                     _fail(answer, error)
                 else:
