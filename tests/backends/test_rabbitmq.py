@@ -17,7 +17,9 @@ import pytest
 import tenure
 from tenure._backends import rabbitmq
 from tenure._backends.rabbitmq import connection
+from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import DELAY_MAX
+from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._queue.broker import EVERYTHING
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Stats
@@ -387,6 +389,58 @@ async def test_messages_of_one_id_are_all_kept(name: str) -> None:
         got = (await broker.receive(name, 100, 20.0)).deliveries
         assert sorted(int(one.body) for one in got) == list(range(20))
         assert await broker.settle([Settlement(one, COMPLETE) for one in got]) == [Settled()] * 20
+    finally:
+        await backend.close()
+
+
+async def test_an_acknowledgement_of_several_includes_none_that_comes_late(name: str) -> None:
+    """The answer to a get may be overtaken by what comes to a consumer, though it has the lower number."""
+    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    try:
+        await backend.broker.send(name, [Outgoing(b"%d" % number) for number in range(4)])
+        raw = await backend._client.receiving()
+        held = HeldChannel(raw, amqp_name(name), lambda _: None)
+        come: list[Delivered] = []
+        raw.on_delivery, receive = come.append, raw.on_delivery
+        await held.consume(4)[1]
+        await until(lambda: len(come) == 4)
+        late = come.pop(0)
+        for one in come[:2]:
+            receive(one)
+        acks = [held.begin_ack(one.tag) for one in come[:2]]
+        await asyncio.gather(*acks)
+        receive(late)
+        receive(come[2])
+        await asyncio.gather(held.begin_ack(come[2].tag))
+        assert held.unacked == 1
+        raw.begin_close()
+        [left] = await until_found(lambda: received(backend.broker, name))
+        assert left.body == late.body
+        assert await backend.broker.settle([Settlement(left, COMPLETE)]) == [Settled()]
+        assert await received(backend.broker, name) == ()
+    finally:
+        await backend.close()
+
+
+async def test_a_message_that_the_driver_drops_is_delivered_again(name: str) -> None:
+    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    try:
+        await backend.broker.send(name, [Outgoing(b"dropped"), Outgoing(b"kept")])
+        raw = await backend._client.receiving()
+        held = HeldChannel(raw, amqp_name(name), lambda _: None)
+        come: list[Delivered] = []
+        raw.on_delivery, receive = come.append, raw.on_delivery
+        tag, begun = held.consume(2)
+        await begun
+        await until(lambda: len(come) == 2)
+        await held.cancel(tag)
+        receive(come[1])
+        await held.arrived()
+        [again] = await until_found(lambda: received(backend.broker, name))
+        assert (again.body, again.delivery_count) == (b"dropped", 2)
+        assert await backend.broker.settle([Settlement(again, COMPLETE)]) == [Settled()]
+        await asyncio.gather(held.begin_ack(come[1].tag))
+        raw.begin_close()
     finally:
         await backend.close()
 

@@ -245,8 +245,7 @@ class Client:
         for task in connecting:
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
-        for connection in list(self._connections.values()):
-            await connection.close()
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
         self._connections.clear()
 
 

@@ -91,7 +91,8 @@ class AmqpChannel:
         self.lost: AmqpError | None = None
         """Why it is over; None while it can be used."""
         self.on_lost: Callable[[AmqpError], None] = lambda _: None
-        self.consumers: dict[str, Callable[[Delivered], None]] = {}
+        self.on_delivery: Callable[[Delivered], None] = lambda _: None
+        """Called with each message that comes."""
         self.on_cancelled: Callable[[str], None] = lambda _: None
         """Called with a consumer that the server has ended, as its queue is gone."""
         self._raw = raw
@@ -113,15 +114,8 @@ class AmqpChannel:
         self._order(partial(self._ask, method), answer)
         return answer
 
-    async def close(self) -> None:
-        """Close it; the messages that are unacknowledged on it are delivered again."""
-        if self.lost is None:
-            self.begin_close()
-            if self._sender is not None:
-                await asyncio.shield(self._sender)
-
     def begin_close(self) -> None:
-        """Close it, once all is sent that it was asked for."""
+        """Close it, once all is sent that it was asked for; what is unacknowledged on it is delivered again."""
         if self.lost is None:
             self._order(self._close, None)
             self._lose(ChannelLost(0, "the channel is closed"))
@@ -252,7 +246,12 @@ class AmqpChannel:
     async def _ask(self, method: Any) -> object:
         match method:
             case spec.Basic.Get():
-                return self._got(await self._raw.basic_get(method.queue or ""))
+                message = await self._raw.basic_get(method.queue or "")
+                if message.delivery_tag is None:
+                    return None  # the queue is empty
+                # Also if the request was given up meanwhile: it is ours.
+                self.on_delivery(delivered := self._delivered(message))
+                return delivered
             case spec.Basic.Consume():
                 return await self._raw.basic_consume(
                     method.queue or "",
@@ -279,19 +278,13 @@ class AmqpChannel:
     # --- what comes ---
 
     async def _on_delivery(self, message: DeliveredMessage) -> None:
-        consumer = message.consumer_tag or ""
-        receive = self.consumers.get(consumer)
-        if receive is not None:
-            receive(self._delivered(message, consumer))
+        self.on_delivery(self._delivered(message))
 
-    def _got(self, message: DeliveredMessage) -> Delivered | None:
-        return None if message.delivery_tag is None else self._delivered(message, "")
-
-    def _delivered(self, message: DeliveredMessage, consumer: str) -> Delivered:
+    def _delivered(self, message: DeliveredMessage) -> Delivered:
         return Delivered(
             self,
             message.delivery_tag or 0,
-            consumer,
+            message.consumer_tag or f"get-{message.delivery_tag}",  # the server counts a consumer for each
             bool(message.redelivered),
             message.header.properties,
             message.body,
@@ -299,9 +292,7 @@ class AmqpChannel:
         )
 
     def _on_consumer_cancelled(self, method: spec.Basic.Cancel) -> None:
-        tag = method.consumer_tag or ""
-        self.consumers.pop(tag, None)
-        self.on_cancelled(tag)
+        self.on_cancelled(method.consumer_tag or "")
 
     # --- the end ---
 

@@ -23,9 +23,6 @@ GROUP = 16
 
 PREFETCH_MAX = 65_535
 
-REMEMBERED = 64
-"""Consumers that were ended last, to which messages may still come: in a cluster, another node may send them."""
-
 
 SLOW = 2.0
 """Messages a second, at most, in a queue in which none is likely to be on its way just now."""
@@ -84,14 +81,16 @@ class HeldChannel:
         self.channel = channel
         self._queue = queue
         self._receive = receive
-        self._unacked: dict[int, str] = {}  # tag: consumer; in the order of delivery, as tags rise
+        self._unacked: dict[int, str] = {}  # tag: consumer; in the order of the tags
+        self._complete = 0  # up to this tag, all have come
+        self._beyond: set[int] = set()  # those that have come of higher tags
         self._held_by: Counter[str] = Counter()
         self._credits: dict[str, int] = {}  # of the consumers that stand
         self._consumers = 0
-        self._cancelled: deque[str] = deque()
         self._pending: dict[int, asyncio.Future[None]] = {}  # to be acknowledged
         self._flushing: asyncio.Task[None] | None = None
         self._arrivals = Arrivals()
+        channel.on_delivery = self._received
         channel.on_cancelled = self._on_cancelled
         self.on_queue_gone: Callable[[], None] = lambda: None
 
@@ -124,7 +123,6 @@ class HeldChannel:
         """
         self._consumers += 1
         tag = f"tenure-{self._consumers}"
-        self.channel.consumers[tag] = self._received
         self.channel.request(spec.Basic.Qos(0, min(credit, PREFETCH_MAX), False))
         answer = self.channel.request(
             spec.Basic.Consume(0, self._queue, tag, arguments={"x-priority": 1} if first else None)
@@ -134,11 +132,7 @@ class HeldChannel:
 
     async def get(self) -> bool:
         """Take one message, if there is one by the log of the queue: then it has been received when this returns."""
-        found = await self.channel.request(spec.Basic.Get(0, self._queue))
-        if isinstance(found, Delivered):
-            found.consumer = f"get-{found.tag}"  # the server counts a consumer for each
-            self._received(found)
-        return isinstance(found, Delivered)
+        return isinstance(await self.channel.request(spec.Basic.Get(0, self._queue)), Delivered)
 
     async def retire(self) -> None:
         """End every consumer that stands; no message on its way is counted then, or hardly ever.
@@ -169,9 +163,6 @@ class HeldChannel:
     def cancel(self, tag: str) -> asyncio.Future[object]:
         """End a consumer; what it holds stays unacknowledged."""
         self._credits.pop(tag, None)
-        self._cancelled.append(tag)
-        if len(self._cancelled) > REMEMBERED:
-            self.channel.consumers.pop(self._cancelled.popleft(), None)
         return self.channel.request(spec.Basic.Cancel(tag))
 
     async def arrived(self) -> int:
@@ -182,6 +173,14 @@ class HeldChannel:
         """
         answer = await self.channel.request(spec.Queue.Declare(0, self._queue, passive=True))
         await self.flow()
+        if self._beyond:
+            # The driver drops what comes to a consumer that was ended. A server that sends such is not known; but it
+            # would wait for a verdict for ever.
+            for tag in range(self._complete + 1, max(self._beyond)):
+                if tag not in self._beyond:
+                    self.channel.reject(tag)
+            self._complete = max(self._beyond)
+            self._beyond.clear()
         return int(answer.message_count)
 
     def flow(self) -> asyncio.Future[object]:
@@ -189,10 +188,22 @@ class HeldChannel:
         return self.channel.request(spec.Channel.Flow(True))
 
     def _received(self, delivered: Delivered) -> None:
-        self._unacked[delivered.tag] = delivered.consumer
+        self._note(delivered.tag, delivered.consumer)
         self._held_by[delivered.consumer] += 1
         self._arrivals.note(delivered.at)
         self._receive(delivered)
+
+    def _note(self, tag: int, consumer: str) -> None:
+        self._unacked[tag] = consumer
+        if tag == self._complete + 1 and not self._beyond:  # as nearly always
+            self._complete = tag
+            return
+        # The answer to a get may be overtaken by what comes to a consumer.
+        self._unacked = dict(sorted(self._unacked.items()))
+        self._beyond.add(tag)
+        while self._complete + 1 in self._beyond:
+            self._complete += 1
+            self._beyond.remove(self._complete)
 
     def _on_cancelled(self, tag: str) -> None:
         self._credits.pop(tag, None)
@@ -240,7 +251,7 @@ class HeldChannel:
         group: list[asyncio.Future[None]] = []
         prefix: list[int] = []
         for tag in self._unacked:
-            if tag not in self._pending:
+            if tag not in self._pending or tag > self._complete:  # one that has not come would be acknowledged, too
                 break
             prefix.append(tag)
         if len(prefix) > 1:

@@ -131,7 +131,7 @@ class Browser:
             if to is not None:
                 facts, id_ = replace(facts, sequence=self._next_sequence(), sent_at=time.time()), one.id
             properties = copied(one, facts, now=time.time(), id_=id_)
-            await self._publisher.publish(to or queue, [Letter(properties, one.raw.body, facts.sequence)])
+            await self._publisher.publish(to or queue, [Letter(properties, one.raw.body)])
 
         act = None if dry_run else put
         return await self._remove(dead, lambda one: _is_dead(one, which), ready, limit, act)

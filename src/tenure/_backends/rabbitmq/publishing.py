@@ -22,7 +22,6 @@ class Letter(NamedTuple):
 
     properties: Properties
     body: bytes
-    sequence: int
     steps: int = 0
     """How many steps it is delayed by."""
 
@@ -81,7 +80,7 @@ class Publisher:
             return list(letters)
         channel = await self._client.sending()
         confirmed: list[asyncio.Future[None]] = []
-        for properties, body, _, steps in letters:
+        for properties, body, steps in letters:
             exchange, key = (exchanges[steps], routing_key(steps, queue)) if steps else ("", name)
             confirmed.append(channel.publish(exchange, key, properties, body))
         left: list[Letter] = []

@@ -309,7 +309,7 @@ class RabbitBroker:
             except ConfigError as error:
                 raise MessageRefused(str(error), index, len(messages)) from None
             properties = properties_of(message, queue, sequence, is_delayed=bool(steps))
-            letters.append(Letter(properties, message.body, sequence, steps))
+            letters.append(Letter(properties, message.body, steps))
         try:
             await self._publisher.publish(queue, letters)
         except NotConfirmed as error:
@@ -470,11 +470,13 @@ class RabbitBroker:
         """Yield when a message has come to this process, which can be claimed then."""
         return Hints(self, queue)
 
-    def begin_hints(self, queue: str) -> Listener:
+    def listener(self, queue: str) -> Listener:
+        """Return what hears of messages; called by :class:`Hints`."""
+        return self._notifier.listen(queue)
+
+    def begin_hints(self, queue: str) -> None:
         """Begin to listen; called by :class:`Hints`, on any loop."""
-        listener = self._notifier.listen(queue)
         self._client.call_home(lambda: self._subscription(queue).listen())
-        return listener
 
     def end_hints(self, queue: str) -> None:
         """End listening."""
@@ -625,13 +627,16 @@ class Hints(AsyncIterator[None]):
     def __init__(self, broker: RabbitBroker, queue: str) -> None:
         self._broker = broker
         self._queue = queue
-        self._ended = False
-        self._listener = broker.begin_hints(queue)
+        self._listens = False
+        self._listener = broker.listener(queue)
+        self._begin()
 
     async def __anext__(self) -> None:
+        if not self._listener.closed:
+            self._begin()
         try:
             await anext(self._listener)
-        except BaseException:  # as with a generator, this is its end: who cancels it does not close it
+        except BaseException:  # the wait was cancelled, or this has ended; the next wait begins again
             self._end()
             raise
 
@@ -640,9 +645,14 @@ class Hints(AsyncIterator[None]):
         self._end()
         await self._listener.aclose()
 
+    def _begin(self) -> None:
+        if not self._listens:
+            self._listens = True
+            self._broker.begin_hints(self._queue)
+
     def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
+        if self._listens:
+            self._listens = False
             self._broker.end_hints(self._queue)
 
     def __del__(self) -> None:

@@ -214,13 +214,13 @@ class Settling:
         """Publish a copy of *found* with these *facts* to its queue, to be received after *delay*."""
         steps = steps_of(min(delay, DELAY_MAX)) if delay else 0
         properties = copied(found, facts, now=time.time(), is_delayed=bool(steps))
-        await self._publisher.publish(found.queue, [Letter(properties, found.raw.body, facts.sequence, steps)])
+        await self._publisher.publish(found.queue, [Letter(properties, found.raw.body, steps)])
 
     async def put_dead(self, found: FoundMessage, facts: Facts) -> None:
         """Publish a copy of *found* as a dead letter."""
         properties = copied(found, facts, now=time.time())
         dead = dead_letters_of(found.queue)
-        await self._publisher.publish(dead, [Letter(properties, found.raw.body, facts.sequence)])
+        await self._publisher.publish(dead, [Letter(properties, found.raw.body)])
 
     async def give_back(self, queue: str, channel: HeldChannel, messages: Sequence[Delivered]) -> None:
         """Give back, uncounted, what came and was not asked for."""
@@ -230,7 +230,7 @@ class Settling:
         for found in founds:
             if not found.is_dead:
                 facts = replace(found.facts, deliveries=found.count - 1)
-                letters.append(Letter(copied(found, facts, now=now), found.raw.body, facts.sequence))
+                letters.append(Letter(copied(found, facts, now=now), found.raw.body))
         is_copied = True
         try:
             if letters:
