@@ -470,8 +470,8 @@ async def test_a_silent_server_is_given_up_before_it_gives_the_lock_to_another(n
 
 
 async def test_a_request_without_an_answer_costs_its_channel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PATIENCE", 3.0)
-    backend = rabbitmq.open(Url.parse(f"{url_of(RabbitMQ)}?timeout=0.3"))
+    monkeypatch.setattr(connection, "PATIENCE", 1.2)
+    backend = rabbitmq.open(Url.parse(f"{url_of(RabbitMQ)}?timeout=2"))
     broker = backend.broker
     try:
         await broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])

@@ -98,6 +98,9 @@ DELIVERY_LIMIT = 2**31 - 1
 BROWSE_WITHIN = 120.0
 """Seconds for a request that goes through all messages of a queue."""
 
+COUNTS_MAX = 3
+"""How often messages are counted again when some have come meanwhile."""
+
 DELAY_SLACK = 5.0
 """Seconds for which a queue counts as not empty after the last delay has ended, at least."""
 
@@ -527,17 +530,24 @@ class RabbitBroker:
 
     async def _stats(self, queue: str) -> Stats:
         dead = dead_letters_of(queue)
-        ready, _ = await self._browser.count(queue)
-        dead_ready, _ = await self._browser.count(dead)
+        ready = await self._count(queue)
         return Stats(
-            ready=ready + self._waiting(queue),
+            ready=ready,
             locked=self._receipts.count(queue),
-            dead=dead_ready + self._waiting(dead) + self._receipts.count(dead),
+            dead=await self._count(dead) + self._receipts.count(dead),
         )
 
-    def _waiting(self, queue: str) -> int:
-        subscription = self._subscriptions.get(queue)
-        return 0 if subscription is None else subscription.waiting
+    async def _count(self, queue: str) -> int:
+        """Return how many messages are ready, those included that wait here, and none of them twice."""
+        for _ in range(COUNTS_MAX):  # in a busy queue, none is exact
+            subscription = self._subscriptions.get(queue)
+            if subscription is not None:
+                await subscription.returned()
+            waiting, moves = (0, 0) if subscription is None else (subscription.waiting, subscription.moves)
+            ready, _ = await self._browser.count(queue)
+            if subscription is None or subscription.moves == moves:
+                break
+        return ready + waiting
 
     async def _other_consumers(self, queue: str) -> int:
         """Return how many consumers other processes have of *queue*, those included that only hold messages."""

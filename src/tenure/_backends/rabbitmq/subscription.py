@@ -73,6 +73,9 @@ class Subscription:
         self._channel: HeldChannel | None = None
         self._buffer: deque[Delivered] = deque()
         self._listeners = 0
+        self._returning = 0  # how many times what waits is being given back
+        self.moves = 0
+        """Rises when a message has come, or was asked for."""
         self._stale: asyncio.TimerHandle | None = None
         self._listening: asyncio.Task[object] | None = None
 
@@ -169,6 +172,7 @@ class Subscription:
         with suppress(IndexError):  # two threads may take the last ones
             while len(taken) < limit and size < CLAIM_BYTES:
                 taken.append(self._buffer.popleft())
+                self.moves += 1
                 size += len(taken[-1].body)
         return taken
 
@@ -192,6 +196,7 @@ class Subscription:
 
     def _received(self, delivered: Delivered) -> None:
         self._buffer.append(delivered)
+        self.moves += 1
         if self._listeners:
             self._notifier.notify(self._queue)
         if self._stale is None:
@@ -213,6 +218,19 @@ class Subscription:
 
     async def give_back_all(self) -> None:
         """End the consumers that stand, and give back what waits."""
+        self._returning += 1
+        try:
+            await self._give_back_all()
+        finally:
+            self._returning -= 1
+
+    async def returned(self) -> None:
+        """Return when nothing is being given back."""
+        while self._returning:
+            async with self._claiming:
+                await asyncio.sleep(0)
+
+    async def _give_back_all(self) -> None:
         async with self._claiming:
             channel = self._channel
             if channel is None or channel.lost is not None:
