@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from aiormq import spec
 
@@ -27,15 +28,17 @@ PREFETCH_MAX = 65_535
 SLOW = 2.0
 """Messages a second, at most, in a queue in which none is likely to be on its way just now."""
 
-FILL = 0.1
+FILL = 0.2
 """Seconds in which the last consumer of a channel is to be filled: longer than it takes to end the others."""
 
-FEW_MIN, FEW_MAX = 4, 256
+FEW_MIN, FEW_MAX = 8, 256
 """How many messages the last consumer of a channel may hold."""
 
-QUIET = 0.25
-"""Seconds without a message, at least, after which it isn't expected to be filled: what comes after a pause comes in a
-burst."""
+FILL_MAX = 1.0
+"""Seconds within which it is ended, full or not."""
+
+QUIET, QUIET_MAX = 0.25, 0.5
+"""Seconds without a message after which it isn't expected to be filled: what comes after a pause comes in a burst."""
 
 
 class Arrivals:
@@ -144,16 +147,21 @@ class HeldChannel:
         """
         if not self._credits:
             return
-        await self.arrived()
+        ready = await self.arrived()
         rate = self._arrivals.rate(self.channel.connection.loop.time())
         others = list(self._credits)
-        if self.free_credit <= 0 or rate < SLOW:
+        # Messages that are ready although there is room: an acknowledgement that makes the room is not written yet.
+        if self.free_credit <= 0 or (rate < SLOW and not ready):
             await self._cancel_all(others)
             return
         tag, begun = self.consume(min(FEW_MAX, max(FEW_MIN, math.ceil(rate * FILL))), first=True)
         await begun
         await self._cancel_all(others)
-        await self._arrivals.until(lambda: self._held_by[tag] >= self._credits.get(tag, 0), max(QUIET, 5 / rate))
+        if rate >= SLOW or await self.arrived():
+            quiet = min(QUIET_MAX, max(QUIET, 5 / max(rate, SLOW)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FILL_MAX):
+                    await self._arrivals.until(lambda: self._held_by[tag] >= self._credits.get(tag, 0), quiet)
         await self._cancel_all([tag])
 
     async def _cancel_all(self, tags: Iterable[str]) -> None:

@@ -98,8 +98,11 @@ DELIVERY_LIMIT = 2**31 - 1
 BROWSE_WITHIN = 120.0
 """Seconds for a request that goes through all messages of a queue."""
 
-COUNTS_MAX = 3
-"""How often messages are counted again when some have come meanwhile."""
+COUNTS_MAX = 5
+"""How often messages are counted at most, as long as this process receives or settles some meanwhile."""
+
+COUNT_PAUSE = 0.005
+"""Seconds until they are counted again."""
 
 DELAY_SLACK = 5.0
 """Seconds for which a queue counts as not empty after the last delay has ended, at least."""
@@ -529,25 +532,27 @@ class RabbitBroker:
         return await self._client.run(partial(self._stats, queue))
 
     async def _stats(self, queue: str) -> Stats:
-        dead = dead_letters_of(queue)
-        ready = await self._count(queue)
-        return Stats(
-            ready=ready,
-            locked=self._receipts.count(queue),
-            dead=await self._count(dead) + self._receipts.count(dead),
-        )
-
-    async def _count(self, queue: str) -> int:
-        """Return how many messages are ready, those included that wait here, and none of them twice."""
-        for _ in range(COUNTS_MAX):  # in a busy queue, none is exact
-            subscription = self._subscriptions.get(queue)
-            if subscription is not None:
+        places = queue, dead_letters_of(queue)
+        stats = Stats()
+        for attempt in range(COUNTS_MAX):
+            if attempt:
+                await asyncio.sleep(COUNT_PAUSE)
+            for subscription in self._subscriptions_of(places):
                 await subscription.returned()
-            waiting, moves = (0, 0) if subscription is None else (subscription.waiting, subscription.moves)
-            ready, _ = await self._browser.count(queue)
-            if subscription is None or subscription.moves == moves:
-                break
-        return ready + waiting
+            moves = self._moves(places)
+            locked, dead_locked = (self._receipts.count(one) for one in places)
+            waiting, dead_waiting = (sum(one.waiting for one in self._subscriptions_of([place])) for place in places)
+            (ready, _), (dead_ready, _) = [await self._browser.count(one) for one in places]
+            stats = Stats(ready=ready + waiting, locked=locked, dead=dead_ready + dead_waiting + dead_locked)
+            if moves == self._moves(places) and not any(self._receipts.is_settling(one) for one in places):
+                break  # else one may have been counted twice, or not at all
+        return stats
+
+    def _subscriptions_of(self, places: Sequence[str]) -> list[Subscription]:
+        return [self._subscriptions[one] for one in places if one in self._subscriptions]
+
+    def _moves(self, places: Sequence[str]) -> int:
+        return self._receipts.moves + sum(one.moves for one in self._subscriptions_of(places))
 
     async def _other_consumers(self, queue: str) -> int:
         """Return how many consumers other processes have of *queue*, those included that only hold messages."""

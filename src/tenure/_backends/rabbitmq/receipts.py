@@ -55,6 +55,8 @@ class Receipts:
         self._client = client
         self._clock = clock
         self._held: dict[Key, HeldMessage] = {}
+        self.moves = 0
+        """Rises when a message is held, or held no more."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self.put_back: Callable[[HeldMessage], None] = _reject
@@ -66,6 +68,7 @@ class Receipts:
         while (token, sequence) in self._held:
             sequence += 1  # of another program's message that is equal to one before
         self._held[token, sequence] = held
+        self.moves += 1
         return sequence
 
     def watch(self, until: float) -> None:
@@ -93,6 +96,7 @@ class Receipts:
     def forget(self, delivery: Delivery) -> None:
         """Forget a delivery that is settled."""
         self._held.pop((str(delivery.token), delivery.sequence), None)
+        self.moves += 1
 
     def give_up(self, delivery: Delivery, held: HeldMessage) -> None:
         """End a lock now: the message is delivered again, and this delivery counts."""
@@ -104,16 +108,22 @@ class Receipts:
         for key, held in list(self._held.items()):
             if held.channel is channel:
                 del self._held[key]
+                self.moves += 1
 
     def lose_queue(self, queue: str) -> None:
         """Forget all deliveries of a queue that was deleted."""
         for key, held in list(self._held.items()):
             if held.found.queue == queue:
                 del self._held[key]
+                self.moves += 1
 
     def count(self, queue: str) -> int:
         """Return how many messages of *queue* are held."""
         return sum(held.found.queue == queue for held in self._held.values())
+
+    def is_settling(self, queue: str) -> bool:
+        """Return whether a verdict on a message of *queue* is being passed."""
+        return any(held.settling and held.found.queue == queue for held in self._held.values())
 
     def _wake_at(self, at: float) -> None:
         if self._timer is None or at < self._timer_at:
@@ -133,6 +143,7 @@ class Receipts:
                 next_end = end if next_end is None else min(next_end, end)
             else:
                 del self._held[key]
+                self.moves += 1
                 self._give_up(held)
         if next_end is not None:
             self._wake_at(next_end)

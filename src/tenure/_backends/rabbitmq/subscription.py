@@ -75,7 +75,7 @@ class Subscription:
         self._listeners = 0
         self._returning = 0  # how many times what waits is being given back
         self.moves = 0
-        """Rises when a message has come, or was asked for."""
+        """Rises when a message has come, was asked for, or is given back."""
         self._stale: asyncio.TimerHandle | None = None
         self._listening: asyncio.Task[object] | None = None
 
@@ -241,6 +241,7 @@ class Subscription:
                 with suppress(IndexError):  # one by one, as another thread may take some
                     while True:
                         waiting.append(self._buffer.popleft())
+                        self.moves += 1
                 if waiting:
                     await self._give_back(channel, waiting)
             except (AmqpError, NotConfirmed, OSError, TenureError):
