@@ -122,6 +122,8 @@ class Subscription:
         channel = self._channel
         if not self._buffer or not self._listeners or channel is None or channel.lost is not None:
             return None
+        if self._returning:  # its consumers are being ended, and must not get room for more
+            return None
         taken = self._take(limit)
         if not taken or taken[0].channel is not channel.channel:
             return None  # the channel is being replaced; the others are lost with the old one
