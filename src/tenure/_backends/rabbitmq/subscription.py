@@ -1,0 +1,304 @@
+"""Claims of one queue, on a channel of its own.
+
+RabbitMQ sends messages to consumers; it isn't asked for them. There are two ways to make claims of that:
+
+- While nobody listens to the hints of the queue, a claim asks how many messages are ready, begins a consumer that may
+  hold so many of them, and ends it when they have come. So a claim takes what is there, no more than asked for, and
+  nothing comes later.
+- While somebody listens, consumers stand, and a message that comes is a hint. They may hold as many as were last asked
+  for: each that is settled makes room for the next, which then is here already when it is asked for.
+
+What comes and isn't asked for within ``KEPT`` goes back, uncounted, so that another process has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from tenure._backends.rabbitmq.client import CONSUMER_TIMEOUT, NOT_FOUND, PRECONDITION_FAILED, Client
+from tenure._backends.rabbitmq.connection import Delivered
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed
+from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.names import amqp_name
+from tenure._queue.broker import CLAIM_BYTES
+from tenure._runtime.notifier import Notifier
+from tenure.errors import TenureError
+
+KEPT = 1.0
+"""Seconds for which a message waits to be asked for before it goes back."""
+
+LISTEN_AGAIN = 0.25
+"""Seconds until a consumer is begun again after its channel was lost."""
+
+SINGLY = 8
+"""Messages that are taken one by one, while nobody listens."""
+
+CONSUMERS_MAX = 32
+"""Consumers that stand at once: each adds to what the others may hold."""
+
+GiveBack = Callable[["HeldChannel", Sequence[Delivered]], Awaitable[None]]
+
+
+class Subscription:
+    """The claims of one queue by this process. On the loop of the connections.
+
+    Args:
+        client: The RabbitMQ.
+        queue: The queue, or its dead letters.
+        notifier: Hears of messages that come.
+        ensure: Declares the queue.
+        give_back: Gives messages back, uncounted.
+        lose: Called with a channel whose locks are over.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        notifier: Notifier,
+        ensure: Callable[[str], Awaitable[None]],
+        give_back: GiveBack,
+        lose: Callable[[HeldChannel], None],
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._notifier = notifier
+        self._ensure = ensure
+        self._give_back = give_back
+        self._lose = lose
+        self._claiming = asyncio.Lock()
+        self._channel: HeldChannel | None = None
+        self._buffer: deque[Delivered] = deque()
+        self._listeners = 0
+        self._returning = 0  # how many times what waits is being given back
+        self.moves = 0
+        """Rises when a message has come, was asked for, or is given back."""
+        self._stale: asyncio.TimerHandle | None = None
+        self._listening: asyncio.Task[object] | None = None
+
+    # --- state ---
+
+    @property
+    def waiting(self) -> int:
+        """How many messages have come and were not asked for yet."""
+        return len(self._buffer)
+
+    @property
+    def known_consumers(self) -> int:
+        """How many consumers the server counts of this process."""
+        return 0 if self._channel is None or self._channel.lost else self._channel.known_consumers
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held, and nobody listens."""
+        held = self._channel is not None and not self._channel.lost and self._channel.unacked
+        return not (held or self._listeners or self._claiming.locked())
+
+    # --- claims ---
+
+    async def claim(self, limit: int) -> tuple[HeldChannel | None, list[Delivered], bool]:
+        """Take up to *limit* messages; return their channel, the messages, and whether there is more at once."""
+        async with self._claiming:
+            try:
+                channel = await self._ready_channel()
+                if self._listeners:
+                    await self._claim_standing(channel, limit)
+                else:
+                    await self._claim_exactly(channel, limit)
+            except ChannelLost as error:
+                if error.code != NOT_FOUND:
+                    raise
+                return None, [], False  # there is no such queue
+            if channel.lost is not None:
+                raise channel.lost
+            taken = self._take(limit)
+            return channel, taken, bool(self._buffer) and len(taken) < limit
+
+    def claim_waiting(self, limit: int) -> tuple[HeldChannel, list[Delivered], bool] | None:
+        """Do the same with what has come already, if anything has; on any thread, and without a request."""
+        channel = self._channel
+        if not self._buffer or not self._listeners or channel is None or channel.lost is not None:
+            return None
+        if self._returning:  # its consumers are being ended, and must not get room for more
+            return None
+        taken = self._take(limit)
+        if not taken or taken[0].channel is not channel.channel:
+            return None  # the channel is being replaced; the others are lost with the old one
+        missing = limit - len(taken)
+        if missing > channel.free_credit:
+            self._client.call_home(self._raise_credit, missing)
+        return channel, taken, bool(self._buffer) and missing > 0
+
+    def _raise_credit(self, wanted: int) -> None:
+        """Let consumers hold *wanted* more messages than they do."""
+        channel = self._channel
+        if channel is None or channel.lost is not None or not self._listeners or self._claiming.locked():
+            return
+        missing = wanted - len(self._buffer) - channel.free_credit
+        if missing > 0 and channel.standing < CONSUMERS_MAX:
+            channel.consume(missing)
+
+    async def _claim_exactly(self, channel: HeldChannel, limit: int) -> None:
+        await channel.retire()
+        while len(self._buffer) < limit:
+            missing = min(limit - len(self._buffer), await channel.arrived())
+            if missing <= SINGLY:
+                # One by one: of few, others may take some meanwhile, and a consumer that is ended with credit left may
+                # have a message counted. And the count is not that of the log, in which earlier verdicts stand.
+                while len(self._buffer) < limit:
+                    if not await channel.get():
+                        return
+                continue
+            goal = len(self._buffer) + missing
+            tag, begun = channel.consume(missing)
+            await begun
+            if len(self._buffer) < goal:
+                await channel.arrived()
+            await channel.cancel(tag)
+
+    async def _claim_standing(self, channel: HeldChannel, limit: int) -> None:
+        missing = limit - len(self._buffer) - channel.free_credit
+        if missing > 0 and channel.standing < CONSUMERS_MAX:
+            begun = channel.consume(missing)[1]
+            if not self._buffer:
+                await begun
+        if not self._buffer:
+            await channel.arrived()
+
+    def _take(self, limit: int) -> list[Delivered]:
+        taken: list[Delivered] = []
+        size = 0
+        with suppress(IndexError):  # two threads may take the last ones
+            while len(taken) < limit and size < CLAIM_BYTES:
+                taken.append(self._buffer.popleft())
+                self.moves += 1
+                size += len(taken[-1].body)
+        return taken
+
+    async def _ready_channel(self) -> HeldChannel:
+        if self._channel is None or self._channel.lost is not None:
+            raw = await self._client.receiving()
+            channel = HeldChannel(raw, amqp_name(self._queue), self._received)
+            channel.on_queue_gone = lambda: self._on_queue_gone(channel)
+            raw.on_lost = lambda error: self._on_lost(channel, error)
+            self._buffer.clear()
+            self._channel = channel
+        return self._channel
+
+    def close(self) -> None:
+        """Close the channel, which holds nothing."""
+        if self._channel is not None:
+            self._channel.channel.begin_close()
+            self._channel = None
+
+    # --- what comes by itself ---
+
+    def _received(self, delivered: Delivered) -> None:
+        self._buffer.append(delivered)
+        self.moves += 1
+        if self._listeners:
+            self._notifier.notify(self._queue)
+        if self._stale is None:
+            self._stale = self._client.home.call_later(KEPT, self._check_stale)
+
+    def _check_stale(self) -> None:
+        """Give back what has waited for too long."""
+        self._stale = None
+        if not self._buffer:
+            return
+        try:
+            age = self._client.home.time() - self._buffer[0].at
+        except IndexError:
+            return
+        if age >= KEPT:
+            self._client.begin(self.give_back_all(), "give-back")
+        else:
+            self._stale = self._client.home.call_later(KEPT - age, self._check_stale)
+
+    async def give_back_all(self) -> None:
+        """End the consumers that stand, and give back what waits."""
+        self._returning += 1
+        try:
+            await self._give_back_all()
+        finally:
+            self._returning -= 1
+
+    async def returned(self) -> None:
+        """Return when nothing is being given back."""
+        while self._returning:
+            async with self._claiming:
+                await asyncio.sleep(0)
+
+    async def _give_back_all(self) -> None:
+        async with self._claiming:
+            channel = self._channel
+            if channel is None or channel.lost is not None:
+                return
+            try:
+                await channel.retire()
+                waiting = []
+                with suppress(IndexError):  # one by one, as another thread may take some
+                    while True:
+                        waiting.append(self._buffer.popleft())
+                        self.moves += 1
+                if waiting:
+                    await self._give_back(channel, waiting)
+            except (AmqpError, NotConfirmed, OSError, TenureError):
+                channel.channel.begin_close()  # then the server gives them back, and counts it
+
+    def _on_lost(self, channel: HeldChannel, error: AmqpError) -> None:
+        found = CONSUMER_TIMEOUT.search(error.text)
+        if error.code == PRECONDITION_FAILED and found:
+            self._client.note_consumer_timeout(int(found[1]) / 1_000)
+        if self._channel is channel:
+            self._channel = None
+            self._buffer.clear()
+        self._lose(channel)
+        self._notifier.notify(self._queue)  # a claim finds out what is there now
+        if self._listeners and error.code != NOT_FOUND:
+            self._listen_again()
+
+    def _on_queue_gone(self, channel: HeldChannel) -> None:
+        """Note that the queue was deleted: locks on it are over."""
+        if self._channel is channel:
+            self._buffer.clear()
+        channel.channel.begin_close()
+
+    # --- hints ---
+
+    def listen(self) -> None:
+        """Note that somebody listens."""
+        self._listeners += 1
+        self._listen_again()
+
+    def unlisten(self) -> None:
+        """Note that somebody listens no more."""
+        self._listeners -= 1
+        if not self._listeners:
+            if self._listening is not None:
+                self._listening.cancel()
+            self._client.begin(self.give_back_all(), "give-back")
+
+    def _listen_again(self) -> None:
+        if self._listening is None or self._listening.done():
+            self._listening = self._client.spawn(self._begin_listening(), "listen")
+
+    async def _begin_listening(self) -> None:
+        """Begin a consumer, and notify the listeners once it stands: from there on, no message is missed."""
+        while self._listeners:
+            try:
+                async with asyncio.timeout(self._client.options.timeout):
+                    await self._ensure(self._queue)
+                    async with self._claiming:
+                        channel = await self._ready_channel()
+                        if not channel.standing:
+                            await channel.consume(1)[1]
+                break
+            except (AmqpError, OSError, TenureError) as error:
+                if isinstance(error, ConnectionLost) and error.code:
+                    self._notifier.notify(self._queue)  # so that a claim reports it
+            await asyncio.sleep(LISTEN_AGAIN)
+        self._notifier.notify(self._queue)
