@@ -212,6 +212,25 @@ async def test_messages_are_handled_while_management_is_down(
         await sent(broker, queue, "d")
 
 
+async def test_a_message_that_comes_back_gives_a_hint_though_nobody_has_claimed_since(
+    server: ServiceBus, queue: str
+) -> None:
+    async with opened(server.url) as broker:
+        hints = broker.hints(queue)
+        assert (await broker.receive(queue, 5, 30)).deliveries == ()
+        await until(lambda: link_of(broker, queue).credit == 1)
+        await sent(broker, queue, "a")
+        await until(lambda: link_of(broker, queue).ready)
+        [one] = (await broker.receive(queue, 5, 30)).deliveries  # taken from what had come: no leave is left then
+        while True:  # the hints so far
+            try:
+                await asyncio.wait_for(anext(hints), 0.02)
+            except TimeoutError:
+                break
+        await broker.settle([Settlement(one, Abandon())])
+        await asyncio.wait_for(anext(hints), 5)
+
+
 async def test_more_messages_than_were_asked_for_anew_leave_no_leave(server: ServiceBus, queue: str) -> None:
     async with opened(server.url) as broker:
         await sent(broker, queue, "a")

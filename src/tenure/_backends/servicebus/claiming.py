@@ -66,6 +66,7 @@ class Claiming:
             return None
         asked_at = self._namespace.clock.now()
         taken = feed.take_ready(limit)
+        self._namespace.post(feed.ask_later)
         claim, refused = self._delivered(queue, path, feed, taken, settings, asked_at)
         if refused and (link := taken.link) is not None:
             self._namespace.post(lambda: feed.settle_soon(link, refused))

@@ -34,6 +34,9 @@ CREDIT_MAX = 2_000
 HOLD = 1.0
 """Seconds for which a message that gave a hint waits for a claim."""
 
+ASK_AGAIN = 0.05
+"""Seconds after which those that wait for a hint have leave again, unless a claim has given some."""
+
 REOPEN = 1.0
 """Seconds until a lost link is opened again for those that wait for a hint."""
 
@@ -71,6 +74,7 @@ class Feed:
         self._link: ReceiveLink | None = None
         self._releasing: asyncio.TimerHandle | None = None
         self._opening: asyncio.TimerHandle | None = None
+        self._asking: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
         self._claiming = False
         self._is_idle = False
@@ -88,6 +92,28 @@ class Feed:
         """Take up to *limit* messages that have come already; on any thread."""
         link = self._link
         return Taken(link, [] if link is None else _take(link, limit), may_be_more=True)
+
+    def ask_later(self) -> None:
+        """See to it that those that wait for a hint get the next one, also if nobody claims until then."""
+        if self._asking is None and self.listeners:
+            self._asking = asyncio.get_running_loop().call_later(ASK_AGAIN, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._asking = None
+        if self._lacks_leave(self._link):
+            self._tasks.spawn(self._ask_for_one())
+
+    async def _ask_for_one(self) -> None:
+        async with self._turn:
+            link = self._link
+            if link is not None and self._lacks_leave(link):
+                with suppress(*FAILURES):
+                    await link.ask(1)
+
+    def _lacks_leave(self, link: ReceiveLink | None) -> bool:
+        if link is None or link.lost is not None or not self.listeners:
+            return False
+        return link.credit == 0 and not link.ready
 
     def settle_soon(self, link: ReceiveLink, verdicts: list[tuple[Arrived, Outcome]]) -> None:
         """Settle messages of *link* that are not delivered."""
@@ -147,6 +173,7 @@ class Feed:
 
     def _taken(self, link: ReceiveLink, limit: int, *, may_be_more: bool) -> Taken:
         messages = _take(link, limit)
+        self.ask_later()
         if link.ready:  # too large for one claim
             self._release_later()
         return Taken(link, messages, may_be_more or bool(link.ready))
@@ -276,8 +303,9 @@ class Feed:
     async def close(self) -> None:
         """Cancel the timers, and hand back what waits for a claim."""
         self._stop_releasing()
-        if self._opening is not None:
-            self._opening.cancel()
+        for timer in (self._opening, self._asking):
+            if timer is not None:
+                timer.cancel()
         await self._tasks.cancel_all()
         if self._link is not None and self._link.lost is None:
             with suppress(TimeoutError):
