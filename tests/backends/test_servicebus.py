@@ -33,6 +33,7 @@ from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Settled, Settlemen
 from tenure._url import Url
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
+from tests.backends.servicebus import without_manage
 from tests.servers import ServiceBus, private, shared
 from tests.servers.servicebus import connection_string
 
@@ -61,12 +62,6 @@ async def opened(server: ServiceBus, options: str = "") -> AsyncIterator[service
         yield backend
     finally:
         await backend.close()
-
-
-def without_manage(server: ServiceBus, monkeypatch: pytest.MonkeyPatch, options: str = "") -> str:
-    """Return the URL for a policy that may only send and listen."""
-    monkeypatch.setenv("SEND_LISTEN", connection_string(server.port, "SendListen"))
-    return f"servicebus:?connection_string_env=SEND_LISTEN&admin_port={server.admin_port}{options}"
 
 
 # --- native clients ---

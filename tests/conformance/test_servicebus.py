@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -26,18 +25,9 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy
+from tests.backends.servicebus import MovedClock
 from tests.servers import ServiceBus, private, shared
 from tests.servers.servicebus import NAMESPACE
-
-
-class MovedClock:
-    """This process's clock, moved together with the server's."""
-
-    def __init__(self) -> None:
-        self.by = 0.0
-
-    def now(self) -> float:
-        return time.monotonic() + self.by
 
 
 class Proxied:

@@ -106,7 +106,7 @@ def check_library() -> None:
         (ReceiverLink, ("flow", "get_state", "_incoming_flow", "_incoming_disposition", "_incoming_transfer")),
         (SenderLink, ("send_transfer", "get_state")),
         (ServiceBusClient, ("_create_session_browser",)),
-        (Session, ("create_request_response_link_pair", "_outgoing_disposition")),
+        (Session, ("create_request_response_link_pair", "_outgoing_disposition", "_outgoing_transfer")),
     )
     for owner, names in needed:
         for name in names:

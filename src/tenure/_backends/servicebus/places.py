@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -383,7 +383,7 @@ class Places:
         path = await self.path_of(name)
         entity = await self._readable(path)
         noted = Noted.read(entity.metadata) if entity is not None else None
-        changed = Noted(**{**_fields(noted or Noted()), "idle_at": idle_at})
+        changed = replace(noted or Noted(), idle_at=idle_at)
         await self._administration.update(path, {"user_metadata": changed.written()})
 
     async def _readable(self, path: Path) -> Entity | None:
@@ -491,12 +491,14 @@ def _native(changes: QueueOptions, entity: Entity, name: str) -> dict[str, Any]:
         raise ConfigError(
             f"the entity of {name!r} was created without duplicate detection, which can't be changed; create it anew"
         )
-    kept = _fields(noted or Noted(declared=NATIVE))
-    declared = (*kept["declared"], *(option for option in changes if option not in kept["declared"]))
-    given = {option: value for option, value in changes.items() if option in ("body_max", "dead_retention")}
+    kept = noted or Noted(declared=NATIVE)
+    declared = (*kept.declared, *(option for option in changes if option not in kept.declared))
+    given: dict[str, Any] = {
+        option: value for option, value in changes.items() if option in ("body_max", "dead_retention")
+    }
     if given.get("dead_retention") == math.inf:
         given["dead_retention"] = None
-    found: dict[str, Any] = {"user_metadata": Noted(**{**kept, **given, "declared": declared}).written()}
+    found: dict[str, Any] = {"user_metadata": replace(kept, declared=declared, **given).written()}
     if "lock" in changes:
         found["lock_duration"] = timedelta(seconds=changes["lock"])
     if "max_deliveries" in changes:
@@ -530,10 +532,6 @@ def _check_native(settings: QueueSettings) -> None:
 def _retention(changes: QueueOptions) -> float | None:
     found = changes.get("dead_retention", math.inf)
     return None if found == math.inf else found
-
-
-def _fields(noted: Noted) -> dict[str, Any]:
-    return {each.name: getattr(noted, each.name) for each in fields(noted)}
 
 
 def no_rights(namespace: Namespace, what: str) -> ConfigError:

@@ -152,7 +152,7 @@ class Sessions:
     async def _give_back(self, link: ReceiveLink, given_back: list[Any]) -> None:
         try:
             with suppress(*FAILURES):
-                await link.drain(min(DRAIN_MAX, self._namespace.options.timeout / 4))
+                await link.drain(self._drain_within)
                 given_back += [link.ready.popleft() for _ in range(len(link.ready))]
                 await link.settle([(one, RELEASED) for one in given_back])
         finally:
@@ -189,8 +189,13 @@ class Sessions:
             await link.ask(min(limit, CREDIT_MAX) - len(link.ready))
             is_new, link.is_new = link.is_new, False
             await link.until_more(FIRST_LOOK if is_new else LOOK)
-            await link.drain(min(DRAIN_MAX, self._namespace.options.timeout / 4))
+            await link.drain(self._drain_within)
         return [link.ready.popleft() for _ in range(min(limit, len(link.ready)))]
+
+    @property
+    def _drain_within(self) -> float:
+        """Seconds to wait for a drain: a part of a request."""
+        return min(DRAIN_MAX, self._namespace.options.timeout / 4)
 
     async def _ask(self, path: Path, link: Connection, operation: str, body: dict[str, Any]) -> Any:
         return await self._namespace.ask(path, operation, body, link)
