@@ -416,7 +416,7 @@ async def test_an_acknowledgement_of_several_includes_none_that_comes_late(name:
     try:
         await backend.broker.send(name, [Outgoing(b"%d" % number) for number in range(4)])
         raw = await backend._client.receiving()
-        held = HeldChannel(raw, amqp_name(name), lambda _: None)
+        held = HeldChannel(raw, amqp_name(name))
         come: list[Delivered] = []
         raw.on_delivery, receive = come.append, raw.on_delivery
         await held.consume(4)[1]
@@ -444,7 +444,7 @@ async def test_a_message_that_the_driver_drops_is_delivered_again(name: str) -> 
     try:
         await backend.broker.send(name, [Outgoing(b"dropped"), Outgoing(b"kept")])
         raw = await backend._client.receiving()
-        held = HeldChannel(raw, amqp_name(name), lambda _: None)
+        held = HeldChannel(raw, amqp_name(name))
         come: list[Delivered] = []
         raw.on_delivery, receive = come.append, raw.on_delivery
         tag, begun = held.consume(2)

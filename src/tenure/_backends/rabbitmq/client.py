@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from tenure._backends.rabbitmq.address import Address, Options
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Properties, connect
-from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
 from tenure._backends.rabbitmq.names import PROBE
 from tenure._runtime.tasks import Tasks
 from tenure._url import Url
@@ -34,8 +34,25 @@ CLOSE_WITHIN = 2.0
 CONSUMER_TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
 """What the server says when a message was unacknowledged for too long."""
 
+FAILURES = (AmqpError, NotConfirmed, TooLarge, OSError)
+"""The errors of a request; a ``TimeoutError`` is an ``OSError``."""
+
 IDLE_MAX = 4
 """Channels that are kept for further requests: to open and close one takes longer than most requests."""
+
+
+class MissingAllowed:
+    """Goes on behind its block if the server says that there is no such queue."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Return whether the error is to be dropped."""
+        return isinstance(error, ChannelLost) and error.code == NOT_FOUND
+
+
+missing_allowed = MissingAllowed()
 
 
 def translate(error: Exception, url: Url, address: Address, timeout: float, *, worked: bool) -> TenureError:
@@ -75,6 +92,8 @@ def translate(error: Exception, url: Url, address: Address, timeout: float, *, w
             return ConfigError(f"{url} can't do that: {error.text}; tenure needs RabbitMQ 3.10 or newer")
         case ChannelLost(code=311) | ChannelLost(code=501):
             return ConfigError(f"{url} refuses the message: {error.text}")
+        case TooLarge():
+            return ConfigError(f"{url} can't keep the message: {error}")
         case NotConfirmed():
             return Unavailable(f"{url} did not accept a message: {error}")
         case AmqpError():
@@ -150,7 +169,7 @@ class Client:
         try:
             async with asyncio.timeout(within):
                 answer = await (self.begin(request(), "request") if to_end else request())
-        except (AmqpError, NotConfirmed, OSError) as error:  # a TimeoutError is an OSError
+        except FAILURES as error:
             raise translate(error, self.url, self.address, within, worked=self._worked) from error
         self._worked = True
         return answer
@@ -161,7 +180,9 @@ class Client:
 
     def begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Future[T]:
         """Begin *work* that is carried out to its end, also if the future is cancelled."""
-        answer = asyncio.shield(self._to_end.spawn(work, name=f"tenure-rabbitmq-{name}"))
+        task = self._to_end.spawn(work, name=f"tenure-rabbitmq-{name}")
+        task.add_done_callback(_report_bug)
+        answer = asyncio.shield(task)
         answer.add_done_callback(_retrieve)
         return answer
 
@@ -205,8 +226,12 @@ class Client:
         connection = await self.connection("sending")
         while self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
             channel = await connection.channel(confirms=True)
-            # A server that is full says so when something is published: this, which goes nowhere.
-            await channel.publish("", PROBE, Properties(message_id="probe"), b"probe", mandatory=False)
+            try:
+                # A server that is full says so when something is published: this, which goes nowhere.
+                await channel.publish("", PROBE, Properties(message_id="probe"), b"probe", mandatory=False)
+            except BaseException:
+                channel.begin_close()
+                raise
             if self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
                 self._sending = channel
             else:
@@ -253,6 +278,15 @@ def _retrieve(answer: asyncio.Future[Any]) -> None:
     """Take note of an error for which nobody may ask."""
     if not answer.cancelled():
         answer.exception()
+
+
+def _report_bug(task: asyncio.Task[Any]) -> None:
+    """Report an error that is neither the server's nor the caller's, also if nobody asks for it."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, (*FAILURES, TenureError)):
+        task.get_loop().call_exception_handler(
+            {"message": f"{task.get_name()} failed", "exception": error, "task": task}
+        )
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

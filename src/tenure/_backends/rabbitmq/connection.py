@@ -51,7 +51,7 @@ CLOSE_WITHIN = 1.0
 """Seconds for which the end waits for the server, and then for the driver."""
 
 PATIENCE = 3.0
-"""How many times the option ``timeout`` a request may take before its channel is given up."""
+"""How many times the option ``timeout`` a request or a confirm may take before its channel is given up."""
 
 LAST_WORDS = 0.02
 """Seconds for which a connection that is gone may still tell why: the driver reads what the server has said last."""
@@ -100,8 +100,8 @@ class AmqpChannel:
         self._sender: asyncio.Task[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
-        self._publishing: dict[str, asyncio.Future[None]] = {}  # by id
-        self._unconfirmed: set[asyncio.Future[None]] = set()
+        self._publishing: dict[str, asyncio.Task[None]] = {}  # by id; those that the driver has
+        self._unconfirmed: dict[asyncio.Task[None], float] = {}  # since when, by the loop's clock; the oldest first
         raw.closing.add_done_callback(self._on_closed)
         raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancelled)
 
@@ -130,19 +130,19 @@ class AmqpChannel:
         Args:
             exchange: Where to.
             routing_key: To be routed by.
-            properties: With an id.
+            properties: With an id; of at most ``connection.properties_max`` bytes.
             body: The content.
             mandatory: Whether it comes back if no queue takes it, and the future raises ``Returned``.
         """
         self._check()
-        size = len(properties.marshal())
-        if size > self.connection.frame_max - FRAME_REST:
-            raise NotConfirmed(f"the properties of a message ({size:,} bytes) don't fit into a frame")
         confirmed: asyncio.Future[None] = self._future()
-        self._unconfirmed.add(confirmed)
-        confirmed.add_done_callback(self._unconfirmed.discard)
-        self.connection.spawn(self._publish(exchange, routing_key, properties, body, mandatory, confirmed), "publish")
-        self.connection.watch_blocked()
+        publishing = self.connection.spawn(
+            self._publish(exchange, routing_key, properties, body, mandatory, confirmed), "publish"
+        )
+        # Not with the future, which may be given up: the driver goes on.
+        self._unconfirmed[publishing] = self.connection.loop.time()
+        publishing.add_done_callback(self._unconfirmed.pop)
+        self.connection.watch_unconfirmed()
         return confirmed
 
     async def _publish(
@@ -154,13 +154,15 @@ class AmqpChannel:
         mandatory: bool,
         confirmed: asyncio.Future[None],
     ) -> None:
-        while (earlier := self._publishing.get(properties.message_id or "")) is not None:
+        id_ = properties.message_id or ""
+        while (earlier := self._publishing.get(id_)) is not None:
             await asyncio.wait({earlier})
         if self.lost is not None:
             return
-        if properties.message_id:
-            self._publishing[properties.message_id] = confirmed
-            confirmed.add_done_callback(lambda _: self._publishing.pop(properties.message_id or "", None))
+        task = asyncio.current_task()
+        assert task is not None
+        if id_:
+            self._publishing[id_] = task
         try:
             await self._raw.basic_publish(
                 body,
@@ -181,11 +183,23 @@ class AmqpChannel:
         else:
             if not confirmed.done():
                 confirmed.set_result(None)
+        finally:
+            if id_:
+                del self._publishing[id_]
 
     @property
-    def unconfirmed(self) -> int:
-        """How many messages were published and not confirmed yet."""
-        return len(self._unconfirmed)
+    def unconfirmed_since(self) -> float | None:
+        """Since when the oldest message is not confirmed, by the loop's clock; None if all are."""
+        return next(iter(self._unconfirmed.values()), None)
+
+    def give_up(self, error: ChannelLost) -> None:
+        """End it, as the server doesn't answer."""
+        if self.lost is None:
+            self._lose(error)
+            if self._sender is not None:
+                self._sender.cancel()  # so the driver closes the channel
+            else:
+                self._order(self._close, None)
 
     # --- verdicts ---
 
@@ -194,10 +208,13 @@ class AmqpChannel:
         self._check()
         self._order(partial(self._raw.basic_ack, tag, multiple, wait=False), None)
 
-    def reject(self, tag: int) -> None:
-        """Let a delivery be delivered again, and count this one. There is no answer."""
+    def reject(self, tag: int, *, requeue: bool = True) -> None:
+        """Let a delivery be delivered again, and count this one; or else let the server move it to the dead letters.
+
+        There is no answer.
+        """
         self._check()
-        self._order(partial(self._raw.basic_reject, tag, requeue=True, wait=False), None)
+        self._order(partial(self._raw.basic_reject, tag, requeue=requeue, wait=False), None)
 
     # --- the sender ---
 
@@ -250,7 +267,8 @@ class AmqpChannel:
                 if message.delivery_tag is None:
                     return None  # the queue is empty
                 # Also if the request was given up meanwhile: it is ours.
-                self.on_delivery(delivered := self._delivered(message))
+                delivered = self._delivered(message)
+                self._pass_on(delivered)
                 return delivered
             case spec.Basic.Consume():
                 return await self._raw.basic_consume(
@@ -271,14 +289,16 @@ class AmqpChannel:
 
     def _give_up(self) -> None:
         self._patience = None
-        self._lose(ChannelLost(0, f"a request had no answer within {self.connection.patience:g} s"))
-        if self._sender is not None:
-            self._sender.cancel()  # so the driver closes the channel
+        self.give_up(ChannelLost(0, f"a request had no answer within {self.connection.patience:g} s"))
 
     # --- what comes ---
 
     async def _on_delivery(self, message: DeliveredMessage) -> None:
-        self.on_delivery(self._delivered(message))
+        self._pass_on(self._delivered(message))
+
+    def _pass_on(self, delivered: Delivered) -> None:
+        if self.lost is None:  # else it is delivered again
+            self.on_delivery(delivered)
 
     def _delivered(self, message: DeliveredMessage) -> Delivered:
         return Delivered(
@@ -375,9 +395,9 @@ class AmqpConnection:
         return dict(self._driver.server_properties or {})
 
     @property
-    def frame_max(self) -> int:
-        """Bytes of the largest frame."""
-        return self._driver.connection_tune.frame_max or 131_072
+    def properties_max(self) -> int:
+        """Bytes of the properties of a message, at most: they must fit into one frame."""
+        return (self._driver.connection_tune.frame_max or 131_072) - FRAME_REST
 
     async def channel(self, *, confirms: bool = False) -> AmqpChannel:
         """Open a channel, on which messages that are published are confirmed if asked for."""
@@ -428,16 +448,19 @@ class AmqpConnection:
         """Note that a channel is over."""
         self._channels.discard(channel)
 
-    def watch_blocked(self) -> None:
-        """Look, while messages are not confirmed, whether the server is full."""
+    def watch_unconfirmed(self) -> None:
+        """Look, while messages are not confirmed, whether the server is full, or doesn't answer."""
         if not self._watching:
             self._watching = True
-            self.spawn(self._watch_blocked(), "watch")
+            self.spawn(self._watch_unconfirmed(), "watch")
 
-    async def _watch_blocked(self) -> None:
+    async def _watch_unconfirmed(self) -> None:
         try:
             await asyncio.sleep(BLOCKED_AFTER)
-            while self.lost is None and any(one.unconfirmed for one in self._channels):
+            while self.lost is None and (waiting := self._unconfirmed()):
+                for channel, since in waiting:
+                    if self.loop.time() - since > self.patience:
+                        channel.give_up(ChannelLost(0, f"a message was not confirmed within {self.patience:g} s"))
                 try:
                     async with asyncio.timeout(0):  # the driver tells it in no other way
                         await self._driver.ready()
@@ -448,6 +471,10 @@ class AmqpConnection:
                 await asyncio.sleep(BLOCKED_AFTER)
         finally:
             self._watching = False
+
+    def _unconfirmed(self) -> list[tuple[AmqpChannel, float]]:
+        waiting = [(one, one.unconfirmed_since) for one in self._channels]
+        return [(one, since) for one, since in waiting if since is not None]
 
     # --- the end ---
 

@@ -8,21 +8,28 @@ shortest, by topic exchanges that look at one bit of its routing key each::
 
 The exchange of a level sends it into the queue of the level if its bit is set, and else on to the next exchange; and a
 queue dead-letters it, at least once, to the next exchange. The last one knows the queues.
+
+A message whose queue was deleted meanwhile goes to a queue in which it ends: without one, the server would try again
+and again to dead-letter it, and behind 32 such, all others of the level would wait.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client
-from tenure._backends.rabbitmq.names import DUE, amqp_name, delay_name
+from tenure._backends.rabbitmq.names import DUE, GONE, amqp_name, delay_name
 from tenure.errors import ConfigError
 
 STEP = 0.05
 """Seconds of the shortest delay; every other one is rounded up to a multiple."""
+
+GONE_KEPT, GONE_MAX = 86_400, 1_000
+"""Seconds for which messages whose queue was deleted are kept, for an operator to look at, and how many of them."""
 
 LEVELS = 24
 DELAY_MAX = STEP * (2**LEVELS - 1)
@@ -54,22 +61,35 @@ class Delays:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._levels: set[int] = set()  # whose queues are declared
-        self._bound: set[str] = set()
         self._top = -1  # up to which the exchanges are declared
 
-    async def ready(self, steps: int, queue: str) -> str:
-        """Declare what a message for *queue* needs; return the exchange to publish it to."""
-        top = steps.bit_length() - 1
+    async def ready(self, queue: str, steps: Collection[int]) -> dict[int, str]:
+        """Declare what messages for *queue* need that are delayed by so many *steps*; return where to publish each.
+
+        Raises:
+            ChannelLost: There is no such queue.
+        """
+        top = max(steps).bit_length() - 1
         methods: list[Any] = []
         if self._top < 0:
-            methods.append(spec.Exchange.Declare(0, DUE, "topic", durable=True))
+            gone: dict[str, Any] = {
+                "x-queue-type": "quorum",
+                "x-message-ttl": GONE_KEPT * 1_000,
+                "x-max-length": GONE_MAX,
+            }
+            methods += [
+                spec.Exchange.Declare(0, GONE, "fanout", durable=True),
+                spec.Queue.Declare(0, GONE, durable=True, arguments=gone),
+                spec.Queue.Bind(0, GONE, GONE),
+                spec.Exchange.Declare(0, DUE, "topic", durable=True, arguments={"alternate-exchange": GONE}),
+            ]
         for level in range(self._top + 1, top + 1):
             name = delay_name(level)
             methods += [
                 spec.Exchange.Declare(0, name, "topic", durable=True),
                 spec.Exchange.Bind(0, _next(level), name, _pattern(level, 0)),
             ]
-        levels = {level for level in range(top + 1) if steps >> level & 1}
+        levels = {level for level in range(top + 1) if any(one >> level & 1 for one in steps)}
         for level in levels - self._levels:
             name = delay_name(level)
             arguments: dict[str, Any] = {
@@ -83,24 +103,16 @@ class Delays:
                 spec.Queue.Declare(0, name, durable=True, arguments=arguments),
                 spec.Queue.Bind(0, name, name, _pattern(level, 1)),
             ]
-        if queue not in self._bound:
-            name = amqp_name(queue)
-            methods.append(spec.Queue.Bind(0, name, DUE, f"#.{name}"))
-        if methods:
-            await self._client.request(*methods)
-            self._top = max(self._top, top)
-            self._levels |= levels
-            self._bound.add(queue)
-        return delay_name(top)
+        # Each time: its binding is deleted with a queue, and another process may do that.
+        methods.append(spec.Queue.Bind(0, name := amqp_name(queue), DUE, f"#.{name}"))
+        await self._client.request(*methods)
+        self._top = max(self._top, top)
+        self._levels |= levels
+        return {one: delay_name(one.bit_length() - 1) for one in steps}
 
-    def forget(self, queue: str) -> None:
-        """Note that *queue* was deleted, and its binding with it."""
-        self._bound.discard(queue)
-
-    def forget_all(self) -> None:
-        """Note that anything may be gone."""
+    def forget(self) -> None:
+        """Note that exchanges and queues may be gone."""
         self._levels.clear()
-        self._bound.clear()
         self._top = -1
 
 

@@ -33,6 +33,17 @@ class NotConfirmed(Exception):
     """The server did not take responsibility for a message."""
 
 
+class TooLarge(Exception):
+    """The properties of a message don't fit into a frame; nothing was sent.
+
+    ``index`` is its place among those that were to be published together.
+    """
+
+    def __init__(self, size: int, index: int) -> None:
+        super().__init__(f"the properties of a message ({size:,} bytes) don't fit into a frame")
+        self.index = index
+
+
 _CODES: dict[type[BaseException], int] = {
     aiormq.ChannelAccessRefused: 403,
     aiormq.ChannelNotFoundEntity: 404,
@@ -60,6 +71,12 @@ def refusal(error: BaseException | None) -> AmqpError:
                 number, text = (*error.args, None, None)[:2]
                 return kind(number or 0, text or "it was closed")
             return kind(code, str(error.args[0]) if error.args else "")
+        case aiormq.exceptions.InvalidFrameError() if "unmarshal" in str(error):
+            return kind(
+                0,
+                f"the server has sent a message that the driver can't read: {error}; it is sent again and again, so "
+                "remove it from its queue with another client",
+            )
         case None:
             return kind(0, "it was closed")
     return kind(0, f"the connection was lost: {str(error) or type(error).__name__}")

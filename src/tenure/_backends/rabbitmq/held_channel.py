@@ -13,6 +13,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 from aiormq import spec
 
@@ -20,7 +21,8 @@ from tenure._backends.rabbitmq.connection import AmqpChannel, Delivered
 from tenure._backends.rabbitmq.errors import AmqpError
 
 GROUP = 16
-"""Acknowledgements behind which an answer is awaited; one of many messages counts once."""
+"""Acknowledgements behind which an answer is awaited. One of many messages counts once for each of their consumers: so
+many commands the server makes of it."""
 
 PREFETCH_MAX = 65_535
 
@@ -77,13 +79,15 @@ class HeldChannel:
     Args:
         channel: Open.
         queue: RabbitMQ's name of the queue that it receives from.
-        receive: Called with each message that comes.
     """
 
-    def __init__(self, channel: AmqpChannel, queue: str, receive: Callable[[Delivered], None]) -> None:
+    def __init__(self, channel: AmqpChannel, queue: str) -> None:
         self.channel = channel
         self._queue = queue
-        self._receive = receive
+        self.waiting: deque[Delivered] = deque()
+        """What has come and was not asked for yet; any thread may take from its left."""
+        self.on_received: Callable[[], None] = lambda: None
+        """Called when something has come."""
         self._unacked: dict[int, str] = {}  # tag: consumer; in the order of the tags
         self._complete = 0  # up to this tag, all have come
         self._beyond: set[int] = set()  # those that have come of higher tags
@@ -116,8 +120,8 @@ class HeldChannel:
 
     @property
     def free_credit(self) -> int:
-        """How many messages the server may send before one is settled."""
-        return sum(credit - self._held_by[one] for one, credit in self._credits.items())
+        """How many messages the server may send before one is settled; on any thread."""
+        return sum(credit - self._held_by[one] for one, credit in list(self._credits.items()))
 
     def consume(self, credit: int, *, first: bool = False) -> tuple[str, asyncio.Future[object]]:
         """Begin a consumer that may hold *credit* messages; return its tag, and the answer.
@@ -179,7 +183,7 @@ class HeldChannel:
         The queue answers the channel after what it has sent before. But the channel may pass an answer on before what
         came with it. So a second request follows.
         """
-        answer = await self.channel.request(spec.Queue.Declare(0, self._queue, passive=True))
+        ready = await self.count()
         await self.flow()
         if self._beyond:
             # The driver drops what comes to a consumer that was ended. A server that sends such is not known; but it
@@ -189,6 +193,11 @@ class HeldChannel:
                     self.channel.reject(tag)
             self._complete = max(self._beyond)
             self._beyond.clear()
+        return ready
+
+    async def count(self) -> int:
+        """Return how many messages are ready in the queue; if it was deleted, that ends the channel."""
+        answer: Any = await self.channel.request(spec.Queue.Declare(0, self._queue, passive=True))
         return int(answer.message_count)
 
     def flow(self) -> asyncio.Future[object]:
@@ -199,7 +208,8 @@ class HeldChannel:
         self._note(delivered.tag, delivered.consumer)
         self._held_by[delivered.consumer] += 1
         self._arrivals.note(delivered.at)
-        self._receive(delivered)
+        self.waiting.append(delivered)
+        self.on_received()
 
     def _note(self, tag: int, consumer: str) -> None:
         self._unacked[tag] = consumer
@@ -219,10 +229,29 @@ class HeldChannel:
 
     # --- verdicts ---
 
-    def reject(self, tag: int) -> None:
-        """Let a message be delivered again, and count this delivery."""
+    def take(self) -> Delivered | None:
+        """Return what has come first of what waits; None if nothing waits. On any thread."""
+        try:
+            return self.waiting.popleft()
+        except IndexError:  # two threads may take the last one
+            return None
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When that has come which has waited for longest, by the loop's clock; None if nothing waits."""
+        try:
+            return self.waiting[0].at
+        except IndexError:
+            return None
+
+    def take_all(self) -> list[Delivered]:
+        """Return all that waits, one by one, as another thread may take some."""
+        return list(iter(self.take, None))
+
+    def reject(self, tag: int, *, requeue: bool = True) -> None:
+        """Let a message be delivered again, and count this delivery; or let the server move it to the dead letters."""
         self._forget(tag)
-        self.channel.reject(tag)
+        self.channel.reject(tag, requeue=requeue)
 
     def begin_ack(self, tag: int) -> asyncio.Future[None]:
         """Acknowledge a message; the future is done when the server is proven to have taken it.
@@ -258,14 +287,20 @@ class HeldChannel:
         """Write a group of acknowledgements; return what waits for them."""
         group: list[asyncio.Future[None]] = []
         prefix: list[int] = []
-        for tag in self._unacked:
+        consumers: set[str] = set()
+        for tag, consumer in self._unacked.items():
             if tag not in self._pending or tag > self._complete:  # one that has not come would be acknowledged, too
                 break
+            if consumer not in consumers and len(consumers) == GROUP:
+                break
+            consumers.add(consumer)
             prefix.append(tag)
         if len(prefix) > 1:
             self.channel.ack(prefix[-1], multiple=True)
             group += self._acknowledged(prefix)
-        singles = list(self._pending)[:GROUP]
+        else:
+            consumers.clear()
+        singles = list(self._pending)[: GROUP - len(consumers)]
         for tag in singles:
             self.channel.ack(tag)
         group += self._acknowledged(singles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from tenure._backends.rabbitmq.message_format import ROUTING
 from tenure._queue.broker import LiveSelection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import NO_DEFERRED_DEAD_LETTERS, Delivery, State
@@ -30,6 +31,10 @@ def check_messages(messages: Sequence[Outgoing]) -> None:
                 refuse("sessions")
             if message.priority:
                 refuse("priorities")
+            for name in ROUTING & message.headers.keys():
+                raise ConfigError(
+                    f"RabbitMQ would put a message with the header {name!r} into other queues, too; name it otherwise"
+                )
         except ConfigError as error:
             raise MessageRefused(str(error), index, len(messages)) from None
 

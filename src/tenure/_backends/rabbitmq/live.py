@@ -16,9 +16,7 @@ from typing import Any
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.client import NOT_FOUND, Client
-from tenure._backends.rabbitmq.connection import Delivered
-from tenure._backends.rabbitmq.errors import ChannelLost
+from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.impossible import check_selection
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
@@ -59,13 +57,18 @@ class Browser:
 
     async def count(self, queue: str) -> tuple[int, int]:
         """Return how many messages of *queue* are ready, and how many consumers it has; those that hold some, too."""
-        try:
+        with missing_allowed:
             [answer] = await self._client.request(spec.Queue.Declare(0, amqp_name(queue), passive=True))
-        except ChannelLost as error:
-            if error.code != NOT_FOUND:
-                raise
-            return 0, 0
-        return answer.message_count, answer.consumer_count
+            return answer.message_count, answer.consumer_count
+        return 0, 0
+
+    async def is_empty(self, queue: str) -> bool:
+        """Return whether *queue* has no ready message, by its log.
+
+        The count is not that of the log, and 0 if the leader of the queue doesn't answer in time.
+        """
+        async with self._received(queue) as pages:
+            return not await pages.has_more()
 
     # --- live messages ---
 
@@ -77,7 +80,7 @@ class Browser:
             async for page in pages(min(SHOWN_MAX, await self._most(queue))):
                 shown += [one for one in page if _is_live(one, which)]
         shown.sort(key=lambda one: one.facts.sequence)
-        return [_live(queue, one) for one in shown[:limit]]
+        return [_live(one) for one in shown[:limit]]
 
     async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool) -> int:
         """Remove ready messages for good."""
@@ -89,11 +92,7 @@ class Browser:
             [answer] = await self._client.request(spec.Queue.Purge(0, amqp_name(queue)))
             return int(answer.message_count)
 
-        async def drop(one: FoundMessage) -> None:
-            pass
-
-        act = None if dry_run else drop
-        return await self._remove(queue, lambda one: _is_live(one, which), ready, None, act)
+        return await self._remove(queue, lambda one: _is_live(one, which), ready, None, None if dry_run else _drop)
 
     # --- dead letters ---
 
@@ -140,11 +139,7 @@ class Browser:
         """Remove dead letters for good."""
         which, dead = which.at(time.time()), dead_letters_of(queue)
         ready = await self._most(dead)
-
-        async def drop(one: FoundMessage) -> None:
-            pass
-
-        return await self._remove(dead, lambda one: _is_dead(one, which), ready, limit, drop)
+        return await self._remove(dead, lambda one: _is_dead(one, which), ready, limit, _drop)
 
     # --- both ---
 
@@ -182,9 +177,8 @@ class Browser:
     @asynccontextmanager
     async def _received(self, queue: str) -> AsyncIterator[Pages]:
         """Receive messages on a channel of its own, and give back those that aren't removed."""
-        arrived: list[Delivered] = []
-        channel = HeldChannel(await self._client.receiving(), amqp_name(queue), arrived.append)
-        pages = Pages(channel, queue, arrived)
+        channel = HeldChannel(await self._client.receiving(), amqp_name(queue))
+        pages = Pages(channel, queue)
         try:
             yield pages
             await pages.finish()
@@ -199,36 +193,40 @@ class Browser:
 class Pages:
     """The messages of a queue, page by page, each held until the end."""
 
-    def __init__(self, channel: HeldChannel, queue: str, arrived: list[Delivered]) -> None:
+    def __init__(self, channel: HeldChannel, queue: str) -> None:
         self.held: dict[int, FoundMessage] = {}
         self._channel = channel
         self._queue = queue
-        self._arrived = arrived
         self._removed: list[Any] = []
 
     async def __call__(self, most: int) -> AsyncIterator[list[FoundMessage]]:
         """Yield up to *most* messages."""
         while most > 0:
             want = min(PAGE, most)
-            try:
+            with missing_allowed:
                 tag, begun = self._channel.consume(want)
                 await begun
-                if len(self._arrived) < want:
+                if len(self._channel.waiting) < want:
                     await self._channel.arrived()
                 await self._channel.cancel(tag)
-            except ChannelLost as error:
-                if error.code != NOT_FOUND:
-                    raise
-                return
-            now = time.time()
-            page = [found_message(self._queue, one, now) for one in self._arrived]
-            self._arrived.clear()
-            self.held.update((one.raw.tag, one) for one in page)
+            page = self._hold()
             if page:
                 yield page
             if len(page) < want:
                 return
             most -= want
+
+    async def has_more(self) -> bool:
+        """Return whether there is one more message, which is held, too."""
+        with missing_allowed:
+            await self._channel.get()
+        return bool(self._hold())
+
+    def _hold(self) -> list[FoundMessage]:
+        now = time.time()
+        page = [found_message(self._queue, one, now) for one in self._channel.take_all()]
+        self.held.update((one.raw.tag, one) for one in page)
+        return page
 
     def remove(self, one: FoundMessage) -> None:
         """Remove a message for good."""
@@ -251,7 +249,11 @@ def _is_dead(one: FoundMessage, which: Selection) -> bool:
     return which.fits(one.facts.sequence, one.id, death_of(one.facts))
 
 
-def _live(queue: str, one: FoundMessage) -> LiveMessage:
+async def _drop(one: FoundMessage) -> None:
+    """Do nothing with a message that is removed."""
+
+
+def _live(one: FoundMessage) -> LiveMessage:
     return live_message_of(delivery_of(one, "", 0.0)._replace(delivery_count=one.count - 1), "ready")
 
 

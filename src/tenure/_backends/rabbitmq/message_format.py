@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+import secrets
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -52,7 +54,7 @@ DESCRIPTION = f"{OURS}description"
 DIED_AT = f"{OURS}died-at"
 ERROR = f"{OURS}error"
 DELAYED = f"{OURS}delayed"
-"""Set on a message that was delayed: it may come to a queue that was deleted meanwhile, and made anew."""
+"""Of a message that was delayed, the generation of its queue: it may come to one that was made anew meanwhile."""
 
 _SERVERS = frozenset(
     {
@@ -68,6 +70,9 @@ _SERVERS = frozenset(
         "x-opt-deaths",
     }
 )
+ROUTING = frozenset({"CC", "BCC"})
+"""Headers by which the server puts a message also into other queues."""
+
 CONTENT_TYPE = "content-type"
 
 FACTS_MAX = 40_000
@@ -77,16 +82,34 @@ UNKNOWN = "unknown"
 """The reason of a dead letter from another program."""
 
 
+RANDOM_BITS = 10
+"""The lowest bits of a sequence: two processes may send in the same microsecond."""
+
+
 class Sequences:
-    """Makes sequences: the sender's time in microseconds, and higher than the one before."""
+    """Makes sequences: the sender's time in microseconds, then random bits; and higher than the one before.
+
+    Ids are made of them, and of a number of this process, so that no other process makes the same.
+    """
 
     def __init__(self) -> None:
         self._last = 0
+        self._process = f"{secrets.randbelow(1_000_000):06d}"
 
     def next(self) -> int:
         """Return a new one."""
-        self._last = max(self._last + 1, time.time_ns() // 1_000)
+        moment = time.time_ns() // 1_000
+        self._last = max(self._last + 1, (moment << RANDOM_BITS) + random.getrandbits(RANDOM_BITS))
         return self._last
+
+    def id_of(self, queue: str, sequence: int) -> str:
+        """Return an id for a message to *queue*."""
+        return f"{queue}{ID_MARK}{sequence}{self._process}"
+
+
+def moment_of(sequence: int) -> int:
+    """Return the sender's time in a *sequence*, in microseconds since 1970."""
+    return sequence >> RANDOM_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +177,23 @@ class FoundMessage:
 
     @property
     def count(self) -> int:
-        """Its delivery count, this delivery included; of a dead letter, that at its death."""
-        return self.facts.deliveries + self.returned + 1
+        """Its delivery count, this delivery included; deliveries of dead letters are not counted."""
+        return self.facts.deliveries + (0 if self.is_dead else self.returned) + 1
 
     @property
     def is_dead(self) -> bool:
         """Whether it lies among dead letters."""
         return self.queue.endswith(DEAD_SUFFIX)
+
+    @property
+    def delayed_in(self) -> int | None:
+        """In which generation of its queue its delay began; None if it was not delayed."""
+        return _count((self.raw.properties.headers or {}).get(DELAYED))
+
+    @property
+    def is_timed_by_server(self) -> bool:
+        """Whether the server ends it in time: nobody's clock is to be compared then."""
+        return bool(self.raw.properties.expiration)
 
     def is_expired_at(self, now: float) -> bool:
         """Return whether it has expired *now*."""
@@ -170,26 +203,24 @@ class FoundMessage:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def properties_of(message: Outgoing, queue: str, sequence: int, *, is_delayed: bool) -> Properties:
-    """Return the properties of a message that is sent."""
+def properties_of(message: Outgoing, id_: str, sequence: int, *, is_delayed: bool) -> Properties:
+    """Return the properties of a message that is sent, with *id_* if it has none."""
     headers: dict[str, Any] = dict(message.headers)
     content_type = headers.pop(CONTENT_TYPE, None)
     if content_type is not None and not isinstance(content_type, str):
         headers[CONTENT_TYPE], content_type = content_type, None
     headers[SEQUENCE] = sequence
-    if is_delayed:
-        headers[DELAYED] = True
     properties = Properties(
         content_type=content_type,
         headers=headers,
         delivery_mode=2,
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
-        message_id=message.id or f"{queue}{ID_MARK}{sequence}",
-        timestamp=datetime.fromtimestamp(sequence // 1_000_000, UTC),
+        message_id=message.id or id_,
+        timestamp=datetime.fromtimestamp(moment_of(sequence) // 1_000_000, UTC),
     )
     if message.expires_in is not None:
-        headers[EXPIRES_AT] = sequence + int(message.expires_in * 1e6)
+        headers[EXPIRES_AT] = moment_of(sequence) + int(message.expires_in * 1e6)
         if not is_delayed:  # otherwise the server would end the delay with it
             properties.expiration = str(max(1, int(message.expires_in * 1_000)))
     return properties
@@ -203,17 +234,22 @@ def copied(
     others = {
         name: _encodable(value)
         for name, value in (properties.headers or {}).items()
-        if not name.startswith(OURS) and name not in _SERVERS
+        if not name.startswith(OURS) and name not in _SERVERS and name not in ROUTING
     }
     properties.headers = others | _headers_of(facts)
     properties.delivery_mode = 2
     properties.expiration = None
+    properties.user_id = None  # the server accepts that of the login only
     properties.message_id = id_ or found.id  # every message has one: by it, the driver knows what comes back
-    if is_delayed:
-        properties.headers[DELAYED] = True
-    elif facts.expires_at is not None and facts.reason is None:
+    if not is_delayed and facts.expires_at is not None and facts.reason is None:
         properties.expiration = str(max(1, int((facts.expires_at - now) * 1_000)))
     return properties
+
+
+def mark_delayed(properties: Properties, generation: int) -> None:
+    """Note in which generation of its queue the delay of a message begins."""
+    assert properties.headers is not None  # tenure's own are among them
+    properties.headers[DELAYED] = generation
 
 
 def _encodable(value: Any) -> Any:
@@ -230,8 +266,8 @@ def _encodable(value: Any) -> Any:
 
 def _headers_of(facts: Facts) -> dict[str, Any]:
     headers: dict[str, Any] = {SEQUENCE: facts.sequence}
-    if int(facts.sent_at * 1e6) != facts.sequence:
-        headers[SENT_AT] = int(facts.sent_at * 1e6)
+    if round(facts.sent_at * 1e6) != moment_of(facts.sequence):
+        headers[SENT_AT] = round(facts.sent_at * 1e6)
     if facts.expires_at is not None:
         headers[EXPIRES_AT] = int(facts.expires_at * 1e6)
     if facts.deliveries:
@@ -274,7 +310,7 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     if sequence is None:
         sequence, sent_at = _made_up(raw, now)
     else:
-        sent_at = (_count(headers.get(SENT_AT)) or sequence) / 1e6
+        sent_at = (_count(headers.get(SENT_AT)) or moment_of(sequence)) / 1e6
     expires_at = _count(headers.get(EXPIRES_AT))
     if expires_at is None and (properties.expiration or "").isdecimal():
         # Of another program's message, it isn't known when its time began: if it is put back, it begins anew.
@@ -287,11 +323,16 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
         _history(headers.get(HISTORY)),
         _count(headers.get(BEFORE)) or 0,
     )
-    returned = _count(headers.get("x-delivery-count")) or 0
+    returned = returns_of(properties)
     if queue.endswith(DEAD_SUFFIX):
-        facts, returned = _dead_facts(facts, headers, now), 0
+        facts = _dead_facts(facts, headers, now)
     id_ = properties.message_id or f"{queue.removesuffix(DEAD_SUFFIX)}{ID_MARK}{sequence}"
     return FoundMessage(queue, raw, facts, returned, id_)
+
+
+def returns_of(properties: Properties) -> int:
+    """Return how often the server counts a message as delivered before."""
+    return _count((properties.headers or {}).get("x-delivery-count")) or 0
 
 
 def _made_up(raw: Delivered, now: float) -> tuple[int, float]:
@@ -309,7 +350,7 @@ def _made_up(raw: Delivered, now: float) -> tuple[int, float]:
     else:
         began = 0.0
     hashed = zlib.crc32(raw.body, zlib.crc32((properties.message_id or "").encode()))
-    return int(began * 1e6) + hashed % 1_000_000 + 1, began or now
+    return (int(began * 1e6) << RANDOM_BITS) + hashed % (1_000_000 << RANDOM_BITS) + 1, began or now
 
 
 def _dead_facts(facts: Facts, headers: Mapping[str, Any], now: float) -> Facts:

@@ -23,6 +23,8 @@ PROBE = f"{OURS}probe"
 """A routing key that leads nowhere."""
 DUE = f"{OURS}due"
 """The exchange at which messages arrive whose delay has ended."""
+GONE = f"{OURS}gone"
+"""The exchange and the queue of those whose own queue was deleted meanwhile."""
 
 SERVERS = "amq."
 """The prefix of names that the server gives, such as those of other programs' reply queues."""

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from tenure._backends.rabbitmq.client import NOT_FOUND, Client
 from tenure._backends.rabbitmq.connection import Properties
 from tenure._backends.rabbitmq.delays import STEP, Delays, routing_key
-from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Returned
+from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Returned, TooLarge
+from tenure._backends.rabbitmq.message_format import mark_delayed
 from tenure._backends.rabbitmq.names import amqp_name
 
 UNCONFIRMED_MAX = 2_000
@@ -33,7 +34,7 @@ class Publisher:
         client: The RabbitMQ.
         delays: The queues of delays.
         ensure: Declares a queue that isn't there.
-        note_delay: Hears until when messages of a queue will be delayed, in Unix seconds.
+        note_delay: Hears until when messages of a queue will be delayed, in Unix seconds; returns its generation.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Publisher:
         client: Client,
         delays: Delays,
         ensure: Callable[[str], Awaitable[None]],
-        note_delay: Callable[[str, float], Awaitable[None]],
+        note_delay: Callable[[str, float], Awaitable[int]],
     ) -> None:
         self._client = client
         self._delays = delays
@@ -52,16 +53,18 @@ class Publisher:
         """Return when all *letters* are confirmed.
 
         Raises:
+            TooLarge: One is too large. None is sent.
             NotConfirmed: The queue refuses one. Others may be kept.
             AmqpError: The connection failed. Any of them may be kept.
         """
-        longest = max((one.steps for one in letters), default=0)
-        if longest:
-            await self._note_delay(queue, time.time() + longest * STEP)
+        most = (await self._client.sending()).connection.properties_max
+        for index, one in enumerate(letters):
+            if (size := len(one.properties.marshal())) > most:
+                raise TooLarge(size, index)
         for start in range(0, len(letters), UNCONFIRMED_MAX):
             left = await self._attempt(queue, letters[start : start + UNCONFIRMED_MAX])
             if left:  # the queue isn't there, or what delays them
-                self._delays.forget_all()
+                self._delays.forget()
                 await self._ensure(queue)
                 if await self._attempt(queue, left):
                     raise NotConfirmed(f"the queue {amqp_name(queue)!r} is deleted again and again")
@@ -70,14 +73,18 @@ class Publisher:
         """Publish *letters*; return those that came back, as nothing has the name they were sent to."""
         name = amqp_name(queue)
         exchanges: dict[int, str] = {}
-        try:
-            for one in letters:
-                if one.steps and one.steps not in exchanges:
-                    exchanges[one.steps] = await self._delays.ready(one.steps, queue)
-        except ChannelLost as error:
-            if error.code != NOT_FOUND:
-                raise
-            return list(letters)
+        delayed = [one for one in letters if one.steps]
+        if delayed:
+            steps_needed = {one.steps for one in delayed}
+            generation = await self._note_delay(queue, time.time() + max(steps_needed) * STEP)
+            for one in delayed:
+                mark_delayed(one.properties, generation)
+            try:
+                exchanges = await self._delays.ready(queue, steps_needed)
+            except ChannelLost as error:
+                if error.code != NOT_FOUND:
+                    raise
+                return list(letters)
         channel = await self._client.sending()
         confirmed: list[asyncio.Future[None]] = []
         for properties, body, steps in letters:

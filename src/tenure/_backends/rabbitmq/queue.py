@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,14 +23,13 @@ from typing import Any
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.client import NOT_FOUND, Client
+from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.delays import STEP, Delays, steps_of
-from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, NotConfirmed
+from tenure._backends.rabbitmq.errors import AmqpError, TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.impossible import check_messages, check_verdict, refuse
 from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
 from tenure._backends.rabbitmq.message_format import (
-    DELAYED,
     FoundMessage,
     Sequences,
     delivery_of,
@@ -40,7 +39,7 @@ from tenure._backends.rabbitmq.message_format import (
 from tenure._backends.rabbitmq.names import SERVERS, amqp_name
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.receipts import TIMEOUT_MARGIN, HeldMessage, Receipts
-from tenure._backends.rabbitmq.records import GONE_KEPT, Record, Records, RecordStore
+from tenure._backends.rabbitmq.records import CACHED, Record, Records, RecordStore
 from tenure._backends.rabbitmq.settling import Settling
 from tenure._backends.rabbitmq.subscription import Subscription
 from tenure._lease import NoAnswer
@@ -68,7 +67,7 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
+from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Listener, Notifier
 from tenure.errors import ConfigError, MessageRefused
@@ -99,6 +98,9 @@ DELIVERY_LIMIT = 2**31 - 1
 BROWSE_WITHIN = 120.0
 """Seconds for a request that goes through all messages of a queue."""
 
+NOTICED = 1.25 * CACHED
+"""Seconds after which every process knows a change of the records."""
+
 COUNTS_MAX = 5
 """How often messages are counted at most, as long as this process receives or settles some meanwhile."""
 
@@ -120,13 +122,12 @@ class RabbitBroker:
         self._records = RecordStore(client)
         self._receipts = Receipts(client, clock)
         self._delays = Delays(client)
-        self._publisher = Publisher(client, self._delays, self._declare_anew, self._note_delay)
+        self._publisher = Publisher(client, self._delays, self._ensure_there, self._note_delay)
         self._settling = Settling(client, self._receipts, self._publisher, self._send, self._max_deliveries)
         self._browser = Browser(client, self._settling, self._publisher, self._sequences.next)
         self._subscriptions: dict[str, Subscription] = {}
         self._listed: set[str] = set()  # queues that are in the records
         self._declared: set[str] = set()
-        self._delayed_until: dict[str, float] = {}  # as in the records, or earlier
 
     @property
     def traits(self) -> QueueTraits:
@@ -154,12 +155,27 @@ class RabbitBroker:
         if home not in self._declared:
             await self._declare(home)
 
-    async def _declare_anew(self, queue: str) -> None:
-        """Declare *queue*, which is not there: what is held of it was deleted with it."""
+    async def _ensure_there(self, queue: str) -> None:
+        """Declare *queue* if it isn't there, also if this process has declared it before."""
+        if await self._is_there(queue):
+            return
         home = queue.removesuffix(DEAD_SUFFIX)
-        for name in (home, dead_letters_of(home)):
-            self._receipts.lose_queue(name)
+        for place in (home, dead_letters_of(home)):
+            if not await self._is_there(place):
+                self._lose_place(place)
         await self._declare(home)
+
+    async def _is_there(self, place: str) -> bool:
+        with missing_allowed:
+            await self._client.request(spec.Queue.Declare(0, amqp_name(place), passive=True))
+            return True
+        return False
+
+    def _lose_place(self, place: str) -> None:
+        """Note that a queue, or that of its dead letters, was deleted, with what is held of it."""
+        self._receipts.lose_queue(place)
+        if place in self._subscriptions:
+            self._subscriptions[place].close()
 
     async def _declare(self, home: str) -> None:
         if home.startswith(SERVERS):
@@ -179,7 +195,6 @@ class RabbitBroker:
             spec.Queue.Declare(0, amqp_name(home), durable=True, arguments=arguments | routed),
         )
         self._declared.add(home)
-        self._delays.forget(home)
         await self._list(home)
 
     async def _list(self, queue: str) -> None:
@@ -189,19 +204,20 @@ class RabbitBroker:
         await self._records.change(add)
         self._listed.add(queue)
 
-    async def _note_delay(self, queue: str, until: float) -> None:
-        """Note that messages of *queue* are delayed; seldom, as that is a change of the records."""
+    async def _note_delay(self, queue: str, until: float) -> int:
+        """Note that messages of *queue* are delayed, seldom, as that changes the records; return its generation."""
         home = queue.removesuffix(DEAD_SUFFIX)
-        if self._delayed_until.get(home, 0.0) >= until:
-            return
+        known = await self._records.recent(home)
+        if known.delayed_until >= until:
+            return known.generation
         later = until + max(DELAY_SLACK, (until - time.time()) / 2)
 
-        def note(records: Records) -> None:
+        def note(records: Records) -> int:
             record = records.setdefault(home, Record())
             record.delayed_until = max(record.delayed_until, later)
+            return record.generation
 
-        await self._records.change(note)
-        self._delayed_until[home] = later
+        return await self._records.change(note)
 
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, in the records; return the settings that result."""
@@ -229,7 +245,7 @@ class RabbitBroker:
         return await self._client.run(read)
 
     async def _max_deliveries(self, queue: str) -> int:
-        return QueueSettings(**(await self._records.recent(queue)).settings).max_deliveries
+        return QueueSettings(**(await self._records.last_known(queue)).settings).max_deliveries
 
     async def names(self) -> Sequence[str]:
         """List every queue in the records, sorted; those that only other programs have used are not in them."""
@@ -246,35 +262,49 @@ class RabbitBroker:
         """
 
         async def delete() -> Deleted | NotEmpty:
-            found = await self._stats(queue)
-            others = await self._other_consumers(queue)
-            if others:  # each holds a message, or waits for one
-                found = replace(found, locked=found.locked + others)
-            if time.time() < (await self._records.read()).get(queue, Record()).delayed_until:
-                found = replace(found, delayed=1)  # or more, or none any more
-            if (count_of(found)) and not force:
+            found = await self._found(queue)
+            if count_of(found) and not force:
                 return NotEmpty(found)
-            for name in (queue, dead_letters_of(queue)):
-                with suppress(ChannelLost):  # there is none
-                    await self._client.request(spec.Queue.Delete(0, amqp_name(name)))
-                self._receipts.lose_queue(name)
+            if found.delayed:
+                await self._records.change(begin_generation)
+                await asyncio.sleep(NOTICED)  # else what is delayed after the deletion could note the old one
+            for place in (queue, dead_letters_of(queue)):
+                with missing_allowed:
+                    await self._client.request(spec.Queue.Delete(0, amqp_name(place)))
+                self._lose_place(place)
             self._declared.discard(queue)
             self._listed.discard(queue)
-            self._delays.forget(queue)
-            self._delayed_until.pop(queue, None)
-            gone_at = time.time()
-
-            def forget(records: Records) -> None:
-                if queue in records:
-                    records[queue] = Record(since=gone_at)
-                for name, record in list(records.items()):
-                    if not record.is_there and record.since < gone_at - GONE_KEPT:
-                        del records[name]
-
             await self._records.change(forget)
             return Deleted(found)
 
-        return await self._client.run(delete, to_end=True)
+        def begin_generation(records: Records) -> None:
+            record = records.setdefault(queue, Record())
+            record.generation += 1
+            record.gone_until = max(record.gone_until, record.delayed_until)
+
+        def forget(records: Records) -> None:
+            now = time.time()
+            if (record := records.pop(queue, None)) is not None:
+                records[queue] = Record(generation=record.generation, gone_until=record.gone_until)
+            for name, one in list(records.items()):
+                if not one.is_there and max(one.gone_until, one.delayed_until) < now:
+                    del records[name]
+
+        return await self._client.run(delete, within=self._client.options.timeout + NOTICED, to_end=True)
+
+    async def _found(self, queue: str) -> Stats:
+        """Count what *queue* has before it is deleted: nothing only if its log has nothing, and nobody uses it."""
+        found = await self._stats(queue)
+        for place in (queue, dead_letters_of(queue)):  # each of them holds a message, or waits for one
+            found = replace(found, locked=found.locked + await self._other_consumers(place))
+        if time.time() < (await self._records.read()).get(queue, Record()).delayed_until:
+            found = replace(found, delayed=1)  # or more, or none any more
+        if not count_of(found):
+            if not await self._browser.is_empty(queue):
+                found = replace(found, ready=1)
+            if not await self._browser.is_empty(dead_letters_of(queue)):
+                found = replace(found, dead=1)
+        return found
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
         """Let ``idle`` list *queue* after *seconds*, by this machine's clock."""
@@ -315,14 +345,13 @@ class RabbitBroker:
                 steps = steps_of(delay) if delay > 0 else 0
             except ConfigError as error:
                 raise MessageRefused(str(error), index, len(messages)) from None
-            properties = properties_of(message, queue, sequence, is_delayed=bool(steps))
+            id_ = self._sequences.id_of(queue, sequence)
+            properties = properties_of(message, id_, sequence, is_delayed=bool(steps))
             letters.append(Letter(properties, message.body, steps))
         try:
             await self._publisher.publish(queue, letters)
-        except NotConfirmed as error:
-            if "frame" in str(error):
-                raise MessageRefused(str(error), 0, len(messages)) from None
-            raise
+        except TooLarge as error:
+            raise MessageRefused(str(error), error.index, len(messages)) from None
         if queue not in self._listed and not queue.startswith(SERVERS):
             await self._list(queue)
         return [letter.properties.message_id or "" for letter in letters]
@@ -340,8 +369,30 @@ class RabbitBroker:
             founds = [found_message(queue, raw, now) for raw in raws]
             if queue.endswith(DEAD_SUFFIX) or not any(_may_be_dead(one) for one in founds):
                 return self._locked(channel, founds, now, lock, is_more=is_more)
-            return await self._client.run(partial(self._lock, queue, channel, founds, lock, is_more=is_more))
-        return await self._client.run(partial(self._receive, queue, limit, lock))
+            return await self._claimed(partial(self._lock, queue, channel, founds, lock, is_more=is_more))
+        return await self._claimed(partial(self._receive, queue, limit, lock))
+
+    async def _claimed(self, claim: Callable[[], Coroutine[Any, Any, Claim]]) -> Claim:
+        """Return what is claimed, or give it back if the caller gives up just when it has been: on another loop."""
+        made: list[Claim] = []
+        is_given_up = False
+
+        async def carry_out() -> Claim:
+            made.append(await claim())
+            if is_given_up:
+                give_back()
+            return made[0]
+
+        def give_back() -> None:
+            if made and (given_up := [Settlement(one, GIVE_BACK) for one in made.pop().deliveries]):
+                self._client.begin(self._settling.settle(given_up), "give-back")
+
+        try:
+            return await self._client.run(carry_out)
+        except asyncio.CancelledError:
+            is_given_up = True
+            self._client.call_home(give_back)
+            raise
 
     def _check_lock(self, lock: float) -> None:
         if lock > self._client.consumer_timeout - TIMEOUT_MARGIN:
@@ -406,9 +457,9 @@ class RabbitBroker:
         moves: list[tuple[FoundMessage, str]] = []
         alive: list[FoundMessage] = []
         for one in founds:
-            if DELAYED in (one.raw.properties.headers or {}) and await self._is_gone(queue, one):
+            if await self._is_gone(queue, one):
                 gone.append(one)
-            elif one.is_expired_at(now):
+            elif _may_be_expired(one) and one.is_expired_at(now):
                 moves.append((one, EXPIRED))
             elif one.count > 1 and one.count > max_deliveries:
                 moves.append((one, MAX_DELIVERIES))
@@ -433,16 +484,14 @@ class RabbitBroker:
         died = []
         for task in done:
             one, reason = begun[task]
-            if task.exception() is None:  # else it is held until the channel is over, and found again
+            if task.exception() is None:
                 died.append(Died(one.facts.sequence, one.id, one.count - 1, reason))
-            else:
-                with suppress(AmqpError):
-                    channel.reject(one.raw.tag)
         return died
 
     async def _is_gone(self, queue: str, one: FoundMessage) -> bool:
-        """Return whether a message was sent to a queue that was deleted during its delay."""
-        return one.facts.sent_at < (await self._records.recent(queue)).since
+        """Return whether a message was sent to a queue that was deleted during its delay; if in doubt, it wasn't."""
+        began_in = one.delayed_in
+        return began_in is not None and began_in < (await self._records.last_known(queue)).generation
 
     def _subscription(self, queue: str) -> Subscription:
         subscription = self._subscriptions.get(queue)
@@ -459,15 +508,6 @@ class RabbitBroker:
                 self._receipts.lose,
             )
         return subscription
-
-    async def _ensure_there(self, queue: str) -> None:
-        """Declare *queue* if it isn't there, also if this process has declared it before."""
-        try:
-            await self._client.request(spec.Queue.Declare(0, amqp_name(queue), passive=True))
-        except ChannelLost as error:
-            if error.code != NOT_FOUND:
-                raise
-            await self._declare_anew(queue)
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Refuse."""
@@ -492,7 +532,7 @@ class RabbitBroker:
     # --- renewing and settling ---
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
-        """Extend many locks to *lock* seconds from now; the server is asked whether it still has their channels."""
+        """Extend many locks to *lock* seconds from now, if the server still has their channels and queues."""
 
         async def renew() -> list[Renewed | Lapsed | NoAnswer]:
             channels: dict[HeldChannel, str] = {}
@@ -502,7 +542,7 @@ class RabbitBroker:
                 if found is not None and found.channel not in channels:
                     channels[found.channel] = ""
                     try:
-                        await found.channel.flow()
+                        await found.channel.count()
                     except AmqpError:
                         if found.channel.lost is None:
                             raise
@@ -512,9 +552,7 @@ class RabbitBroker:
                     answers.append(LAPSED)
                 elif self._receipts.renew(found, lock):
                     answers.append(Renewed(time.time() + max(0.0, found.ends_at - self._clock.now())))
-                else:  # in time, as otherwise the server ends the whole channel, with all locks on it
-                    assert isinstance(one, Delivery)
-                    self._receipts.give_up(one, found)
+                else:  # it ends in time, as otherwise the server ends the whole channel, with all locks on it
                     answers.append(LAPSED)
             return answers
 
@@ -634,7 +672,12 @@ class RabbitBroker:
 
 def _may_be_dead(one: FoundMessage) -> bool:
     """Return whether it takes more than a look at a message to know that it is to be delivered."""
-    return one.count > 1 or one.facts.expires_at is not None or DELAYED in (one.raw.properties.headers or {})
+    return one.count > 1 or _may_be_expired(one) or one.delayed_in is not None
+
+
+def _may_be_expired(one: FoundMessage) -> bool:
+    """Return whether this process has to look whether a message has expired: else the server does, by its own clock."""
+    return one.facts.expires_at is not None and not one.is_timed_by_server
 
 
 class Hints(AsyncIterator[None]):

@@ -60,7 +60,7 @@ class Receipts:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self.put_back: Callable[[HeldMessage], None] = _reject
-        """Gives up a message whose own time may end before it is delivered again."""
+        """Puts a copy of a message back whose lock has ended."""
 
     def add(self, token: str, held: HeldMessage) -> int:
         """Keep a receipt; return the sequence under which, which differs from the others of its token."""
@@ -86,7 +86,9 @@ class Receipts:
         return held if held.settling or self._clock.now() < held.ends_at else None
 
     def renew(self, held: HeldMessage, lock: float) -> bool:
-        """Extend a lock; return whether the server allows one that ends so late."""
+        """Extend a lock; return whether the server allows one that ends so late: if not, it ends when it would have."""
+        if held.settling or held.is_acked:  # it doesn't end
+            return True
         end = self._clock.now() + lock
         if end > held.last_end:
             return False
@@ -97,11 +99,6 @@ class Receipts:
         """Forget a delivery that is settled."""
         self._held.pop((str(delivery.token), delivery.sequence), None)
         self.moves += 1
-
-    def give_up(self, delivery: Delivery, held: HeldMessage) -> None:
-        """End a lock now: the message is delivered again, and this delivery counts."""
-        self.forget(delivery)
-        self._give_up(held)
 
     def lose(self, channel: HeldChannel) -> None:
         """Forget all deliveries of a channel that is over."""
@@ -119,11 +116,11 @@ class Receipts:
 
     def count(self, queue: str) -> int:
         """Return how many messages of *queue* are held."""
-        return sum(held.found.queue == queue for held in self._held.values())
+        return sum(held.found.queue == queue for held in list(self._held.values()))
 
     def is_settling(self, queue: str) -> bool:
         """Return whether a verdict on a message of *queue* is being passed."""
-        return any(held.settling and held.found.queue == queue for held in self._held.values())
+        return any(held.settling and held.found.queue == queue for held in list(self._held.values()))
 
     def _wake_at(self, at: float) -> None:
         if self._timer is None or at < self._timer_at:
@@ -149,9 +146,13 @@ class Receipts:
             self._wake_at(next_end)
 
     def _give_up(self, held: HeldMessage) -> None:
-        # The server doesn't tell how often a message was delivered that it dead-letters: then a copy must.
-        expires = held.found.facts.expires_at is not None and not held.found.is_dead
-        (self.put_back if expires else _reject)(held)
+        if held.is_acked or held.channel.lost is not None:
+            return
+        found = held.found
+        # The server doesn't tell how often a message was delivered that it dead-letters: then a copy must. And dead
+        # letters are not counted, but a policy may let the server drop what was counted too often.
+        needs_copy = found.returned if found.is_dead else found.facts.expires_at is not None
+        (self.put_back if needs_copy else _reject)(held)
 
     def close(self) -> None:
         """End the timer."""
@@ -160,6 +161,5 @@ class Receipts:
 
 
 def _reject(held: HeldMessage) -> None:
-    if not held.is_acked:
-        with suppress(AmqpError):  # the channel is over: the server has done it
-            held.channel.reject(held.found.raw.tag)
+    with suppress(AmqpError):  # the channel is over: the server has done it
+        held.channel.reject(held.found.raw.tag)

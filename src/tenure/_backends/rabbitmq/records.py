@@ -1,4 +1,4 @@
-"""What tenure keeps about queues: their settings, which there are, since when, and when they are idle.
+"""What tenure keeps about queues: their settings, which there are, their delays, and when they are idle.
 
 RabbitMQ keeps nothing with a queue that a client could change or read. So all of it is one message, in a quorum queue
 of its own. It is changed under a lock: an exclusive queue, which ends with the connection of its owner. The new message
@@ -11,14 +11,16 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.client import RESOURCE_LOCKED, Client
+from tenure._backends.rabbitmq.client import RESOURCE_LOCKED, Client, missing_allowed
 from tenure._backends.rabbitmq.connection import AmqpChannel, Delivered, Properties
-from tenure._backends.rabbitmq.errors import ChannelLost
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost
+from tenure._backends.rabbitmq.message_format import returns_of
 from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK
 from tenure._queue.broker import QueueOptions, QueueSettings
 
@@ -33,8 +35,9 @@ LOCK_RETRY = 0.03
 LOCK_MAX = 10.0
 """Seconds after which a lock ends whose owner could not end it. What it has read stays with it as long as it lives."""
 
-GONE_KEPT = 10 * 86_400.0
-"""Seconds for which a deleted queue is remembered: longer than any delay."""
+EMPTY_AFTER = 1.0
+"""Seconds for which nothing must be found before the records count as empty: a process may have died that made their
+queue, and not written them yet. A process that died with them in hand is noticed earlier."""
 
 
 @dataclass(slots=True)
@@ -44,8 +47,10 @@ class Record:
     settings: QueueOptions = field(default_factory=lambda: QueueOptions())
     is_there: bool = False
     """Whether it is to be listed."""
-    since: float = 0.0
-    """When it was deleted, in Unix seconds: what was sent before, and is still delayed, is gone."""
+    generation: int = 0
+    """Rises when it is deleted while messages are delayed: those that note a lower one are gone."""
+    gone_until: float = 0.0
+    """Until when messages of an earlier generation may come, in Unix seconds."""
     idle_at: float | None = None
     delayed_until: float = 0.0
     """No message is delayed for longer. Nobody can look at those that are."""
@@ -64,7 +69,9 @@ class RecordStore:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._here = asyncio.Lock()  # an exclusive queue keeps other connections away, not other tasks
-        self._cache: dict[str, tuple[Record, float]] = {}
+        self._cache: dict[str, Record] = {}
+        self._cached_until = 0.0
+        self._reading: asyncio.Future[Records] | None = None
 
     async def read(self) -> Records:
         """Return the records."""
@@ -81,21 +88,39 @@ class RecordStore:
         return await self._locked(changed)
 
     async def recent(self, queue: str) -> Record:
-        """Return the record of *queue*, as it was within the last second."""
-        known = self._cache.get(queue)
-        now = self._client.home.time()
-        if known is not None and now < known[1]:
-            return known[0]
-        await self.read()
-        return self._cache.get(queue, (Record(), 0.0))[0]
+        """Return the record of *queue*, as it was within the last second; many callers read it once."""
+        if self._client.home.time() >= self._cached_until:
+            await asyncio.shield(self._read_once())
+        return self._cache.get(queue) or Record()
+
+    async def last_known(self, queue: str) -> Record:
+        """Return the same, or an older one if it can't be read soon."""
+        if self._cached_until and self._client.home.time() >= self._cached_until:
+            await asyncio.wait({self._read_once()}, timeout=self._client.options.timeout / 4)
+            return self._cache.get(queue) or Record()
+        return await self.recent(queue)
+
+    def _read_once(self) -> asyncio.Future[Records]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self.read())
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._reading
 
     async def _locked(self, act: Callable[[Records], tuple[T, bool]]) -> T:
+        # To its end, also if the caller gives it up: the lock is this connection's, and would be left.
+        return await self._client.begin(self._carry_out(act), "records")
+
+    async def _carry_out(self, act: Callable[[Records], tuple[T, bool]]) -> T:
         async with self._here:
-            channel = await self._lock()
+            await self._lock()
+            channel: AmqpChannel | None = None
             try:
-                old, records, version = await _read(channel)
+                channel, is_new = await self._opened()
+                old, records, version = ([], {}, 0) if is_new else await _read(channel)
+                read_at = self._client.home.time()
                 result, is_changed = act(records)
-                if is_changed:
+                # What is given back is counted, and a policy may let the server drop what was counted too often.
+                if is_changed or any(returns_of(one.properties) for one in old[:1]):
                     body = _encode(records, version + 1)
                     properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
                     # By the other connection: a full server would stop reading this one, which has locks.
@@ -107,37 +132,45 @@ class RecordStore:
                         channel.ack(one.tag)
                     if old:
                         channel.reject(old[0].tag)
-                self._remember(records)
-                await channel.request(spec.Queue.Delete(0, RECORDS_LOCK))
+                self._cache, self._cached_until = records, read_at + CACHED
             finally:
-                # What was read and not settled comes back with the channel.
-                channel.begin_close()
+                unlock = spec.Queue.Delete(0, RECORDS_LOCK)
+                with suppress(AmqpError):  # then the lock has ended with the connection
+                    if channel is None or channel.lost is not None:
+                        await self._client.request(unlock)
+                    else:
+                        await channel.request(unlock)
+                if channel is not None:
+                    channel.begin_close()  # what was read and not settled comes back with it
             return result
 
-    def _remember(self, records: Records) -> None:
-        until = self._client.home.time() + CACHED
-        self._cache = {name: (record, until) for name, record in records.items()}
-
-    async def _lock(self) -> AmqpChannel:
-        """Return a channel on which the lock is held, and the queue of the records exists."""
+    async def _lock(self) -> None:
+        lock = spec.Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})
         while True:
-            channel = await (await self._client.connection("receiving")).channel()
             try:
-                await channel.request(
-                    spec.Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})
-                )
-                arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 2**31 - 1}
-                await channel.request(spec.Queue.Declare(0, RECORDS, durable=True, arguments=arguments))
+                await self._client.request(lock)
             except ChannelLost as error:
                 if error.code != RESOURCE_LOCKED or RECORDS_LOCK not in error.text:
                     raise
             else:
-                return channel
+                return
             await asyncio.sleep(random.uniform(0.002, LOCK_RETRY))
+
+    async def _opened(self) -> tuple[AmqpChannel, bool]:
+        """Return a channel to read the records on, and whether their queue was made just now."""
+        channel = await self._client.receiving()
+        with missing_allowed:
+            await channel.request(spec.Queue.Declare(0, RECORDS, passive=True))
+            return channel, False
+        arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 2**31 - 1}
+        await self._client.request(spec.Queue.Declare(0, RECORDS, durable=True, arguments=arguments))
+        return await self._client.receiving(), True
 
 
 async def _read(channel: AmqpChannel) -> tuple[list[Delivered], Records, int]:
     """Take the message with the records, the newest first; older ones are left from a process that died."""
+    loop = channel.connection.loop
+    empty_at: float | None = None
     while True:
         found: list[Delivered] = []
         while isinstance(one := await channel.request(spec.Basic.Get(0, RECORDS)), Delivered):
@@ -146,9 +179,13 @@ async def _read(channel: AmqpChannel) -> tuple[list[Delivered], Records, int]:
             found.sort(key=lambda one: -_version(one.body))
             return found, _decode(found[0].body), _version(found[0].body)
         count: Any = await channel.request(spec.Queue.Declare(0, RECORDS, passive=True))
-        if not count.message_count and not count.consumer_count:
+        if count.message_count or count.consumer_count:  # a process that died had taken it: it comes back
+            empty_at = None
+        elif empty_at is None:  # or the leader of the queue didn't answer: then both are 0
+            empty_at = loop.time()
+        elif loop.time() - empty_at > EMPTY_AFTER:
             return [], {}, 0
-        await asyncio.sleep(0.01)  # a process that died had taken it: it comes back when the server has noticed
+        await asyncio.sleep(0.01)
 
 
 def _encode(records: Records, version: int) -> bytes:

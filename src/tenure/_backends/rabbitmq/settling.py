@@ -13,12 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
-from tenure._backends.rabbitmq.client import Client
+from tenure._backends.rabbitmq.client import FAILURES, Client
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import DELAY_MAX, steps_of
-from tenure._backends.rabbitmq.errors import AmqpError, NotConfirmed
+from tenure._backends.rabbitmq.errors import AmqpError, TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied, found_message
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
@@ -45,6 +45,16 @@ from tenure.errors import TenureError
 Send = Callable[[str, Sequence[Outgoing]], Awaitable[object]]
 MaxDeliveries = Callable[[str], Awaitable[int]]
 Answer = Settled | Lapsed
+
+
+class Copy(NamedTuple):
+    """A copy of a message that goes on elsewhere, or comes back."""
+
+    facts: Facts
+    is_dead: bool = False
+    """Whether it goes to the dead letters."""
+    delay: float = 0.0
+    """Seconds until it may be received."""
 
 
 class Settling:
@@ -79,26 +89,29 @@ class Settling:
         seen: set[tuple[object, int]] = set()
         errors: list[Exception] = []
         refused: list[TenureError] = []
-        for index, (delivery, verdict) in enumerate(settlements):
-            held = self._receipts.find(delivery)
-            key = delivery.token, delivery.sequence
-            if held is None or key in seen or (held.verdict is not None and held.verdict != verdict):
-                continue
-            seen.add(key)
-            held.settling += 1
-            waiting.append((index, delivery, held, self._begin(held, verdict)))
-        for index, delivery, held, future in waiting:  # each to its end, whatever becomes of the others
-            try:
-                answer = await future
-            except (AmqpError, NotConfirmed, OSError) as error:
-                errors.append(error)
-                answers[index] = NoAnswer(str(self._client.translated(error)))
-            except TenureError as error:
-                refused.append(error)
-            else:
-                answers[index] = SETTLED if answer is None else answer
-                self._receipts.forget(delivery)
-            held.settling -= 1
+        try:
+            for index, (delivery, verdict) in enumerate(settlements):
+                held = self._receipts.find(delivery)
+                key = delivery.token, delivery.sequence
+                if held is None or key in seen or (held.verdict is not None and held.verdict != verdict):
+                    continue
+                seen.add(key)
+                held.settling += 1
+                waiting.append((index, delivery, held, self._begin(held, verdict)))
+            for index, delivery, _, future in waiting:  # each to its end, whatever becomes of the others
+                try:
+                    answer = await future
+                except FAILURES as error:
+                    errors.append(error)
+                    answers[index] = NoAnswer(str(self._client.translated(error)))
+                except TenureError as error:
+                    refused.append(error)
+                else:
+                    answers[index] = SETTLED if answer is None else answer
+                    self._receipts.forget(delivery)
+        finally:
+            for _, _, held, _ in waiting:
+                held.settling -= 1
         if refused:
             raise refused[0]
         if errors and all(isinstance(one, NoAnswer) for one in answers):
@@ -136,12 +149,19 @@ class Settling:
         if isinstance(verdict, Complete):
             for queue, message in verdict.sends:
                 await self._send(queue, [message])
-            answer: Answer = SETTLED
-        elif held.found.is_dead:
-            answer = await self._settle_dead(held, verdict)
+            await self._ack(held, verdict)
+            return SETTLED
+        copy, answer = await self._copy_for(held.found, verdict, time.time())
+        if copy is None:
+            await self._reject(held, verdict)
+            return answer
+        try:
+            await self._publish(held.found, copy)
+        except TooLarge:
+            # As it is, the server can move it, or deliver it again; that counts.
+            await self._reject(held, verdict, requeue=held.found.is_dead or not copy.is_dead)
         else:
-            answer = await self._settle_failed(held, verdict)
-        await self._ack(held, verdict)
+            await self._ack(held, verdict)
         return answer
 
     async def _ack(self, held: HeldMessage, verdict: Verdict) -> None:
@@ -151,108 +171,111 @@ class Settling:
             held.verdict, held.is_acked = verdict, True
             await held.channel.begin_ack(held.found.raw.tag)
 
-    async def _settle_failed(self, held: HeldMessage, verdict: Verdict) -> Answer:
-        """Put a copy of a live message back, or among the dead letters."""
-        found, now = held.found, time.time()
-        count, facts = found.count, found.facts
-        if isinstance(verdict, DeadLetter):
-            facts = facts.with_expired_attempts(count - 1, now).with_attempt(
-                Attempt(count, now, "rejected", verdict.error)
-            )
-            await self.put_dead(found, facts.dead(verdict.reason, verdict.description, count, now, verdict.error))
-            return SETTLED
-        if isinstance(verdict, Abandon):
-            facts = facts.with_expired_attempts(count - 1, now).with_attempt(
-                Attempt(count, now, "abandoned", verdict.error)
-            )
-            if count >= await self._max_deliveries(found.queue):
-                await self.put_dead(found, facts.dead(MAX_DELIVERIES, exhausted_description(count), count, now))
-                return SETTLED_DEAD
-            if found.is_expired_at(now):
-                await self.put_dead(found, facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count, now))
-                return SETTLED_DEAD
-            await self.put_back(found, replace(facts, deliveries=count), verdict.delay)
-            return SETTLED
-        assert isinstance(verdict, GiveBack), verdict
-        if found.is_expired_at(now):
-            await self.put_dead(found, facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count - 1, now))
-            return SETTLED_DEAD
-        await self.put_back(found, replace(facts, deliveries=count - 1))
-        return SETTLED
-
-    async def _settle_dead(self, held: HeldMessage, verdict: Verdict) -> Answer:
-        """Put a dead letter back among the dead letters."""
-        found = held.found
-        if isinstance(verdict, DeadLetter):
-            error = verdict.error or found.facts.error
-            facts = replace(found.facts, reason=verdict.reason, description=verdict.description, error=error)
-            await self.put_back(found, facts)
-        elif isinstance(verdict, Abandon) and verdict.delay:
-            await self.put_back(found, found.facts, verdict.delay)
-        else:
+    async def _reject(self, held: HeldMessage, verdict: Verdict, *, requeue: bool = True) -> None:
+        if not held.is_acked:
+            held.channel.reject(held.found.raw.tag, requeue=requeue)
             held.verdict, held.is_acked = verdict, True
-            held.channel.reject(found.raw.tag)
-            await held.channel.flow()
-        return SETTLED
+        await held.channel.flow()
+
+    async def _copy_for(self, found: FoundMessage, verdict: Verdict, now: float) -> tuple[Copy | None, Answer]:
+        """Return the copy by which *verdict* is passed, None if none is needed; and the answer."""
+        if found.is_dead:
+            return _copy_of_dead(found, verdict), SETTLED
+        count, facts = found.count, found.facts
+        if isinstance(verdict, GiveBack):
+            if found.is_expired_at(now):
+                return Copy(facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count - 1, now), is_dead=True), SETTLED_DEAD
+            return Copy(replace(facts, deliveries=count - 1)), SETTLED
+        assert isinstance(verdict, (Abandon, DeadLetter)), verdict
+        attempt = Attempt(count, now, "abandoned" if isinstance(verdict, Abandon) else "rejected", verdict.error)
+        facts = facts.with_expired_attempts(count - 1, now).with_attempt(attempt)
+        if isinstance(verdict, DeadLetter):
+            dead = facts.dead(verdict.reason, verdict.description, count, now, verdict.error)
+            return Copy(dead, is_dead=True), SETTLED
+        if count >= await self._max_deliveries(found.queue):
+            return Copy(
+                facts.dead(MAX_DELIVERIES, exhausted_description(count), count, now), is_dead=True
+            ), SETTLED_DEAD
+        if found.is_expired_at(now):
+            return Copy(facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count, now), is_dead=True), SETTLED_DEAD
+        return Copy(replace(facts, deliveries=count), delay=verdict.delay), SETTLED
 
     def _begin_end(self, held: HeldMessage) -> None:
         self._client.begin(self._end_lock(held), "lock-end")
 
     async def _end_lock(self, held: HeldMessage) -> None:
-        """Put a copy of a message back whose lock has ended, with this delivery counted."""
+        """Put a copy of a message back whose lock has ended; of a live one, with this delivery counted."""
         found = held.found
+        facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count)
         try:
-            await self.put_back(found, replace(found.facts, deliveries=found.count))
+            await self._publish(found, Copy(facts))
             await held.channel.begin_ack(found.raw.tag)
-        except (AmqpError, NotConfirmed, OSError, TenureError):
+        except (*FAILURES, TenureError):
             with suppress(AmqpError):
                 held.channel.reject(found.raw.tag)
 
     # --- copies ---
 
-    async def put_back(self, found: FoundMessage, facts: Facts, delay: float = 0.0) -> None:
-        """Publish a copy of *found* with these *facts* to its queue, to be received after *delay*."""
-        steps = steps_of(min(delay, DELAY_MAX)) if delay else 0
-        properties = copied(found, facts, now=time.time(), is_delayed=bool(steps))
-        await self._publisher.publish(found.queue, [Letter(properties, found.raw.body, steps)])
+    async def _publish(self, found: FoundMessage, copy: Copy) -> None:
+        """Publish a copy of *found* to its queue, or among the dead letters.
 
-    async def put_dead(self, found: FoundMessage, facts: Facts) -> None:
-        """Publish a copy of *found* as a dead letter."""
-        properties = copied(found, facts, now=time.time())
-        dead = dead_letters_of(found.queue)
-        await self._publisher.publish(dead, [Letter(properties, found.raw.body)])
+        Raises:
+            TooLarge: Its new facts don't fit.
+        """
+        steps = steps_of(min(copy.delay, DELAY_MAX)) if copy.delay else 0
+        properties = copied(found, copy.facts, now=time.time(), is_delayed=bool(steps))
+        queue = dead_letters_of(found.queue) if copy.is_dead and not found.is_dead else found.queue
+        await self._publisher.publish(queue, [Letter(properties, found.raw.body, steps)])
 
     async def give_back(self, queue: str, channel: HeldChannel, messages: Sequence[Delivered]) -> None:
         """Give back, uncounted, what came and was not asked for."""
         now = time.time()
-        founds = [found_message(queue, one, now) for one in messages]
-        letters = []
-        for found in founds:
-            if not found.is_dead:
-                facts = replace(found.facts, deliveries=found.count - 1)
-                letters.append(Letter(copied(found, facts, now=now), found.raw.body))
-        is_copied = True
-        try:
-            if letters:
-                await self._publisher.publish(queue, letters)
-        except (AmqpError, NotConfirmed, OSError, TenureError):
-            is_copied = False  # then the server gives them back, and counts it
-        acked = []
-        for found in founds:
-            if found.is_dead or not is_copied:
-                channel.reject(found.raw.tag)
+        copies: list[tuple[FoundMessage, Letter]] = []
+        rejected: list[FoundMessage] = []
+        for found in [found_message(queue, one, now) for one in messages]:
+            if found.is_dead and not found.returned:
+                rejected.append(found)
             else:
-                acked.append(channel.begin_ack(found.raw.tag))
-        for future in acked:
+                facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count - 1)
+                copies.append((found, Letter(copied(found, facts, now=now), found.raw.body)))
+        while copies:
+            try:
+                await self._publisher.publish(queue, [letter for _, letter in copies])
+                break
+            except TooLarge as error:
+                rejected.append(copies.pop(error.index)[0])
+            except (*FAILURES, TenureError):  # then the server gives them back, and counts it
+                rejected += [found for found, _ in copies]
+                copies.clear()
+        for found in rejected:
+            channel.reject(found.raw.tag)
+        for future in [channel.begin_ack(found.raw.tag) for found, _ in copies]:
             await future
-        if not acked:
-            await channel.flow()
+        await channel.flow()
 
-    async def move_found(self, channel: HeldChannel, found: FoundMessage, reason: str) -> Facts:
-        """Move a message to the dead letters that was found expired or exhausted; return its facts there."""
+    async def move_found(self, channel: HeldChannel, found: FoundMessage, reason: str) -> None:
+        """Move a message to the dead letters that was found expired or exhausted."""
         now, count = time.time(), found.count - 1
         description = EXPIRED_DESCRIPTION if reason == EXPIRED else exhausted_description(count)
         facts = found.facts.with_expired_attempts(count, now).dead(reason, description, count, now)
-        await self.put_dead(found, facts)
-        await channel.begin_ack(found.raw.tag)
-        return facts
+        try:
+            await self._publish(found, Copy(facts, is_dead=True))
+        except TooLarge:
+            channel.reject(found.raw.tag, requeue=False)  # the server moves it, as it is
+            await channel.flow()
+        except BaseException:  # it is delivered again, and found again
+            with suppress(AmqpError):
+                channel.reject(found.raw.tag)
+            raise
+        else:
+            await channel.begin_ack(found.raw.tag)
+
+
+def _copy_of_dead(found: FoundMessage, verdict: Verdict) -> Copy | None:
+    """Return the copy by which *verdict* puts a dead letter back among the dead letters; None if none is needed."""
+    if isinstance(verdict, DeadLetter):
+        error = verdict.error or found.facts.error
+        return Copy(replace(found.facts, reason=verdict.reason, description=verdict.description, error=error))
+    delay = verdict.delay if isinstance(verdict, Abandon) else 0.0
+    # Deliveries of dead letters don't count, but a policy may let the server drop what was delivered too often.
+    return Copy(found.facts, delay=delay) if delay or found.returned else None

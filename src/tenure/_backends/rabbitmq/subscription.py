@@ -14,13 +14,18 @@ What comes and isn't asked for within ``KEPT`` goes back, uncounted, so that ano
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 
-from tenure._backends.rabbitmq.client import CONSUMER_TIMEOUT, NOT_FOUND, PRECONDITION_FAILED, Client
+from tenure._backends.rabbitmq.client import (
+    CONSUMER_TIMEOUT,
+    FAILURES,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    Client,
+    missing_allowed,
+)
 from tenure._backends.rabbitmq.connection import Delivered
-from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed
+from tenure._backends.rabbitmq.errors import AmqpError, ConnectionLost
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._queue.broker import CLAIM_BYTES
@@ -71,7 +76,6 @@ class Subscription:
         self._lose = lose
         self._claiming = asyncio.Lock()
         self._channel: HeldChannel | None = None
-        self._buffer: deque[Delivered] = deque()
         self._listeners = 0
         self._returning = 0  # how many times what waits is being given back
         self.moves = 0
@@ -84,7 +88,8 @@ class Subscription:
     @property
     def waiting(self) -> int:
         """How many messages have come and were not asked for yet."""
-        return len(self._buffer)
+        channel = self._channel
+        return 0 if channel is None else len(channel.waiting)
 
     @property
     def known_consumers(self) -> int:
@@ -102,102 +107,97 @@ class Subscription:
     async def claim(self, limit: int) -> tuple[HeldChannel | None, list[Delivered], bool]:
         """Take up to *limit* messages; return their channel, the messages, and whether there is more at once."""
         async with self._claiming:
-            try:
+            with missing_allowed:
                 channel = await self._ready_channel()
                 if self._listeners:
                     await self._claim_standing(channel, limit)
                 else:
                     await self._claim_exactly(channel, limit)
-            except ChannelLost as error:
-                if error.code != NOT_FOUND:
-                    raise
-                return None, [], False  # there is no such queue
-            if channel.lost is not None:
-                raise channel.lost
-            taken = self._take(limit)
-            return channel, taken, bool(self._buffer) and len(taken) < limit
+                if channel.lost is not None:
+                    raise channel.lost
+                taken = self._take(channel, limit)
+                return channel, taken, bool(channel.waiting) and len(taken) < limit
+            return None, [], False
 
     def claim_waiting(self, limit: int) -> tuple[HeldChannel, list[Delivered], bool] | None:
         """Do the same with what has come already, if anything has; on any thread, and without a request."""
         channel = self._channel
-        if not self._buffer or not self._listeners or channel is None or channel.lost is not None:
+        if channel is None or channel.lost is not None or not channel.waiting or not self._listeners:
             return None
         if self._returning:  # its consumers are being ended, and must not get room for more
             return None
-        taken = self._take(limit)
-        if not taken or taken[0].channel is not channel.channel:
-            return None  # the channel is being replaced; the others are lost with the old one
+        credit = channel.free_credit
+        taken = self._take(channel, limit)
+        if not taken or channel.lost is not None:
+            return None
         missing = limit - len(taken)
-        if missing > channel.free_credit:
+        if missing > credit:
             self._client.call_home(self._raise_credit, missing)
-        return channel, taken, bool(self._buffer) and missing > 0
+        return channel, taken, bool(channel.waiting) and missing > 0
 
     def _raise_credit(self, wanted: int) -> None:
         """Let consumers hold *wanted* more messages than they do."""
         channel = self._channel
         if channel is None or channel.lost is not None or not self._listeners or self._claiming.locked():
             return
-        missing = wanted - len(self._buffer) - channel.free_credit
+        missing = wanted - len(channel.waiting) - channel.free_credit
         if missing > 0 and channel.standing < CONSUMERS_MAX:
             channel.consume(missing)
 
     async def _claim_exactly(self, channel: HeldChannel, limit: int) -> None:
         await channel.retire()
-        while len(self._buffer) < limit:
-            missing = min(limit - len(self._buffer), await channel.arrived())
+        while len(channel.waiting) < limit:
+            missing = min(limit - len(channel.waiting), await channel.arrived())
             if missing <= SINGLY:
                 # One by one: of few, others may take some meanwhile, and a consumer that is ended with credit left may
                 # have a message counted. And the count is not that of the log, in which earlier verdicts stand.
-                while len(self._buffer) < limit:
+                while len(channel.waiting) < limit:
                     if not await channel.get():
                         return
                 continue
-            goal = len(self._buffer) + missing
+            goal = len(channel.waiting) + missing
             tag, begun = channel.consume(missing)
             await begun
-            if len(self._buffer) < goal:
+            if len(channel.waiting) < goal:
                 await channel.arrived()
             await channel.cancel(tag)
 
     async def _claim_standing(self, channel: HeldChannel, limit: int) -> None:
-        missing = limit - len(self._buffer) - channel.free_credit
+        missing = limit - len(channel.waiting) - channel.free_credit
         if missing > 0 and channel.standing < CONSUMERS_MAX:
             begun = channel.consume(missing)[1]
-            if not self._buffer:
+            if not channel.waiting:
                 await begun
-        if not self._buffer:
+        if not channel.waiting:
             await channel.arrived()
 
-    def _take(self, limit: int) -> list[Delivered]:
+    def _take(self, channel: HeldChannel, limit: int) -> list[Delivered]:
         taken: list[Delivered] = []
         size = 0
-        with suppress(IndexError):  # two threads may take the last ones
-            while len(taken) < limit and size < CLAIM_BYTES:
-                taken.append(self._buffer.popleft())
-                self.moves += 1
-                size += len(taken[-1].body)
+        while len(taken) < limit and size < CLAIM_BYTES and (one := channel.take()) is not None:
+            taken.append(one)
+            self.moves += 1
+            size += len(one.body)
         return taken
 
     async def _ready_channel(self) -> HeldChannel:
         if self._channel is None or self._channel.lost is not None:
             raw = await self._client.receiving()
-            channel = HeldChannel(raw, amqp_name(self._queue), self._received)
-            channel.on_queue_gone = lambda: self._on_queue_gone(channel)
+            channel = HeldChannel(raw, amqp_name(self._queue))
+            channel.on_received = self._on_received
+            channel.on_queue_gone = raw.begin_close
             raw.on_lost = lambda error: self._on_lost(channel, error)
-            self._buffer.clear()
             self._channel = channel
         return self._channel
 
     def close(self) -> None:
-        """Close the channel, which holds nothing."""
+        """Close the channel: what it holds is delivered again, if the queue is still there."""
         if self._channel is not None:
             self._channel.channel.begin_close()
-            self._channel = None
 
     # --- what comes by itself ---
 
-    def _received(self, delivered: Delivered) -> None:
-        self._buffer.append(delivered)
+    def _on_received(self) -> None:
         self.moves += 1
         if self._listeners:
             self._notifier.notify(self._queue)
@@ -207,12 +207,10 @@ class Subscription:
     def _check_stale(self) -> None:
         """Give back what has waited for too long."""
         self._stale = None
-        if not self._buffer:
+        since = None if self._channel is None else self._channel.waiting_since
+        if since is None:
             return
-        try:
-            age = self._client.home.time() - self._buffer[0].at
-        except IndexError:
-            return
+        age = self._client.home.time() - since
         if age >= KEPT:
             self._client.begin(self.give_back_all(), "give-back")
         else:
@@ -239,14 +237,11 @@ class Subscription:
                 return
             try:
                 await channel.retire()
-                waiting = []
-                with suppress(IndexError):  # one by one, as another thread may take some
-                    while True:
-                        waiting.append(self._buffer.popleft())
-                        self.moves += 1
+                waiting = channel.take_all()
+                self.moves += len(waiting)
                 if waiting:
                     await self._give_back(channel, waiting)
-            except (AmqpError, NotConfirmed, OSError, TenureError):
+            except (*FAILURES, TenureError):
                 channel.channel.begin_close()  # then the server gives them back, and counts it
 
     def _on_lost(self, channel: HeldChannel, error: AmqpError) -> None:
@@ -255,17 +250,11 @@ class Subscription:
             self._client.note_consumer_timeout(int(found[1]) / 1_000)
         if self._channel is channel:
             self._channel = None
-            self._buffer.clear()
+        channel.waiting.clear()
         self._lose(channel)
         self._notifier.notify(self._queue)  # a claim finds out what is there now
         if self._listeners and error.code != NOT_FOUND:
             self._listen_again()
-
-    def _on_queue_gone(self, channel: HeldChannel) -> None:
-        """Note that the queue was deleted: locks on it are over."""
-        if self._channel is channel:
-            self._buffer.clear()
-        channel.channel.begin_close()
 
     # --- hints ---
 
