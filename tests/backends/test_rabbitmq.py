@@ -39,6 +39,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.backends.rabbitmq import gotten, is_lost, received, until_found
 from tests.servers import Authority, RabbitMQ, free_port, private, shared, url_of
 
 
@@ -599,10 +600,6 @@ async def test_the_servers_own_limit_is_learned(name: str) -> None:
             await backend.close()
 
 
-async def received(broker: Any, name: str) -> Any:
-    return (await broker.receive(name, 1, 2.0)).deliveries
-
-
 # --- delays ---
 
 
@@ -789,31 +786,5 @@ def shown(headers: Any) -> dict[str, Any]:
     return {key: value for key, value in headers.items() if not key.startswith(("x-tenure-", "x-delivery-count"))}
 
 
-async def is_lost(broker: Any, got: Any) -> bool:
-    """Return whether a renewal says that a lock is lost."""
-    try:
-        return list(await broker.renew([got], 60.0)) == [LAPSED]
-    except Unavailable:
-        return False
-
-
-async def gotten(theirs: Any) -> list[Any]:
-    """Return the next message of a queue of aio-pika, if there is one."""
-    found = await theirs.get(timeout=5, fail=False)
-    return [] if found is None else [found]
-
-
 async def is_empty(queue: tenure.Queue) -> bool:
     return await queue.stats() == Stats()
-
-
-async def until_found(look: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what *look* finds, once it finds anything."""
-    found: list[Any] = []
-
-    async def is_found() -> bool:
-        found[:] = await look()
-        return bool(found)
-
-    await until(is_found)
-    return found

@@ -36,7 +36,10 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
             "heartbeat",
             f"{connection.heartbeat:g} s: a process that hangs keeps its messages for up to three times as long",
         ),
-        Fact("consumer_timeout", f"{client.consumer_timeout:g} s, as the URL says: no handler runs for longer"),
+        Fact(
+            "consumer_timeout",
+            f"{client.consumer_timeout:g} s, as the URL says: a handler runs for that long at most, less its lock",
+        ),
     ]
 
 
