@@ -18,7 +18,6 @@ from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.held_channel import HeldChannel
-from tenure._backends.rabbitmq.impossible import check_selection
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
@@ -74,7 +73,6 @@ class Browser:
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show ready messages, of the first ``SHOWN_MAX``."""
-        check_selection(which)
         shown: list[FoundMessage] = []
         async with self._received(queue) as pages:
             async for page in pages(min(SHOWN_MAX, await self._most(queue))):
@@ -84,7 +82,6 @@ class Browser:
 
     async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool) -> int:
         """Remove ready messages for good."""
-        check_selection(which)
         ready = await self._most(queue)
         if replace(which, states=None) == LiveSelection():
             if dry_run or not ready:

@@ -39,6 +39,7 @@ from tenure._queue.message import (
     newest_error,
 )
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
+from tenure.errors import ConfigError
 
 OURS = "x-tenure-"
 SEQUENCE = f"{OURS}sequence"
@@ -201,6 +202,14 @@ class FoundMessage:
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
+
+
+def check_headers(message: Outgoing) -> None:
+    """Refuse a message with headers that mean something to the server."""
+    for name in ROUTING & message.headers.keys():
+        raise ConfigError(
+            f"RabbitMQ would put a message with the header {name!r} into other queues, too; name it otherwise"
+        )
 
 
 def properties_of(message: Outgoing, id_: str, sequence: int, *, is_delayed: bool) -> Properties:

@@ -27,11 +27,11 @@ from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.delays import STEP, Delays, steps_of
 from tenure._backends.rabbitmq.errors import AmqpError, TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
-from tenure._backends.rabbitmq.impossible import check_messages, check_verdict, refuse
 from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
 from tenure._backends.rabbitmq.message_format import (
     FoundMessage,
     Sequences,
+    check_headers,
     delivery_of,
     found_message,
     properties_of,
@@ -46,7 +46,6 @@ from tenure._lease import NoAnswer
 from tenure._queue.broker import (
     Claim,
     LiveSelection,
-    NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
@@ -67,6 +66,7 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSessions
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Listener, Notifier
@@ -111,8 +111,10 @@ DELAY_SLACK = 5.0
 """Seconds for which a queue counts as not empty after the last delay has ended, at least."""
 
 
-class RabbitBroker:
+class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     """A ``Broker`` on RabbitMQ."""
+
+    refusals = Refusals("queues in RabbitMQ", QUEUE_TRAITS)
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
@@ -332,7 +334,7 @@ class RabbitBroker:
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Publish *messages* to *queue*; return their ids when all are confirmed. On an exception, some may be sent."""
-        check_messages(messages)
+        self.refusals.check_messages(messages, check_headers)
         return await self._client.run(partial(self._send, queue, messages))
 
     async def _send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -509,10 +511,6 @@ class RabbitBroker:
             )
         return subscription
 
-    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
-        """Refuse."""
-        refuse("deferred messages")
-
     def hints(self, queue: str) -> AsyncIterator[None]:
         """Yield when a message has come to this process, which can be claimed then."""
         return Hints(self, queue)
@@ -561,7 +559,7 @@ class RabbitBroker:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Pass many verdicts; each has its own answer, or ``NoAnswer``."""
         for delivery, verdict in settlements:
-            check_verdict(delivery, verdict)
+            self.refusals.check_verdict(delivery, verdict, check_headers)
         return await self._client.run(partial(self._settling.settle, settlements), to_end=True)
 
     # --- looking ---
@@ -608,18 +606,16 @@ class RabbitBroker:
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages: of those that are ready, the first."""
+        self.refusals.check_selection(which)
         return await self._client.run(
             partial(self._browser.peek, queue, which, limit), within=BROWSE_WITHIN, to_end=True
         )
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages that are ready, for good."""
+        self.refusals.check_selection(which)
         request = partial(self._browser.purge, queue, which, dry_run=dry_run)
         return await self._client.run(request, within=BROWSE_WITHIN, to_end=True)
-
-    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
-        """Refuse."""
-        refuse("deferred messages")
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters that no other process receives just now."""
@@ -642,32 +638,6 @@ class RabbitBroker:
         return await self._client.run(
             partial(self._browser.purge_dead, queue, which, limit), within=BROWSE_WITHIN, to_end=True
         )
-
-    # --- not in RabbitMQ ---
-
-    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
-        """Refuse."""
-        refuse("sessions")
-
-    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def release(self, held: SessionLock) -> Settled | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
-        """Refuse."""
-        refuse("sessions")
-
-    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
-        """Refuse."""
-        refuse("inbox that remembers ids")
 
 
 def _may_be_dead(one: FoundMessage) -> bool:
