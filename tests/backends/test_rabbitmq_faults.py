@@ -20,6 +20,7 @@ from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.held_channel import GROUP
 from tenure._backends.rabbitmq.message_format import Sequences
 from tenure._backends.rabbitmq.names import RECORDS
+from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.outgoing import Outgoing
@@ -91,6 +92,34 @@ async def test_delayed_messages_of_a_deleted_queue_neither_come_back_nor_hold_up
         assert got.body == b"new"
         await complete(other, got)
         assert await received(other, name) == ()
+
+
+async def test_a_delayed_message_comes_to_no_queue_whose_name_its_own_ends_with(name: str) -> None:
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.send(name, [Outgoing(b"own", delay=0.05)])
+        await complete(broker, *await until_found(lambda: received(broker, name)))
+        await broker.send(f"eu.{name}", [Outgoing(b"longer", delay=0.05)])
+        await complete(broker, *await until_found(lambda: received(broker, f"eu.{name}")))
+        assert await received(broker, name) == ()
+
+
+async def test_a_deletion_that_is_not_carried_out_costs_no_delayed_message(name: str) -> None:
+    """It makes all processes note another generation, and waits before it deletes."""
+    async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+        await other.send(name, [Outgoing(b"delayed", delay=0.05)])
+        deleting = asyncio.create_task(one.delete(name, force=True))
+        await until(lambda: has_generation(other, name, 1))
+        for task in list(one._client._to_end):  # the process dies
+            task.cancel()
+        await asyncio.gather(deleting, return_exceptions=True)
+        other._records._cached_until = 0.0
+        [got] = await until_found(lambda: received(other, name))
+        assert got.body == b"delayed"
+        await complete(other, got)
+
+
+async def has_generation(broker: Any, name: str, wanted: int) -> bool:
+    return bool((await broker._records.read())[name].generation == wanted)
 
 
 async def test_an_old_message_of_another_program_is_delayed_and_comes(name: str) -> None:
@@ -166,6 +195,45 @@ async def test_a_count_is_no_reason_to_delete(name: str, monkeypatch: pytest.Mon
         await until(lambda: is_deleted(broker, name))
 
 
+async def test_a_process_that_listens_to_a_deleted_queue_keeps_its_other_locks(name: str) -> None:
+    """The server crashes on a consumer of a queue that is just being deleted, and ends the connection."""
+    async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+        await one.send(f"{name}-2", [Outgoing(b"held")])
+        [held] = (await one.receive(f"{name}-2", 1, 60.0)).deliveries
+        await one.declare(name, {})
+
+        async def consume() -> None:
+            hints = one.hints(name)
+            while True:
+                await one.receive(name, 5, 30.0)
+                await anext(hints)
+
+        consuming = asyncio.create_task(consume())
+        try:
+            for _ in range(5):
+                await until(lambda: is_listening(one, name))
+                assert isinstance(await other.delete(name, force=True), Deleted)
+        finally:
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+        await complete(one, held)
+
+
+def is_listening(broker: Any, name: str) -> bool:
+    subscription = broker._subscriptions.get(name)
+    return bool(subscription and subscription._channel and subscription._channel.standing)
+
+
+async def test_listening_that_is_begun_anew_at_once_declares_the_queue(name: str) -> None:
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        hints = broker.hints(name)
+        await hints.aclose()
+        hints = broker.hints(name)
+        await until(lambda: is_listening(broker, name))
+        await hints.aclose()
+
+
+# --- locks ---
 # --- locks ---
 
 
@@ -181,6 +249,71 @@ async def test_a_renewal_beside_a_verdict_costs_no_lock(name: str) -> None:
         assert isinstance((await broker.renew([b], 1.0))[0], Renewed)
         await complete(broker, b)
         assert await received(broker, name) == ()
+
+
+async def test_queues_that_do_not_answer_cost_no_lock_of_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(f"{url_of(RabbitMQ)}?timeout=2") as [broker]:
+        held: list[Any] = []
+        for number in range(3):
+            await broker.send(f"{name}-{number}", [Outgoing(b"a")])
+            held += (await broker.receive(f"{name}-{number}", 1, 30.0)).deliveries
+        for number in range(2):
+            monkeypatch.setattr(broker._subscriptions[f"{name}-{number}"]._channel, "count", asyncio.Event().wait)
+        answers = await broker.renew(held, 30.0)
+        assert [type(one) for one in answers] == [NoAnswer, NoAnswer, Renewed]
+        await complete(broker, *held)
+
+
+async def test_the_same_verdict_once_more_waits_until_the_first_is_proven(name: str) -> None:
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.send(name, [Outgoing(b"a") for _ in range(3 * GROUP)])
+        got: list[Any] = []
+        while len(got) < 3 * GROUP:
+            got += (await broker.receive(name, 4, 30.0)).deliveries
+        channel = broker._subscriptions[name]._channel
+        first = asyncio.create_task(broker.settle(settled(COMPLETE, *got)))
+        while not channel._pending:  # the next step after it was begun
+            await asyncio.sleep(0)
+        last = broker._receipts.find(got[-1])
+        assert await broker.settle(settled(COMPLETE, got[-1])) == [Settled()]
+        assert last.found.raw.tag not in channel._unacked
+        assert await first == [Settled()] * 3 * GROUP
+
+
+async def test_a_channel_to_be_closed_behind_a_silent_request_is_given_up(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE", 1.0)
+    async with opened(f"{url_of(RabbitMQ)}?timeout=1", url_of(RabbitMQ)) as (one, other):
+        await one.send(name, [Outgoing(b"a")])
+        [got] = (await one.receive(name, 1, 60.0)).deliveries
+        channel = one._receipts.find(got).channel.channel
+        channel._order(asyncio.Event().wait, asyncio.get_running_loop().create_future())
+        channel.begin_close()
+        [again] = await until_found(lambda: received(other, name))
+        await complete(other, again)
+
+
+async def test_what_came_by_a_lost_channel_is_not_copied(name: str) -> None:
+    """The server gives it back by itself."""
+    async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+        await one.send(name, [Outgoing(b"%d" % number) for number in range(5)])
+        got = (await one.receive(name, 5, 30.0)).deliveries
+        held = [one._receipts.find(delivery) for delivery in got]
+        channel = held[0].channel
+        channel.channel.begin_close()
+        await one._settling.give_back(name, channel, [each.found.raw for each in held])
+        found: list[bytes] = []
+
+        async def take() -> bool:
+            for each in (await other.receive(name, 10, 30.0)).deliveries:
+                found.append(each.body)
+                await complete(other, each)
+            return len(found) >= 5
+
+        await until(take)
+        assert await received(other, name) == ()
+        assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_a_channel_that_is_over_passes_nothing_on(name: str) -> None:

@@ -193,13 +193,11 @@ class AmqpChannel:
         return next(iter(self._unconfirmed.values()), None)
 
     def give_up(self, error: ChannelLost) -> None:
-        """End it, as the server doesn't answer."""
-        if self.lost is None:
-            self._lose(error)
-            if self._sender is not None:
-                self._sender.cancel()  # so the driver closes the channel
-            else:
-                self._order(self._close, None)
+        """End it, as the server doesn't answer; also one that waits to be closed behind a request without an answer."""
+        self._lose(error)
+        if self._sender is not None:
+            self._sender.cancel()
+        self.connection.spawn(self._close(), "close")
 
     # --- verdicts ---
 

@@ -104,7 +104,8 @@ class Delays:
                 spec.Queue.Bind(0, name, name, _pattern(level, 1)),
             ]
         # Each time: its binding is deleted with a queue, and another process may do that.
-        methods.append(spec.Queue.Bind(0, name := amqp_name(queue), DUE, f"#.{name}"))
+        name = amqp_name(queue)
+        methods.append(spec.Queue.Bind(0, name, DUE, "*." * LEVELS + name))  # not "#.": a name may end with another
         await self._client.request(*methods)
         self._top = max(self._top, top)
         self._levels |= levels

@@ -1,9 +1,10 @@
 """A channel that holds messages: what is unacknowledged on it, the credit of its consumers, proven acknowledgements.
 
 An acknowledgement has no answer in AMQP. So behind each group of them, a request is sent on the same channel: its
-answer proves that the server has taken them. The server passes up to 32 commands of a channel on to a quorum queue, and
-keeps the others back until those are written; what it keeps back is lost with the channel. So a group has at most half
-as many, and the next one waits for its answer.
+answer proves that the channel has taken them. The server passes up to 32 commands of a channel on to a quorum queue,
+and keeps the others back until those are written; what it keeps back is lost with the channel. So a group has at most
+half as many, and the next one waits for the answer. A queue that writes for longer than that isn't noticed: its log
+answers no request that changes nothing.
 """
 
 from __future__ import annotations

@@ -287,7 +287,9 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         def forget(records: Records) -> None:
             now = time.time()
             if (record := records.pop(queue, None)) is not None:
-                records[queue] = Record(generation=record.generation, gone_until=record.gone_until)
+                records[queue] = Record(
+                    generation=record.generation, gone_below=record.generation, gone_until=record.gone_until
+                )
             for name, one in list(records.items()):
                 if not one.is_there and max(one.gone_until, one.delayed_until) < now:
                     del records[name]
@@ -493,7 +495,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def _is_gone(self, queue: str, one: FoundMessage) -> bool:
         """Return whether a message was sent to a queue that was deleted during its delay; if in doubt, it wasn't."""
         began_in = one.delayed_in
-        return began_in is not None and began_in < (await self._records.last_known(queue)).generation
+        return began_in is not None and began_in < (await self._records.last_known(queue)).gone_below
 
     def _subscription(self, queue: str) -> Subscription:
         subscription = self._subscriptions.get(queue)
@@ -533,21 +535,18 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         """Extend many locks to *lock* seconds from now, if the server still has their channels and queues."""
 
         async def renew() -> list[Renewed | Lapsed | NoAnswer]:
-            channels: dict[HeldChannel, str] = {}
+            channels = {found.channel for one in held if (found := self._receipts.find(one)) is not None}
+            counts = {one: asyncio.ensure_future(one.count()) for one in channels}
+            if counts:
+                await asyncio.wait(counts.values(), timeout=self._client.options.timeout / 2)
+            silent = {one for one, count in counts.items() if not _has_answer(count) and one.lost is None}
             answers: list[Renewed | Lapsed | NoAnswer] = []
-            for one in held:
-                found = self._receipts.find(one)
-                if found is not None and found.channel not in channels:
-                    channels[found.channel] = ""
-                    try:
-                        await found.channel.count()
-                    except AmqpError:
-                        if found.channel.lost is None:
-                            raise
             for one in held:
                 found = self._receipts.find(one)
                 if found is None:
                     answers.append(LAPSED)
+                elif found.channel in silent:
+                    answers.append(NoAnswer(f"the server didn't answer for the queue {found.found.queue!r}"))
                 elif self._receipts.renew(found, lock):
                     answers.append(Renewed(time.time() + max(0.0, found.ends_at - self._clock.now())))
                 else:  # it ends in time, as otherwise the server ends the whole channel, with all locks on it
@@ -638,6 +637,11 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         return await self._client.run(
             partial(self._browser.purge_dead, queue, which, limit), within=BROWSE_WITHIN, to_end=True
         )
+
+
+def _has_answer(request: asyncio.Task[Any]) -> bool:
+    """Return whether a request has been answered; if not, wait for it no longer."""
+    return not request.cancel() and request.exception() is None
 
 
 def _may_be_dead(one: FoundMessage) -> bool:

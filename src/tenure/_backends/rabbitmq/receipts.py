@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.errors import AmqpError
@@ -39,8 +40,8 @@ class HeldMessage:
     """How many verdicts are being passed; meanwhile, its lock doesn't end."""
     verdict: Verdict | None = None
     """The verdict whose effect is written, but not proven to be complete."""
-    is_acked: bool = False
-    """Whether its acknowledgement is written: a second one would be an error."""
+    ending: asyncio.Future[Any] | None = None
+    """Its acknowledgement or rejection, once it is ordered: done when it is proven. A second one would be an error."""
     passing: tuple[Verdict, asyncio.Future[Settled | Lapsed]] | None = None
     """The verdict of several steps that was begun last; it goes on if it is given up."""
 
@@ -87,7 +88,7 @@ class Receipts:
 
     def renew(self, held: HeldMessage, lock: float) -> bool:
         """Extend a lock; return whether the server allows one that ends so late: if not, it ends when it would have."""
-        if held.settling or held.is_acked:  # it doesn't end
+        if held.settling or held.ending is not None:  # it doesn't end
             return True
         end = self._clock.now() + lock
         if end > held.last_end:
@@ -146,7 +147,7 @@ class Receipts:
             self._wake_at(next_end)
 
     def _give_up(self, held: HeldMessage) -> None:
-        if held.is_acked or held.channel.lost is not None:
+        if held.ending is not None or held.channel.lost is not None:
             return
         found = held.found
         # The server doesn't tell how often a message was delivered that it dead-letters: then a copy must. And dead

@@ -48,7 +48,9 @@ class Record:
     is_there: bool = False
     """Whether it is to be listed."""
     generation: int = 0
-    """Rises when it is deleted while messages are delayed: those that note a lower one are gone."""
+    """What messages that are delayed note. It rises before the queue is deleted."""
+    gone_below: int = 0
+    """Those that note a lower generation are gone. It rises once the queue is deleted."""
     gone_until: float = 0.0
     """Until when messages of an earlier generation may come, in Unix seconds."""
     idle_at: float | None = None
@@ -116,7 +118,7 @@ class RecordStore:
             channel: AmqpChannel | None = None
             try:
                 channel, is_new = await self._opened()
-                old, records, version = ([], {}, 0) if is_new else await _read(channel)
+                old, records, version = await _read(channel, 0.0 if is_new else EMPTY_AFTER)
                 read_at = self._client.home.time()
                 result, is_changed = act(records)
                 # What is given back is counted, and a policy may let the server drop what was counted too often.
@@ -167,8 +169,11 @@ class RecordStore:
         return await self._client.receiving(), True
 
 
-async def _read(channel: AmqpChannel) -> tuple[list[Delivered], Records, int]:
-    """Take the message with the records, the newest first; older ones are left from a process that died."""
+async def _read(channel: AmqpChannel, patience: float) -> tuple[list[Delivered], Records, int]:
+    """Take the message with the records, the newest first; older ones are left from a process that died.
+
+    They are empty if nothing is found for *patience* seconds.
+    """
     loop = channel.connection.loop
     empty_at: float | None = None
     while True:
@@ -181,10 +186,10 @@ async def _read(channel: AmqpChannel) -> tuple[list[Delivered], Records, int]:
         count: Any = await channel.request(spec.Queue.Declare(0, RECORDS, passive=True))
         if count.message_count or count.consumer_count:  # a process that died had taken it: it comes back
             empty_at = None
-        elif empty_at is None:  # or the leader of the queue didn't answer: then both are 0
-            empty_at = loop.time()
-        elif loop.time() - empty_at > EMPTY_AFTER:
-            return [], {}, 0
+        else:  # or the leader of the queue didn't answer: then both are 0
+            empty_at = loop.time() if empty_at is None else empty_at
+            if loop.time() - empty_at >= patience:
+                return [], {}, 0
         await asyncio.sleep(0.01)
 
 

@@ -121,10 +121,10 @@ class Settling:
     def _begin(self, held: HeldMessage, verdict: Verdict) -> asyncio.Future[Answer | None]:
         earlier = held.passing if held.passing is not None and not held.passing[1].done() else None
         is_plain = isinstance(verdict, Complete) and not verdict.sends
-        if is_plain and earlier is None and not held.is_acked and held.channel.lost is None:
-            held.verdict, held.is_acked = verdict, True
+        if is_plain and earlier is None and held.ending is None and held.channel.lost is None:
+            held.verdict, held.ending = verdict, held.channel.begin_ack(held.found.raw.tag)
             # No task: most verdicts are these. Its result is None, which means settled.
-            return cast("asyncio.Future[Answer | None]", held.channel.begin_ack(held.found.raw.tag))
+            return cast("asyncio.Future[Answer | None]", held.ending)
         if earlier is not None and earlier[0] == verdict:
             passing = earlier[1]  # it was given up, and goes on: a second one would make a second copy
         else:
@@ -143,8 +143,8 @@ class Settling:
         return await self._settle(held, verdict)
 
     async def _settle(self, held: HeldMessage, verdict: Verdict) -> Answer:
-        if held.is_acked:  # by the same verdict, which had no answer
-            await held.channel.flow()
+        if held.ending is not None:  # by the same verdict, which had no answer
+            await asyncio.shield(held.ending)
             return SETTLED
         if isinstance(verdict, Complete):
             for queue, message in verdict.sends:
@@ -156,7 +156,7 @@ class Settling:
             await self._reject(held, verdict)
             return answer
         try:
-            await self._publish(held.found, copy)
+            await self._publish(held.channel, held.found, copy)
         except TooLarge:
             # As it is, the server can move it, or deliver it again; that counts.
             await self._reject(held, verdict, requeue=held.found.is_dead or not copy.is_dead)
@@ -165,17 +165,15 @@ class Settling:
         return answer
 
     async def _ack(self, held: HeldMessage, verdict: Verdict) -> None:
-        if held.is_acked:
-            await held.channel.flow()
-        else:
-            held.verdict, held.is_acked = verdict, True
-            await held.channel.begin_ack(held.found.raw.tag)
+        if held.ending is None:
+            held.verdict, held.ending = verdict, held.channel.begin_ack(held.found.raw.tag)
+        await asyncio.shield(held.ending)
 
     async def _reject(self, held: HeldMessage, verdict: Verdict, *, requeue: bool = True) -> None:
-        if not held.is_acked:
+        if held.ending is None:
             held.channel.reject(held.found.raw.tag, requeue=requeue)
-            held.verdict, held.is_acked = verdict, True
-        await held.channel.flow()
+            held.verdict, held.ending = verdict, held.channel.flow()
+        await asyncio.shield(held.ending)
 
     async def _copy_for(self, found: FoundMessage, verdict: Verdict, now: float) -> tuple[Copy | None, Answer]:
         """Return the copy by which *verdict* is passed, None if none is needed; and the answer."""
@@ -208,20 +206,24 @@ class Settling:
         found = held.found
         facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count)
         try:
-            await self._publish(found, Copy(facts))
-            await held.channel.begin_ack(found.raw.tag)
+            await self._publish(held.channel, found, Copy(facts))
+            if held.ending is None:
+                await held.channel.begin_ack(found.raw.tag)
         except (*FAILURES, TenureError):
             with suppress(AmqpError):
                 held.channel.reject(found.raw.tag)
 
     # --- copies ---
 
-    async def _publish(self, found: FoundMessage, copy: Copy) -> None:
+    async def _publish(self, channel: HeldChannel, found: FoundMessage, copy: Copy) -> None:
         """Publish a copy of *found* to its queue, or among the dead letters.
 
         Raises:
             TooLarge: Its new facts don't fit.
+            AmqpError: Its *channel* is lost: then the server delivers it again, and a copy would be one too many.
         """
+        if channel.lost is not None:
+            raise channel.lost
         steps = steps_of(min(copy.delay, DELAY_MAX)) if copy.delay else 0
         properties = copied(found, copy.facts, now=time.time(), is_delayed=bool(steps))
         queue = dead_letters_of(found.queue) if copy.is_dead and not found.is_dead else found.queue
@@ -229,6 +231,8 @@ class Settling:
 
     async def give_back(self, queue: str, channel: HeldChannel, messages: Sequence[Delivered]) -> None:
         """Give back, uncounted, what came and was not asked for."""
+        if channel.lost is not None:  # the server has given them back
+            return
         now = time.time()
         copies: list[tuple[FoundMessage, Letter]] = []
         rejected: list[FoundMessage] = []
@@ -259,7 +263,7 @@ class Settling:
         description = EXPIRED_DESCRIPTION if reason == EXPIRED else exhausted_description(count)
         facts = found.facts.with_expired_attempts(count, now).dead(reason, description, count, now)
         try:
-            await self._publish(found, Copy(facts, is_dead=True))
+            await self._publish(channel, found, Copy(facts, is_dead=True))
         except TooLarge:
             channel.reject(found.raw.tag, requeue=False)  # the server moves it, as it is
             await channel.flow()

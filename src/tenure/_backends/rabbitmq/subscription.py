@@ -35,6 +35,9 @@ from tenure.errors import TenureError
 KEPT = 1.0
 """Seconds for which a message waits to be asked for before it goes back."""
 
+DELETED_WITHIN = 0.3
+"""Seconds after which the server has deleted a queue whose consumers it has ended."""
+
 LISTEN_AGAIN = 0.25
 """Seconds until a consumer is begun again after its channel was lost."""
 
@@ -77,6 +80,8 @@ class Subscription:
         self._claiming = asyncio.Lock()
         self._channel: HeldChannel | None = None
         self._listeners = 0
+        self._gone_at = -DELETED_WITHIN
+        """When the queue was deleted last, by the loop's clock."""
         self._returning = 0  # how many times what waits is being given back
         self.moves = 0
         """Rises when a message has come, was asked for, or is given back."""
@@ -182,13 +187,27 @@ class Subscription:
 
     async def _ready_channel(self) -> HeldChannel:
         if self._channel is None or self._channel.lost is not None:
+            await self._wait_until_gone()
             raw = await self._client.receiving()
             channel = HeldChannel(raw, amqp_name(self._queue))
             channel.on_received = self._on_received
-            channel.on_queue_gone = raw.begin_close
+            channel.on_queue_gone = lambda: self._on_queue_gone(channel)
             raw.on_lost = lambda error: self._on_lost(channel, error)
             self._channel = channel
         return self._channel
+
+    async def _wait_until_gone(self) -> None:
+        """Wait until the server has deleted the queue, if it is doing that.
+
+        It crashes on a consumer of a queue that is just being deleted, and ends the connection, with all locks on it.
+        """
+        left = self._gone_at + DELETED_WITHIN - self._client.home.time()
+        if left > 0:
+            await asyncio.sleep(left)
+
+    def _on_queue_gone(self, channel: HeldChannel) -> None:
+        self._gone_at = self._client.home.time()
+        channel.channel.begin_close()
 
     def close(self) -> None:
         """Close the channel: what it holds is delivered again, if the queue is still there."""
@@ -252,8 +271,9 @@ class Subscription:
             self._channel = None
         channel.waiting.clear()
         self._lose(channel)
-        self._notifier.notify(self._queue)  # a claim finds out what is there now
-        if self._listeners and error.code != NOT_FOUND:
+        if error.code != NOT_FOUND:  # else each claim would lose its channel, and each loss would lead to a claim
+            self._notifier.notify(self._queue)  # a claim finds out what is there now
+        if self._listeners:
             self._listen_again()
 
     # --- hints ---
@@ -269,6 +289,7 @@ class Subscription:
         if not self._listeners:
             if self._listening is not None:
                 self._listening.cancel()
+                self._listening = None  # one that listens just now begins another
             self._client.begin(self.give_back_all(), "give-back")
 
     def _listen_again(self) -> None:
