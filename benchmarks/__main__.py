@@ -15,6 +15,7 @@ KNOWN = (
     "postgres_queue",
     "nats_queue",
     "servicebus",
+    "rabbit_queue",
 )
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ IMPORTED = {
     "nats": "nats, nkeys, tenure._backends.nats",
     "zookeeper": "kazoo, puresasl, tenure._backends.zookeeper",
     "postgres": "tenure.backends.postgres, asyncpg",
+    "rabbitmq": "aiormq, tenure.backends.rabbitmq, tenure._backends.rabbitmq",
     "redis": "redis, hiredis",
     "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",
 }

@@ -1,6 +1,6 @@
 """
-Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, etcd, NATS, ZooKeeper, libfaketime and
-Azurite as real servers; Curator as a client; spin for models; ip and nft for networks that can be cut.
+Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, RabbitMQ, etcd, NATS, ZooKeeper,
+libfaketime and Azurite as real servers; Curator as a client; spin for models; ip and nft for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
 .servers/ of this project. It prints what it installs, and what it can't install, with the reason and the tests that
@@ -84,6 +84,7 @@ def looked_for() -> list[tuple[str, bool, str]]:
         ("redis-server", bool(shutil.which("redis-server")), "Redis, its Sentinel and Cluster"),
         ("postgresql", bool(initdb), "PostgreSQL"),
         ("pgbouncer", bool(shutil.which("pgbouncer", path=SYSTEM_PATH)), "PostgreSQL behind a pooler"),
+        ("rabbitmq-server", Path("/usr/lib/rabbitmq/bin/rabbitmq-server").is_file(), "RabbitMQ"),
         ("etcd-server", bool(shutil.which("etcd")), "etcd, alone and as a cluster of three"),
         ("etcd-client", bool(shutil.which("etcdctl")), "etcd with etcdctl beside tenure, and a leader that is moved"),
         ("nats-server", nats_server() is not None, "NATS, alone and as a cluster of three"),

@@ -85,6 +85,7 @@ LONGEST = [
     "process/test_coordinators.py",
     "process/test_store_elections.py",
     "conformance/test_servicebus.py",
+    "conformance/test_rabbitmq.py",
     "conformance/test_postgres.py",
     "sim/test_queue_sim.py",
     "process/test_store_kills.py",

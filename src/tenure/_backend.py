@@ -321,9 +321,9 @@ def connect(
     Where a block doesn't fit, there are ``await backend.open()`` and ``await backend.aclose()``.
 
     Args:
-        url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``azure://…``, ``servicebus://…``, ``peers://…`` or
-            ``memory:``; options stand in the query and are checked. Without, the environment variable ``TENURE_URL``
-            names the store.
+        url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``amqp://…``, ``azure://…``, ``servicebus://…``,
+            ``peers://…`` or ``memory:``; options stand in the query and are checked. Without, the environment variable
+            ``TENURE_URL`` names the store.
         on_event: Called on the caller's loop with everything that happens to its candidates and consumers: an
             ``Event``, of one of the kinds in ``tenure.events``. It must return soon.
 

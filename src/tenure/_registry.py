@@ -12,6 +12,8 @@ from tenure.errors import BackendNotInstalled, ConfigError, nearest
 BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
         # scheme: (module, extra that brings its driver; None where the standard library is enough)
+        "amqp": ("tenure._backends.rabbitmq", "rabbitmq"),
+        "amqps": ("tenure._backends.rabbitmq", "rabbitmq"),
         "azure": ("tenure._backends.azure_storage", "azure"),
         "azurite": ("tenure._backends.azure_storage", "azure"),
         "etcd": ("tenure._backends.etcd", "etcd"),

@@ -113,6 +113,27 @@ async def _called(redis: aioredis.Redis) -> int:
     return sum(one["calls"] for one in (await redis.info("commandstats")).values())
 
 
+async def methods_sent(ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+    """Count the methods that are sent to RabbitMQ: requests, verdicts and messages."""
+    from tenure._backends.rabbitmq.connection import AmqpChannel
+
+    sent = 0
+
+    def counted(method: Callable[..., T]) -> Callable[..., T]:
+        def call(*arguments: Any, **options: Any) -> T:
+            nonlocal sent
+            sent += 1
+            return method(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("request", "publish", "ack", "reject"):
+            patch.setattr(AmqpChannel, name, counted(getattr(AmqpChannel, name)))
+        answer = await ask()
+    return answer, sent
+
+
 async def requests_sent(ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
     """Count the requests that are sent to Azure Storage."""
     from azure.core.pipeline.transport import AioHttpTransport

@@ -10,10 +10,11 @@ from redis import asyncio as aioredis
 
 from tenure._backends import postgres
 from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Scale
-from tests.conformance.counting import VmSteps, commands_called, lines_run, requests_sent, rows_visited
+from tests.conformance.counting import VmSteps, commands_called, lines_run, methods_sent, requests_sent, rows_visited
 from tests.conformance.test_azure import AzureHarness, AzureQueueHarness
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness, PostgresSetup
+from tests.conformance.test_rabbitmq import RabbitQueueHarness
 from tests.conformance.test_redis import RedisHarness, RedisQueueHarness, RedisSetup
 from tests.conformance.test_sqlite import SqliteHarness
 from tests.conformance.test_sqlite_queue import SqliteQueueHarness
@@ -194,3 +195,21 @@ class TestAzureLeaseCost(LeaseCostSuite):
 
 class TestAzureQueueCost(BrokerCostSuite):
     harness = CountedAzureQueues
+
+
+# --- RabbitMQ ---
+
+
+A_PAGE = 220  # methods: two hundred dead letters are received and put back
+
+
+class CountedRabbitQueues(RabbitQueueHarness):
+    rounds: ClassVar[dict[str, int]] = dict.fromkeys(["peek at a dead letter", "redrive one", "purge one"], A_PAGE)
+    scale = Scale("methods", few=3, several=16, flood=300, noise=30, rounds=rounds)
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await methods_sent(ask)
+
+
+class TestRabbitQueueCost(BrokerCostSuite):
+    harness = CountedRabbitQueues

@@ -25,6 +25,7 @@ from tests.conformance import (
     test_peers,
     test_postgres,
     test_queued,
+    test_rabbitmq,
     test_redis,
     test_redis_cluster,
     test_servicebus,
@@ -42,6 +43,7 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Redis": (test_redis, test_redis_cluster, test_cost, test_strain),
     "Azure": (test_azure, test_cost, test_strain),
     "ServiceBus": (test_servicebus,),
+    "Rabbit": (test_rabbitmq, test_cost, test_strain),
     "Kubernetes": (test_kubernetes,),
     "Queued": (test_queued,),
     "Etcd": (test_etcd, test_etcd_cluster),
@@ -50,7 +52,7 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
 }
 LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""
-QUEUES_ONLY = frozenset({"ServiceBus"})
+QUEUES_ONLY = frozenset({"Rabbit", "ServiceBus"})
 """Stores without elections."""
 CALLED = {"Redis": ("Redis", "Cluster")}
 

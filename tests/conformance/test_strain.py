@@ -18,6 +18,7 @@ from tenure.testing.conformance import BrokerCapacitySuite, LeaseCapacitySuite
 from tenure.testing.faultproxy import FaultProxy
 from tests.conformance.test_azure import AzureQueueHarness
 from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness
+from tests.conformance.test_rabbitmq import RabbitQueueHarness
 from tests.conformance.test_redis import RedisHarness, RedisQueueHarness, RedisSetup
 from tests.conformance.test_sqlite import SqliteHarness
 from tests.conformance.test_sqlite_queue import SqliteQueueHarness
@@ -230,6 +231,37 @@ class TestRedisLeaseStrain(LeaseCapacitySuite):
 
 class TestRedisQueueStrain(BrokerCapacitySuite):
     harness = StrainedRedisQueues
+
+
+# --- RabbitMQ ---
+
+
+class StrainedRabbitQueues(RabbitQueueHarness):
+    options = (("loopback_users.guest", "false"),)  # no other test uses such a server, as an alarm is for all
+    lock = 20.0  # much longer than a test
+    faults = frozenset({"full", "slow"})
+    drains_when_full = False  # a verdict other than complete puts a copy somewhere
+
+    @asynccontextmanager
+    async def full(self) -> AsyncIterator[None]:
+        alarm = "{resource_limit, memory, node()}"
+        self._server.ctl("eval", f"rabbit_alarm:set_alarm({{{alarm}, []}}).")
+        try:
+            yield
+        finally:
+            self._server.ctl("eval", f"rabbit_alarm:clear_alarm({alarm}).")
+
+    @asynccontextmanager
+    async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:
+        async with slowed([self._proxies[id(broker)]], round_trip):
+            yield
+
+    async def reset(self, broker: Broker) -> None:
+        self._proxies[id(broker)].reset()
+
+
+class TestRabbitQueueStrain(BrokerCapacitySuite):
+    harness = StrainedRabbitQueues
 
 
 # --- Azure Storage: it can't be filled ---

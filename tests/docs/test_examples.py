@@ -11,7 +11,7 @@ from textwrap import indent
 
 import pytest
 
-from tests.servers import Etcd, Kubernetes, Nats, Postgres, ZooKeeper, url_of
+from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, ZooKeeper, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker", "servicebus_worker"}  # run by the tests of its server
@@ -26,6 +26,7 @@ WHOLE = (
     "docs/kubernetes.md",
     "docs/nats.md",
     "docs/postgresql.md",
+    "docs/rabbitmq.md",
     "docs/sqlite.md",
     "docs/zookeeper.md",
 )
@@ -56,6 +57,8 @@ PRINTS = {
     "zookeeper_leader": r"leading nightly-report in term \d+, a zxid of ZooKeeper\nled by None\n",
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
     "queue_by_hand": r"kettle, delivery 1\n0 ready, 2 delayed, 1 dead\nfor a minute: too late, .*\n1 put back\n",
+    "rabbitmq_worker": r"two kettles is served, delivery 1\n"
+    r"no such customer is dead: unknown customer; no customer of this name\n",
     "request_reply": r"kettle: 12\.5\n",
     "typed_bodies": r"tea for 5\.00\ncup for 4\nundecodable: the body\.lines\[0\]\.price must be a Decimal, .*\n",
     "session": r"anna has 7\nben has 7\n",
@@ -75,6 +78,7 @@ LOGS = {
     "consume_threads": r"orders: message 'order-2', delivery 1: moved to the dead letters .*\n",
     "typed_bodies": r"orders: message .*: its handler failed .*\norders: message .*: moved to the dead letters .*\n",
     "queue_by_hand": r"orders: message .*: moved to the dead letters .*\n",
+    "rabbitmq_worker": r"orders: message .*: moved to the dead letters .*\n",
     "events": r"orders: message .*: moved to the dead letters .*\n",
 }
 """The log of tenure on standard error, by example; all others write nothing."""
@@ -110,6 +114,8 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         environment["TENURE_URL"] = f"{url_of(Etcd)}?prefix=jobs/"
     if example.stem == "nats_worker":
         environment["TENURE_URL"] = f"{url_of(Nats)}?prefix=shop"
+    if example.stem == "rabbitmq_worker":
+        environment["TENURE_URL"] = url_of(RabbitMQ)
     if example.stem == "zookeeper_leader":
         environment["TENURE_URL"] = url_of(ZooKeeper).replace("/?", "/jobs?")
     done, again = (

@@ -11,8 +11,9 @@
 
 If a server isn't installed, the test is skipped, with the name of the package; under ``TENURE_REQUIRE`` it fails.
 ``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL``, ``TENURE_TEST_AZURE_URL``, ``TENURE_TEST_ETCD_URL``,
-``TENURE_TEST_ZOOKEEPER_URL`` and ``TENURE_TEST_NATS_URL`` name servers to be used instead; ``TENURE_TEST_ETCD`` and
-``TENURE_TEST_NATS`` other programs to start as etcd and as nats-server.
+``TENURE_TEST_ZOOKEEPER_URL``, ``TENURE_TEST_NATS_URL`` and ``TENURE_TEST_AMQP_URL`` name servers to be used instead;
+``TENURE_TEST_ETCD`` and ``TENURE_TEST_NATS`` other programs to start as etcd and as nats-server;
+``TENURE_TEST_RABBITMQ`` the folder of another RabbitMQ's programs.
 
 ``ServiceBus`` is a look-alike. ``TENURE_TEST_SERVICEBUS`` names a connection string of a real namespace, or of the
 official emulator, on which the suite of brokers runs, too.
@@ -28,6 +29,7 @@ from tests.servers.kubernetes import KubeApiserver, Kubernetes
 from tests.servers.nats import Nats, NatsCluster
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
+from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import Redis
 from tests.servers.servicebus import ServiceBus
 from tests.servers.sharing import NO_SERVERS, private, shared, url_of
@@ -44,6 +46,7 @@ __all__ = [
     "Nats",
     "NatsCluster",
     "Postgres",
+    "RabbitMQ",
     "Redis",
     "Server",
     "ServiceBus",

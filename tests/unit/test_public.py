@@ -35,6 +35,7 @@ PUBLIC = (
     "tenure.backends",
     "tenure.backends.azure_storage",
     "tenure.backends.postgres",
+    "tenure.backends.rabbitmq",
     "tenure.backends.sqlite",
     "tenure.cli",
     "tenure.testing.conformance",

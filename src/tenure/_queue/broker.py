@@ -88,6 +88,8 @@ class QueueTraits:
     """Whether a queue that is made anew after its deletion begins with the first sequence again."""
     case_sensitive: bool = True
     """Whether names of queues that differ only in capital letters name different queues."""
+    connection_bound: bool = False
+    """Whether a lock ends with the connection of its process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,10 @@ class Consumer:
         return cancelled or late
 
     def _get_settings(self) -> PumpSettings:
-        return self._consuming.settings(self._context.settings.lock, hints=self._context.broker.traits.hints)
+        traits = self._context.broker.traits
+        return self._consuming.settings(
+            self._context.settings.lock, hints=traits.hints, connection_bound=traits.connection_bound
+        )
 
     @property
     def _busy(self) -> int:

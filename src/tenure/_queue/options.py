@@ -37,6 +37,10 @@ class ConsumeOptions(TypedDict, total=False):
     wait: float | None
 
 
+RENEW_BOUND_EVERY = 2.0
+"""Seconds between renewals of locks that end with their connection: so long at most, a handler runs on after that."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeSettings:
     """The same, with the defaults. :class:`PumpSettings` checks its own when it is made.
@@ -107,12 +111,15 @@ class ConsumeSettings:
         failure.__cause__ = error
         return failure
 
-    def settings(self, lock: float, *, hints: bool = True) -> PumpSettings:
-        """Return the settings of a consumer whose locks last *lock* seconds.
+    def settings(self, lock: float, *, hints: bool = True, connection_bound: bool = False) -> PumpSettings:
+        """Return the settings of a consumer whose locks last *lock* seconds, or as long as a connection, if that ends.
 
         Raises:
             ConfigError: An option can't work.
         """
+        timing = Timing(lock)
+        if connection_bound:  # a lost connection is noticed by the next renewal, which costs next to nothing
+            timing = Timing(lock, renew_every=min(timing.renew_every, RENEW_BOUND_EVERY))
         return PumpSettings(
-            Timing(lock), self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints, self.until_empty
+            timing, self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints, self.until_empty
         )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from tenure._backends.azure_storage.client import Account
-from tenure._backends.azure_storage.impossible import VISIBLE_STATES, check_selection
 from tenure._backends.azure_storage.records import FoundMessage, is_selected_live, live_message, timestamp_of
 from tenure._backends.azure_storage.removal import drop, remove_selected
 from tenure._backends.azure_storage.requests import PAGE, count, peek
@@ -15,6 +14,7 @@ from tenure._queue.broker import EVERY_LIVE, LiveSelection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import LiveMessage, Stats
+from tenure._queue.refusals import VISIBLE_STATES
 
 
 class LiveMessages:
@@ -26,7 +26,6 @@ class LiveMessages:
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages: of the 32 that Azure shows without locking."""
-        check_selection(which)
         found = await self._account.run(partial(peek, queue=queue))
         now = self._clock.now()
         shown = sorted((one for one in found if is_selected_live(one, which, now)), key=lambda one: one.sequence)
@@ -34,7 +33,6 @@ class LiveMessages:
 
     async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool) -> int:
         """Remove visible messages; a dry run sees no more of them than :meth:`peek`, or counts approximately."""
-        check_selection(which)
         if dry_run:
             shown = len(await self.peek(queue, which, PAGE))
             everything = which in (EVERY_LIVE, LiveSelection(states=VISIBLE_STATES))

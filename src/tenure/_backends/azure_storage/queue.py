@@ -21,7 +21,6 @@ from functools import partial
 from tenure._backends.azure_storage.background import Background
 from tenure._backends.azure_storage.client import Account, LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.dead_letters import DeadLetters, Request
-from tenure._backends.azure_storage.impossible import check_verdict, refuse
 from tenure._backends.azure_storage.live import LiveMessages
 from tenure._backends.azure_storage.message_format import TEXT_MAX, Properties, encode
 from tenure._backends.azure_storage.names import POISON_SUFFIX, decode_metadata, encode_metadata
@@ -35,7 +34,6 @@ from tenure._lease import NoAnswer
 from tenure._queue.broker import (
     Claim,
     LiveSelection,
-    NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
@@ -45,6 +43,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSessions
 from tenure._queue.verdicts import LAPSED, Abandon, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
@@ -79,8 +78,10 @@ RECHECK_AFTER = 1.0
 """Seconds until the next claim while messages are invisible: one of them may be a dead consumer's."""
 
 
-class AzureBroker:
+class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     """A ``Broker`` on Azure Storage Queues."""
+
+    refusals = Refusals("queues in Azure Storage", QUEUE_TRAITS)
 
     def __init__(self, account: Account, clock: Clock) -> None:
         self._account = account
@@ -187,6 +188,7 @@ class AzureBroker:
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Put *messages* into *queue*, several concurrently; return their ids. On an exception, some may be sent."""
+        self.refusals.check_messages(messages)
         if any(message.at is not None for message in messages):
             await self._clock.ensure_known(queue)
         puts = []
@@ -304,7 +306,7 @@ class AzureBroker:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Apply many verdicts, concurrently; each has its own answer, or ``NoAnswer``."""
         for delivery, verdict in settlements:
-            check_verdict(delivery, verdict)
+            self.refusals.check_verdict(delivery, verdict)
         abandoned = {one.delivery.queue for one in settlements if isinstance(one.verdict, Abandon)}
         max_deliveries = {
             queue: (await self.settings(queue)).max_deliveries for queue in abandoned if not queue.endswith(DEAD_SUFFIX)
@@ -331,10 +333,12 @@ class AzureBroker:
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages: of the 32 that Azure shows without locking."""
+        self.refusals.check_selection(which)
         return await self._live.peek(queue, which, limit)
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove visible messages; a dry run sees no more of them than :meth:`peek`, or counts approximately."""
+        self.refusals.check_selection(which)
         removed = await self._live.purge(queue, which, dry_run=dry_run)
         self._notifier.notify(queue)
         return removed
@@ -343,46 +347,8 @@ class AzureBroker:
         """Count the messages of *queue*, approximately."""
         return await self._live.stats(queue)
 
-    # --- refused ---
-
-    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
-        """Refuse."""
-        refuse("deferred messages")
-
-    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
-        """Refuse."""
-        refuse("deferred messages")
-
-    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
-        """Refuse."""
-        refuse("sessions")
-
-    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def release(self, held: SessionLock) -> Settled | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
-        """Refuse."""
-        refuse("sessions")
-
-    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
-        """Refuse."""
-        refuse("inbox that remembers ids")
-
 
 def _text_of(message: Outgoing) -> str:
-    if message.session is not None:
-        refuse("sessions")
-    if message.priority:
-        refuse("priorities")
     properties = Properties(message.id, message.headers, message.reply_to, message.correlation_id, message.expires_in)
     text = encode(message.body, properties)
     if len(text) > TEXT_MAX:

@@ -14,7 +14,6 @@ from tenure._backends.nats.client import Client, Json
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_CONSUMER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal
-from tenure._backends.nats.impossible import check_selection
 from tenure._backends.nats.messages import Found, is_selected_live, live_message, read_message
 from tenure._backends.nats.places import Places
 from tenure._backends.nats.receiving import Receiving, locked_for, sort
@@ -121,7 +120,6 @@ class LiveMessages:
 
     async def peek(self, connection: Connection, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show the messages that were not delivered in their present form."""
-        check_selection(which)
         found = await self._selected(connection, queue, which)
         return [live_message(one) for one in found[:limit]]
 
@@ -144,7 +142,6 @@ class LiveMessages:
 
         Those that are not selected are given back, in their order.
         """
-        check_selection(which)
         if dry_run:
             return len(await self._selected(connection, queue, which))
         stream = self._places.place_of(queue).stream

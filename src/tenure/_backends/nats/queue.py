@@ -21,7 +21,6 @@ from tenure._backends.nats.client import Client, read
 from tenure._backends.nats.connection import Connection, Headers, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal, is_undecided
-from tenure._backends.nats.impossible import check_outgoing, check_verdict, refuse
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
 from tenure._backends.nats.message_format import ROOM, encode, properties_of, size_of
@@ -36,7 +35,6 @@ from tenure._lease import NoAnswer
 from tenure._queue.broker import (
     Claim,
     LiveSelection,
-    NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
@@ -47,10 +45,11 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK, dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutSessions
 from tenure._queue.verdicts import LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
-from tenure.errors import ConfigError, MessageRefused
+from tenure.errors import MessageRefused
 
 QUEUE_TRAITS = QueueTraits(
     lock_min=0.2,
@@ -86,8 +85,10 @@ SEND_MAX = 1_000
 """Messages that are sent before the first answer is awaited."""
 
 
-class NatsBroker:
+class NatsBroker(WithoutSessions, WithoutDeferral):
     """A ``Broker`` on NATS JetStream."""
+
+    refusals = Refusals("queues in NATS", QUEUE_TRAITS)
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
@@ -228,11 +229,7 @@ class NatsBroker:
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Store *messages*, up to ``SEND_MAX`` at a time; return their ids. On an exception, some may be stored."""
-        for index, message in enumerate(messages):
-            try:
-                check_outgoing(message)
-            except ConfigError as error:
-                raise MessageRefused(str(error), index, len(messages)) from error.__cause__
+        self.refusals.check_messages(messages)
         requests = await self._client.run(partial(self._requests, queue=queue, messages=messages))
         numbers: list[int] = []
         for first in range(0, len(requests), SEND_MAX):
@@ -372,7 +369,7 @@ class NatsBroker:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Pass many verdicts."""
         for delivery, verdict in settlements:
-            check_verdict(delivery, verdict)
+            self.refusals.check_verdict(delivery, verdict)
         live = [one for one in settlements if not one.delivery.queue.endswith(DEAD_SUFFIX)]
         dead = [one for one in settlements if one.delivery.queue.endswith(DEAD_SUFFIX)]
 
@@ -394,10 +391,12 @@ class NatsBroker:
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show the messages that are ready, or delayed and not put off yet."""
+        self.refusals.check_selection(which)
         return await self._client.run(lambda connection: self._live.peek(connection, queue, which, limit), within=LONG)
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove messages that are not locked."""
+        self.refusals.check_selection(which)
         return await self._client.run(
             lambda connection: self._live.purge(connection, queue, which, dry_run=dry_run), within=LONG
         )
@@ -430,33 +429,3 @@ class NatsBroker:
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Return which *ids* the queue's inbox remembers."""
         return await self._client.run(lambda connection: self._inbox.handled(connection, queue, ids))
-
-    # --- refused ---
-
-    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
-        """Refuse."""
-        refuse("deferred messages")
-
-    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
-        """Refuse."""
-        refuse("deferred messages")
-
-    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
-        """Refuse."""
-        refuse("sessions")
-
-    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def release(self, held: SessionLock) -> Settled | Lapsed:
-        """Refuse."""
-        refuse("sessions")
-
-    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
-        """Refuse."""
-        refuse("sessions")
-
-    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
-        """Refuse."""
-        refuse("sessions")

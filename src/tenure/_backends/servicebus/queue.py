@@ -25,7 +25,7 @@ from tenure._backends.servicebus.dead_letters import DeadLetters
 from tenure._backends.servicebus.driver import FAILURES
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.hints import Hints
-from tenure._backends.servicebus.impossible import check_message, check_verdict, refuse
+from tenure._backends.servicebus.limits import check_limits
 from tenure._backends.servicebus.live import LiveMessages
 from tenure._backends.servicebus.looking import DEFERRED, looked_at
 from tenure._backends.servicebus.message_format import outgoing
@@ -55,10 +55,11 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
+from tenure._queue.refusals import Refusals, WithoutInbox
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
-from tenure.errors import ConfigError, MessageRefused, TenureError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
@@ -88,8 +89,10 @@ QUEUE_TRAITS = QueueTraits(
 )
 
 
-class ServiceBusBroker:
+class ServiceBusBroker(WithoutInbox):
     """A ``Broker`` on Service Bus."""
+
+    refusals = Refusals("queues on Service Bus", QUEUE_TRAITS)
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -137,11 +140,7 @@ class ServiceBusBroker:
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Send *messages* in as few transfers as they fit into; return their ids. On an exception, some may be sent."""
-        for index, message in enumerate(messages):
-            try:
-                check_message(message)
-            except ConfigError as error:
-                raise MessageRefused(str(error), index, len(messages)) from None
+        self.refusals.check_messages(messages, check_limits)
         named = [message if message.id is not None else _with_id(message) for message in messages]
         has_sessions = any(message.session is not None for message in messages)
 
@@ -199,7 +198,7 @@ class ServiceBusBroker:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Pass many verdicts, all before the first answer; each has its own answer, or ``NoAnswer``."""
         for delivery, verdict in settlements:
-            check_verdict(delivery, verdict)
+            self.refusals.check_verdict(delivery, verdict, check_limits)
         answers = await self._run(partial(self._settling.settle, settlements))
         unanswered = [one for one in answers if isinstance(one, NoAnswer)]
         if unanswered and len(unanswered) == len(answers):
@@ -324,10 +323,6 @@ class ServiceBusBroker:
                 return self._places.known
 
         return await self._run(list_names)
-
-    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
-        """Refuse."""
-        refuse("inbox that remembers ids")
 
     # --- inner ---
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tenure._queue.broker import EVERY_LIVE, EVERYTHING, LiveSelection, NoSession, QueueSettings
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Broker, LiveSelection, NoSession, QueueSettings
 from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.received import Message
@@ -112,7 +112,8 @@ class BrokerFaultSuite(QueueSuite):
         async with harness.lose_answer(broker):
             with pytest.raises(Unavailable):
                 await broker.renew(got, harness.lock)
-        if harness.any_client_settles:  # where a lock is what the client can prove, it must repeat it before the end
+        # Where a lock is what the client can prove to the store, it must repeat that before the end.
+        if harness.any_client_settles or harness.traits.connection_bound:
             await harness.pass_time(harness.lock * 0.6)
         assert await receive(other, name, harness) == []  # the renewal did count
         assert isinstance((await broker.renew(got, harness.lock))[0], Renewed)
@@ -124,18 +125,27 @@ class BrokerFaultSuite(QueueSuite):
         broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a", b"b")
         got = await receive(broker, name, harness, limit=1)
+        about_locks: list[Callable[[], Awaitable[object]]] = [
+            lambda: broker.renew(got, harness.lock),
+            lambda: settle(broker, got, COMPLETE),
+        ]
+        is_bound = harness.traits.connection_bound
         async with harness.cut(broker):
             for ask in (
                 lambda: broker.send(name, [Outgoing(b"c")]),
                 lambda: broker.receive(name, 10, harness.lock),
-                lambda: broker.renew(got, harness.lock),
-                lambda: settle(broker, got, COMPLETE),
+                *(() if is_bound else about_locks),
             ):
                 asked_at = time.monotonic()
                 with pytest.raises(Unavailable):
                     await ask()
                 assert time.monotonic() - asked_at < harness.answer_within
-        assert await settle(broker, got, COMPLETE) == [Settled()]
+            if is_bound:  # this is known without asking
+                assert [await ask() for ask in about_locks] == [[LAPSED], [LAPSED]]
+        if is_bound:
+            got = []
+        else:
+            assert await settle(broker, got, COMPLETE) == [Settled()]
         assert sorted(bodies([*got, *await receive(other, name, harness)])) == [b"a", b"b"]
 
     async def test_a_cut_does_not_prolong_a_lock(self, harness: QueueHarness, name: str) -> None:
@@ -144,8 +154,11 @@ class BrokerFaultSuite(QueueSuite):
         await send(broker, name, b"a")
         got = await receive(broker, name, harness)
         async with harness.cut(broker):
-            with pytest.raises(Unavailable):
-                await broker.renew(got, harness.lock)
+            if harness.traits.connection_bound:
+                assert await broker.renew(got, harness.lock) == [LAPSED]
+            else:
+                with pytest.raises(Unavailable):
+                    await broker.renew(got, harness.lock)
         await harness.pass_time(harness.lock * LATE)
         [new] = await receive(other, name, harness)
         assert await settle(broker, got, COMPLETE) == [LAPSED]
@@ -264,21 +277,29 @@ class BrokerFaultSuite(QueueSuite):
         broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a", b"b")
         got = await receive(broker, name, harness, limit=1)
+        is_bound = harness.traits.connection_bound
         stats = [await one.stats(name) for one in (broker, other)]
         assert stats[1 if harness.traits.exact_stats else 0].locked == 1
+        about_locks: list[Callable[[], Awaitable[object]]] = [
+            lambda: broker.renew(got, harness.lock),
+            lambda: settle(broker, got, COMPLETE),
+        ]
         async with harness.away():
             for ask in (
                 lambda: broker.send(name, [Outgoing(b"c")]),
                 lambda: broker.receive(name, 10, harness.lock),
-                lambda: broker.renew(got, harness.lock),
-                lambda: settle(broker, got, COMPLETE),
+                *(() if is_bound else about_locks),
                 lambda: other.receive(name, 10, harness.lock),
                 lambda: other.stats(name),
             ):
                 with pytest.raises(Unavailable):  # not ConfigError, which ends a consumer
                     await ask()
-        assert isinstance((await broker.renew(got, harness.lock))[0], Renewed)
-        assert await settle(broker, got, COMPLETE) == [Settled()]
+        if is_bound:
+            assert [await ask() for ask in about_locks] == [[LAPSED], [LAPSED]]
+            got = []
+        else:
+            assert isinstance((await broker.renew(got, harness.lock))[0], Renewed)
+            assert await settle(broker, got, COMPLETE) == [Settled()]
         assert sorted(bodies([*got, *await receive(other, name, harness)])) == [b"a", b"b"]
 
     async def test_a_consumer_goes_on_when_the_store_is_back(self, harness: QueueHarness, name: str) -> None:
@@ -352,6 +373,9 @@ class BrokerFaultSuite(QueueSuite):
         before = await broker.stats(name)
         await harness.restart()
         broker = await harness.open()
+        if harness.traits.connection_bound:
+            await self._after_a_restart_without_locks(harness, broker, name, settings)
+            return
         after = await broker.stats(name)
         if harness.traits.exact_stats:
             assert (after.ready, after.locked, after.delayed, after.dead) == (1, 1, 1, 1)
@@ -372,6 +396,30 @@ class BrokerFaultSuite(QueueSuite):
         assert (again.body, again.delivery_count) == (b"b", 2)
         await settle(broker, [again], COMPLETE)
         assert await broker.stats(name) == Stats(delayed=1, dead=1)
+
+    async def _after_a_restart_without_locks(
+        self, harness: QueueHarness, broker: Broker, name: str, settings: QueueSettings
+    ) -> None:
+        """Check what is left where locks end with their connections, and delayed messages aren't counted."""
+
+        async def is_all_ready() -> bool:
+            return (await broker.stats(name)).ready == 2
+
+        await until(is_all_ready)  # the server may serve before it has read all of its data
+        assert await broker.settings(name) == settings
+        got = await receive(broker, name, harness)
+        assert sorted((one.body, one.delivery_count > 1) for one in got) in (
+            [(b"a", True), (b"b", False)],
+            [(b"a", False), (b"b", True)],
+        )
+        assert await settle(broker, got, COMPLETE) == [Settled()] * 2
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (dead.body, dead.reason) == (b"dead", "because")
+        await harness.pass_time(harness.lock * 9)
+        [later] = await receive(broker, name, harness)
+        assert (later.body, later.delivery_count) == (b"later", 1)
+        assert await settle(broker, [later], COMPLETE) == [Settled()]
+        assert await broker.stats(name) == Stats(dead=1)
 
 
 def needs_fault(harness: QueueHarness, fault: Fault) -> None:

@@ -286,8 +286,8 @@ class LiveMessagesSuite(QueueSuite):
         size = harness.backlog
         for first in range(0, size, 500):
             await send(clients[0], name, *[b"old"] * min(500, size - first))
+        taken = await receive(clients[2], name, harness, limit=7)  # some brokers purge everything in one step
         purging = [asyncio.ensure_future(one.purge_live(name, EVERY_LIVE)) for one in clients[:2]]
-        taken: list[Delivery] = []
         sent = 0
         while not all(purge.done() for purge in purging):
             taken += await receive(clients[2], name, harness, limit=7)

@@ -15,9 +15,10 @@ from tenure._queue.broker import (
     Claim,
 )
 from tenure._queue.failures import Failure
-from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.message import Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import DeadLetter, Lapsed, Settled, Settlement, Verdict
+from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
 
 LATE = 1.05  # by which share longer than a lock to wait before it is surely over
@@ -79,6 +80,24 @@ async def dead_letter(
     """Send messages, and dead-letter them at once."""
     await send(broker, name, *contents)
     await settle(broker, await receive(broker, name, harness), DeadLetter(reason, "", ERROR))
+
+
+async def expect_stats(broker: Broker, harness: QueueHarness, name: str, wanted: Stats) -> None:
+    """Check the statistics: where they are not exact, what was settled just now may be counted a little later."""
+    if harness.traits.exact_stats:
+        assert await broker.stats(name) == wanted
+        return
+    found = Stats()
+
+    async def is_right() -> bool:
+        nonlocal found
+        found = await broker.stats(name)
+        return found == wanted
+
+    try:
+        await until(is_right)
+    except AssertionError:
+        raise AssertionError(f"{found} != {wanted}") from None
 
 
 async def accept(broker: Broker, name: str, harness: QueueHarness) -> SessionLock:

@@ -1,0 +1,48 @@
+"""Queues in RabbitMQ 3.10 and later: ``amqp://user:password@host/vhost``, and ``amqps://`` for TLS.
+
+There are no elections on it: it has nothing that a lease could be kept in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.rabbitmq.address import Options, address_of
+from tenure._backends.rabbitmq.client import Client
+from tenure._backends.rabbitmq.diagnosis import diagnose
+from tenure._backends.rabbitmq.queue import QUEUE_TRAITS, RabbitBroker
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock, SystemClock
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+__all__ = ["QUEUE_TRAITS", "Options", "RabbitBackend", "RabbitBroker", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> RabbitBackend:
+    """Open the RabbitMQ that *url* names; the first request connects.
+
+    Raises:
+        ConfigError: The URL names no server, or an option is unknown or doesn't fit.
+    """
+    address, options = address_of(url), url.options(Options)
+    if not address.is_tls and (options.ca or options.cert or options.key):
+        raise ConfigError(f"{str(url)!r} has options for TLS, but doesn't use TLS; write amqps://")
+    return RabbitBackend(Client(url, address, options), clock or SystemClock())
+
+
+class RabbitBackend:
+    """A RabbitMQ in use."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self.broker: RabbitBroker = RabbitBroker(client, clock)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Return facts about the server."""
+        return await diagnose(self._client, self.broker)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.broker.close()
+        await self._client.close()

@@ -1,0 +1,117 @@
+"""The address of a RabbitMQ: the options of its URL, host, virtual host and login."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from tenure._tls_files import require_readable
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of an ``amqp:`` URL.
+
+    Args:
+        timeout: Seconds that a request may take, connecting included.
+        heartbeat: Seconds. A connection without a sign of life is given up by this process after 1.25 times as many,
+            and by the server after two to three times as many, which then delivers its messages to others.
+        consumer_timeout: Seconds for which the server lets a message be unacknowledged, as configured there; no lock is
+            held for longer.
+        ca: A file with the certificates to trust, instead of the system's (with TLS only).
+        cert: A file with the client's certificate, if the server requires one.
+        key: A file with its key.
+        check_hostname: Whether the server's certificate must be for the host in the URL.
+    """
+
+    timeout: float = 5.0
+    heartbeat: int = 10
+    consumer_timeout: float = 1_800.0
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    check_hostname: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.timeout <= 60.0:
+            raise ConfigError(f"timeout must be from 0.01 to 60 seconds, not {self.timeout:g}; try timeout=5")
+        if not 1 <= self.heartbeat <= 600:
+            raise ConfigError(f"heartbeat must be from 1 to 600 seconds, not {self.heartbeat}; try heartbeat=10")
+        if self.consumer_timeout < 10.0:
+            raise ConfigError(
+                f"consumer_timeout must be at least 10 seconds, not {self.consumer_timeout:g}; give the value that the "
+                "server is configured with (1800 by default)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host, port and virtual host of a RabbitMQ, and the login."""
+
+    host: str
+    port: int
+    vhost: str
+    username: str
+    password: str = field(repr=False)
+    is_tls: bool
+
+    def __str__(self) -> str:
+        return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
+
+
+def address_of(url: Url) -> Address:
+    """Return the address that *url* names.
+
+    As other clients read it, a path that is missing or ``/`` names the virtual host ``/``, as ``%2F`` does.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    form = f"write {url.scheme}://[user:password@]host[:port][/vhost]"
+    parts = urlsplit(url.written)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        # Without the cause: it quotes the port, which may be part of a password that is not percent-encoded.
+        raise ConfigError(
+            f"{str(url)!r} has a port that is no number; {form}, and percent-encode the special characters of the "
+            "password"
+        ) from None
+    if not host:
+        raise ConfigError(f"{str(url)!r} names no host; {form}")
+    vhost = parts.path.removeprefix("/")
+    if "/" in vhost:
+        raise ConfigError(f"{str(url)!r} has a second slash in its path; {form}, with a slash of the name as %2F")
+    is_tls = url.scheme == "amqps"
+    return Address(
+        host,
+        port or (5671 if is_tls else 5672),
+        unquote(vhost) or "/",
+        unquote(parts.username) if parts.username else "guest",
+        unquote(parts.password) if parts.password else "guest",
+        is_tls,
+    )
+
+
+def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
+    """Return how to encrypt the connection; None if it isn't.
+
+    Raises:
+        ConfigError: A file can't be read, or is no certificate.
+    """
+    if not address.is_tls:
+        return None
+    require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+    try:
+        context = ssl.create_default_context(cafile=options.ca)
+        if options.cert is not None:
+            context.load_cert_chain(options.cert, options.key)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"the certificates for {address} can't be used: {error}; check the options ca, cert and key"
+        ) from error
+    context.check_hostname = options.check_hostname
+    return context

@@ -1,0 +1,296 @@
+"""The client of a RabbitMQ: its connections, on one loop; bounds every request, and translates errors.
+
+All connections live on the loop that opened the backend, which is the renewal thread's: so a caller that blocks its own
+loop loses no channel, and no message that it has received. A request from another loop is carried out there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+from tenure._backends.rabbitmq.address import Address, Options
+from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Properties, connect
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
+from tenure._backends.rabbitmq.names import PROBE
+from tenure._runtime.tasks import Tasks
+from tenure._url import Url
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+T = TypeVar("T")
+
+Purpose = Literal["sending", "receiving"]
+"""The server stops reading from connections that send when it is short of memory or disk: verdicts have another one."""
+
+NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 405, 406
+"""Reply codes of AMQP that callers handle."""
+
+CLOSE_WITHIN = 2.0
+"""Seconds for which the end waits for requests of several steps."""
+
+CONSUMER_TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
+"""What the server says when a message was unacknowledged for too long."""
+
+FAILURES = (AmqpError, NotConfirmed, TooLarge, OSError)
+"""The errors of a request; a ``TimeoutError`` is an ``OSError``."""
+
+IDLE_MAX = 4
+"""Channels that are kept for further requests: to open and close one takes longer than most requests."""
+
+
+class MissingAllowed:
+    """Goes on behind its block if the server says that there is no such queue."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Return whether the error is to be dropped."""
+        return isinstance(error, ChannelLost) and error.code == NOT_FOUND
+
+
+missing_allowed = MissingAllowed()
+
+
+def translate(error: Exception, url: Url, address: Address, timeout: float, *, worked: bool) -> TenureError:
+    """Turn an error of the connection or the server into one of ours.
+
+    A permanent error is a ``ConfigError``, unless the server *worked* before: then rights are being changed, or it is
+    being set up anew, and may fit soon.
+    """
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    before = " (it worked before, so tenure tries again)" if worked else ""
+    match error:
+        case TimeoutError():
+            return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
+        case ConnectionLost(code=403):
+            return lasting(f"{url} refuses the login: {error.text}; check user and password{before}")
+        case ConnectionLost(code=530):
+            return lasting(
+                f"{url} refuses the virtual host {address.vhost!r}: {error.text}; create it with rabbitmqctl "
+                f"add_vhost, and give the user rights in it{before}"
+            )
+        case ChannelLost(code=403):
+            return lasting(
+                f"{url} refuses the request for lack of rights: {error.text}; give the user {address.username!r} the "
+                f"rights to configure, write and read with rabbitmqctl set_permissions{before}"
+            )
+        case ChannelLost(code=406) if CONSUMER_TIMEOUT.search(error.text):
+            return Unavailable(f"{url} has closed a channel, with all its locks: {error.text}")
+        case ChannelLost(code=405):
+            return ConfigError(f"{url} has a queue that belongs to another connection alone: {error.text}")
+        case ChannelLost(code=406):
+            return ConfigError(
+                f"{url} has a queue or an exchange of that name which is not as tenure declares it: {error.text}; "
+                "tenure needs a quorum queue with dead-letter-strategy at-least-once: delete that one, or use another "
+                "name or virtual host"
+            )
+        case ChannelLost(code=540) | ConnectionLost(code=540):
+            return ConfigError(f"{url} can't do that: {error.text}; tenure needs RabbitMQ 3.10 or newer")
+        case ChannelLost(code=311) | ChannelLost(code=501):
+            return ConfigError(f"{url} refuses the message: {error.text}")
+        case TooLarge():
+            return ConfigError(f"{url} can't keep the message: {error}")
+        case NotConfirmed():
+            return Unavailable(f"{url} did not accept a message: {error}")
+        case AmqpError():
+            return Unavailable(f"{url} failed: {error}")
+        case OSError():
+            return Unavailable(f"{url} can't be reached: {error.strerror or error}; check that RabbitMQ runs there")
+    raise AssertionError("translate() got an error that is not the connection's") from error  # a TypeError is a bug
+
+
+class Client:
+    """A RabbitMQ in use."""
+
+    def __init__(self, url: Url, address: Address, options: Options) -> None:
+        self.url = url
+        self.address = address
+        self.options = options
+        self._home: asyncio.AbstractEventLoop | None = _running_loop()
+        self._connections: dict[Purpose, AmqpConnection] = {}
+        self._connecting: dict[Purpose, asyncio.Task[AmqpConnection]] = {}
+        self._sending: AmqpChannel | None = None
+        self._idle: list[AmqpChannel] = []  # for the next requests
+        self._tasks = Tasks()
+        self._to_end = Tasks()
+        self._worked = False
+        self._closed = False
+        self.consumer_timeout = options.consumer_timeout
+        """Seconds for which the server lets a message be unacknowledged, as configured here or learned from it."""
+
+    # --- on any loop ---
+
+    @property
+    def home(self) -> asyncio.AbstractEventLoop:
+        """The loop on which the connections live."""
+        if self._home is None or self._home.is_closed():
+            self._home = asyncio.get_running_loop()
+        return self._home
+
+    async def run(
+        self, request: Callable[[], Coroutine[Any, Any, T]], *, within: float | None = None, to_end: bool = False
+    ) -> T:
+        """Return the result of *request*, carried out on the loop of the connections, within *within* seconds.
+
+        With *to_end*, it is carried out to its end, also if the caller gives it up: it has several steps, and would
+        leave a copy too many between them.
+
+        Raises:
+            Unavailable: There was no answer: the request may have been executed, wholly or in part, or not.
+            ConfigError: The server can't be used as it is.
+        """
+        if asyncio.get_running_loop() is self.home:
+            return await self._run(request, within, to_end)
+        try:
+            future = asyncio.run_coroutine_threadsafe(self._run(request, within, to_end), self.home)
+        except RuntimeError:
+            raise self.closed_error() from None
+        return await asyncio.wrap_future(future)
+
+    def closed_error(self) -> Unavailable:
+        """Return the error of a request after the end."""
+        return Unavailable(f"{self.url} is closed; connect again")
+
+    def call_home(self, act: Callable[..., object], *arguments: Any) -> None:
+        """Call *act* on the loop of the connections, soon; from any thread, also when that loop has ended."""
+        with suppress(RuntimeError):
+            self.home.call_soon_threadsafe(act, *arguments)
+
+    # --- on the loop of the connections ---
+
+    async def _run(self, request: Callable[[], Coroutine[Any, Any, T]], within: float | None, to_end: bool) -> T:
+        if self._closed:
+            raise self.closed_error()
+        within = self.options.timeout if within is None else within
+        try:
+            async with asyncio.timeout(within):
+                answer = await (self.begin(request(), "request") if to_end else request())
+        except FAILURES as error:
+            raise translate(error, self.url, self.address, within, worked=self._worked) from error
+        self._worked = True
+        return answer
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Begin *work* beside others, until the end."""
+        return self._tasks.spawn(work, name=f"tenure-rabbitmq-{name}")
+
+    def begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Future[T]:
+        """Begin *work* that is carried out to its end, also if the future is cancelled."""
+        task = self._to_end.spawn(work, name=f"tenure-rabbitmq-{name}")
+        task.add_done_callback(_report_bug)
+        answer = asyncio.shield(task)
+        answer.add_done_callback(_retrieve)
+        return answer
+
+    def translated(self, error: Exception) -> TenureError:
+        """Return one of our errors for one of the connection's."""
+        return translate(error, self.url, self.address, self.options.timeout, worked=self._worked)
+
+    def note_consumer_timeout(self, seconds: float) -> None:
+        """Note the server's own limit, which it tells when it closes a channel for it."""
+        self.consumer_timeout = min(self.consumer_timeout, seconds)
+
+    async def connection(self, purpose: Purpose) -> AmqpConnection:
+        """Return the connection for *purpose*, made anew if it was lost; concurrent callers make one."""
+        connection = self._connections.get(purpose)
+        if connection is not None:
+            if connection.lost is None:
+                return connection
+            self.begin(self._connections.pop(purpose).close(), "close")
+        task = self._connecting.get(purpose)
+        if task is None:
+            task = self._connecting[purpose] = asyncio.ensure_future(self._connect(purpose))
+            task.add_done_callback(lambda _: self._connecting.pop(purpose, None))
+            task.add_done_callback(_retrieve)
+        return await asyncio.shield(task)
+
+    async def _connect(self, purpose: Purpose) -> AmqpConnection:
+        async with asyncio.timeout(self.options.timeout):  # its own: the caller who began it may have given up
+            connection = await connect(self.address, self.options, purpose)
+        if self._closed:
+            await connection.close()
+            raise ConnectionLost(0, "the backend is closed")
+        self._connections[purpose] = connection
+        return connection
+
+    async def sending(self) -> AmqpChannel:
+        """Return the channel on which messages are published.
+
+        Raises:
+            AmqpError: The server can't be reached, or is full.
+        """
+        connection = await self.connection("sending")
+        while self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
+            channel = await connection.channel(confirms=True)
+            try:
+                # A server that is full says so when something is published: this, which goes nowhere.
+                await channel.publish("", PROBE, Properties(message_id="probe"), b"probe", mandatory=False)
+            except BaseException:
+                channel.begin_close()
+                raise
+            if self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
+                self._sending = channel
+            else:
+                channel.begin_close()  # another request has made one meanwhile
+        return self._sending
+
+    async def receiving(self) -> AmqpChannel:
+        """Return a new channel, to receive messages on."""
+        return await (await self.connection("receiving")).channel()
+
+    async def request(self, *methods: Any) -> list[Any]:
+        """Return the answers to *methods*, on a channel of their own: a refusal ends the channel."""
+        channel = self._idle.pop() if self._idle else None
+        if channel is None or channel.lost is not None:
+            channel = await (await self.connection("receiving")).channel()
+        answers = [channel.request(method) for method in methods]
+        try:
+            found = [await answer for answer in answers]
+        except BaseException:
+            channel.begin_close()
+            raise
+        if channel.lost is None and len(self._idle) < IDLE_MAX:
+            self._idle.append(channel)
+        else:
+            channel.begin_close()
+        return found
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._closed = True
+        await self._tasks.cancel_all()
+        if to_end := list(self._to_end):
+            await asyncio.wait(to_end, timeout=CLOSE_WITHIN)
+        await self._to_end.cancel_all()
+        connecting = list(self._connecting.values())
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+        self._connections.clear()
+
+
+def _retrieve(answer: asyncio.Future[Any]) -> None:
+    """Take note of an error for which nobody may ask."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _report_bug(task: asyncio.Task[Any]) -> None:
+    """Report an error that is neither the server's nor the caller's, also if nobody asks for it."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, (*FAILURES, TenureError)):
+        task.get_loop().call_exception_handler(
+            {"message": f"{task.get_name()} failed", "exception": error, "task": task}
+        )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,49 @@
+"""The facts that ``describe()`` and ``tenure doctor`` show of a RabbitMQ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.rabbitmq.client import Client
+from tenure._backends.rabbitmq.queue import RabbitBroker
+from tenure._opened import Fact
+
+OLDEST = (3, 10)
+"""The first version whose quorum queues have a time to live, and dead-letter at least once."""
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Return a version such as ``3.10.8`` as numbers; empty if it has another form."""
+    try:
+        return tuple(int(part) for part in text.split("-")[0].split("+")[0].split(".")[:3])
+    except ValueError:
+        return ()
+
+
+async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
+    """Return facts about the server."""
+    names = await broker.names()
+    connection = await client.run(lambda: client.connection("receiving"))
+    version = str(connection.server.get("version", "unknown"))
+    advice = f"tenure needs 3.10 or newer, not {version}" if () < version_of(version) < OLDEST else ""
+    cluster = str(connection.server.get("cluster_name", "unknown"))
+    return [
+        Fact("server", f"RabbitMQ {version}, cluster {cluster}", advice),
+        Fact("virtual host", client.address.vhost),
+        Fact("login", client.address.username, _login_advice(client)),
+        Fact("queues", f"{len(names)}, without those that only other programs use"),
+        Fact(
+            "heartbeat",
+            f"{connection.heartbeat:g} s: a process that hangs keeps its messages for up to three times as long",
+        ),
+        Fact(
+            "consumer_timeout",
+            f"{client.consumer_timeout:g} s, as the URL says: a handler runs for that long at most, less its lock",
+        ),
+    ]
+
+
+def _login_advice(client: Client) -> str:
+    if client.address.username == "guest" and client.address.host not in ("localhost", "127.0.0.1", "::1"):
+        return "the server's well-known first user; add one of your own"
+    return ""

@@ -1,0 +1,99 @@
+"""What a request may raise, and the errors of the driver as these."""
+
+from __future__ import annotations
+
+import aiormq
+
+
+class AmqpError(Exception):
+    """The server, or the connection to it, refused or failed.
+
+    ``code`` is AMQP's reply code; 0 if the connection was lost without one.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} ({code})" if code else text)
+        self.code = code
+        self.text = text
+
+
+class ConnectionLost(AmqpError):
+    """The connection is over, and everything that was on it."""
+
+
+class ChannelLost(AmqpError):
+    """The server has closed the channel; or its connection is over."""
+
+
+class Returned(Exception):
+    """No queue has the name to which a message was published."""
+
+
+class NotConfirmed(Exception):
+    """The server did not take responsibility for a message."""
+
+
+class TooLarge(Exception):
+    """The properties of a message don't fit into a frame; nothing was sent.
+
+    ``index`` is its place among those that were to be published together.
+    """
+
+    def __init__(self, size: int, index: int) -> None:
+        super().__init__(f"the properties of a message ({size:,} bytes) don't fit into a frame")
+        self.index = index
+
+
+_CODES: dict[type[BaseException], int] = {
+    aiormq.ChannelAccessRefused: 403,
+    aiormq.ChannelNotFoundEntity: 404,
+    aiormq.ChannelLockedResource: 405,
+    aiormq.ChannelPreconditionFailed: 406,
+    aiormq.ConnectionFrameError: 501,
+    aiormq.ConnectionSyntaxError: 502,
+    aiormq.ConnectionCommandInvalid: 503,
+    aiormq.ConnectionChannelError: 504,
+    aiormq.ConnectionUnexpectedFrame: 505,
+    aiormq.ConnectionResourceError: 506,
+    aiormq.ConnectionNotAllowed: 530,
+    aiormq.ConnectionNotImplemented: 540,
+    aiormq.ConnectionInternalError: 541,
+}
+
+
+def refusal(error: BaseException | None) -> AmqpError:
+    """Return why a channel or a connection is over, by the *error* with which the driver ends it."""
+    kind = ChannelLost if isinstance(error, aiormq.AMQPChannelError) else ConnectionLost
+    match error:
+        case aiormq.ChannelClosed() | aiormq.ConnectionClosed():
+            code = _CODES.get(type(error))
+            if code is None:  # those that have no class of their own come with their code
+                number, text = (*error.args, None, None)[:2]
+                return kind(number or 0, text or "it was closed")
+            return kind(code, str(error.args[0]) if error.args else "")
+        case aiormq.exceptions.InvalidFrameError() if "unmarshal" in str(error):
+            return kind(
+                0,
+                f"the server has sent a message that the driver can't read: {error}; it is sent again and again, so "
+                "remove it from its queue with another client",
+            )
+        case None:
+            return kind(0, "it was closed")
+    return kind(0, f"the connection was lost: {str(error) or type(error).__name__}")
+
+
+def refusal_to_connect(error: Exception) -> ConnectionLost:
+    """Return why the server didn't let us in."""
+    match error:
+        case aiormq.ProbableAuthenticationError():
+            return ConnectionLost(403, str(error.args[0]) if error.args else "ACCESS_REFUSED")
+        case aiormq.AuthenticationError():
+            return ConnectionLost(403, f"the server offers no login by password, but {error.args[0]}")
+        case aiormq.InvalidFrameError() if "Connection.Close " in str(error):  # the driver drops what the server says
+            return ConnectionLost(530, "it doesn't exist, or the user has no rights in it")
+        case aiormq.ConnectionClosed():
+            lost = refusal(error)
+            return ConnectionLost(lost.code, lost.text)
+    return ConnectionLost(
+        0, f"the connection was lost: {error}; is it an AMQP port, and is TLS as the server wants it?"
+    )

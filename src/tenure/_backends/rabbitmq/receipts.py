@@ -1,0 +1,166 @@
+"""Receipts of the messages that this process holds, and the ends of their locks.
+
+RabbitMQ has no locks with an end: a message belongs to a channel until it is settled, or the channel is over. So the
+end is kept here. A message whose lock isn't renewed in time is given up by this process, and counted; if this process
+hangs or dies, so does its connection, and the server does the same. A verdict of an old lock can't touch a new one, as
+a message is settled by its number on a channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tenure._backends.rabbitmq.client import Client
+from tenure._backends.rabbitmq.errors import AmqpError
+from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.message_format import FoundMessage
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.verdicts import Lapsed, Settled, Verdict
+from tenure._runtime.clock import Clock
+
+TIMEOUT_MARGIN = 1.0
+"""Seconds by which a lock ends before the server would close the channel for it."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldMessage:
+    """A message that this process holds."""
+
+    found: FoundMessage
+    channel: HeldChannel
+    ends_at: float
+    """The end of its lock, by the local clock."""
+    last_end: float
+    """The end of the longest lock that the server allows."""
+    settling: int = 0
+    """How many verdicts are being passed; meanwhile, its lock doesn't end."""
+    verdict: Verdict | None = None
+    """The verdict whose effect is written, but not proven to be complete."""
+    ending: asyncio.Future[Any] | None = None
+    """Its acknowledgement or rejection, once it is ordered: done when it is proven. A second one would be an error."""
+    passing: tuple[Verdict, asyncio.Future[Settled | Lapsed]] | None = None
+    """The verdict of several steps that was begun last; it goes on if it is given up."""
+
+
+Key = tuple[str, int]
+
+
+class Receipts:
+    """The messages that this process holds. They are added on any thread; all else is done on the connections' loop."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._held: dict[Key, HeldMessage] = {}
+        self.moves = 0
+        """Rises when a message is held, or held no more."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self.put_back: Callable[[HeldMessage], None] = _reject
+        """Puts a copy of a message back whose lock has ended."""
+
+    def add(self, token: str, held: HeldMessage) -> int:
+        """Keep a receipt; return the sequence under which, which differs from the others of its token."""
+        sequence = held.found.facts.sequence
+        while (token, sequence) in self._held:
+            sequence += 1  # of another program's message that is equal to one before
+        self._held[token, sequence] = held
+        self.moves += 1
+        return sequence
+
+    def watch(self, until: float) -> None:
+        """Look after the locks that end at *until*; on any thread."""
+        if self._timer is None or until < self._timer_at:
+            self._client.call_home(self._wake_at, until)
+
+    def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
+        """Return the message of a delivery whose lock has not ended."""
+        if isinstance(one, SessionLock):
+            return None
+        held = self._held.get((str(one.token), one.sequence))
+        if held is None or held.found.queue != one.queue or held.channel.lost is not None:
+            return None
+        return held if held.settling or self._clock.now() < held.ends_at else None
+
+    def renew(self, held: HeldMessage, lock: float) -> bool:
+        """Extend a lock; return whether the server allows one that ends so late: if not, it ends when it would have."""
+        if held.settling or held.ending is not None:  # it doesn't end
+            return True
+        end = self._clock.now() + lock
+        if end > held.last_end:
+            return False
+        held.ends_at = max(held.ends_at, end)
+        return True
+
+    def forget(self, delivery: Delivery) -> None:
+        """Forget a delivery that is settled."""
+        self._held.pop((str(delivery.token), delivery.sequence), None)
+        self.moves += 1
+
+    def lose(self, channel: HeldChannel) -> None:
+        """Forget all deliveries of a channel that is over."""
+        for key, held in list(self._held.items()):
+            if held.channel is channel:
+                del self._held[key]
+                self.moves += 1
+
+    def lose_queue(self, queue: str) -> None:
+        """Forget all deliveries of a queue that was deleted."""
+        for key, held in list(self._held.items()):
+            if held.found.queue == queue:
+                del self._held[key]
+                self.moves += 1
+
+    def count(self, queue: str) -> int:
+        """Return how many messages of *queue* are held."""
+        return sum(held.found.queue == queue for held in list(self._held.values()))
+
+    def is_settling(self, queue: str) -> bool:
+        """Return whether a verdict on a message of *queue* is being passed."""
+        return any(held.settling and held.found.queue == queue for held in list(self._held.values()))
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is None or at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = self._client.home.call_later(max(0.0, at - self._clock.now()), self._expire)
+
+    def _expire(self) -> None:
+        """Give up what wasn't renewed in time."""
+        self._timer = None
+        now = self._clock.now()
+        next_end: float | None = None
+        for key, held in list(self._held.items()):
+            if held.ends_at > now or held.settling:
+                end = max(held.ends_at, now + 0.05)  # one that is being settled is looked at again soon
+                next_end = end if next_end is None else min(next_end, end)
+            else:
+                del self._held[key]
+                self.moves += 1
+                self._give_up(held)
+        if next_end is not None:
+            self._wake_at(next_end)
+
+    def _give_up(self, held: HeldMessage) -> None:
+        if held.ending is not None or held.channel.lost is not None:
+            return
+        found = held.found
+        # The server doesn't tell how often a message was delivered that it dead-letters: then a copy must. And dead
+        # letters are not counted, but a policy may let the server drop what was counted too often.
+        needs_copy = found.returned if found.is_dead else found.facts.expires_at is not None
+        (self.put_back if needs_copy else _reject)(held)
+
+    def close(self) -> None:
+        """End the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _reject(held: HeldMessage) -> None:
+    with suppress(AmqpError):  # the channel is over: the server has done it
+        held.channel.reject(held.found.raw.tag)

@@ -1,0 +1,217 @@
+"""What tenure keeps about queues: their settings, which there are, their delays, and when they are idle.
+
+RabbitMQ keeps nothing with a queue that a client could change or read. So all of it is one message, in a quorum queue
+of its own. It is changed under a lock: an exclusive queue, which ends with the connection of its owner. The new message
+is confirmed before the old one is acknowledged; of two, the newer one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
+
+from aiormq import spec
+
+from tenure._backends.rabbitmq.client import RESOURCE_LOCKED, Client, missing_allowed
+from tenure._backends.rabbitmq.connection import AmqpChannel, Delivered, Properties
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost
+from tenure._backends.rabbitmq.message_format import returns_of
+from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK
+from tenure._queue.broker import QueueOptions, QueueSettings
+
+T = TypeVar("T")
+
+CACHED = 1.0
+"""Seconds for which the settings of a queue are remembered by verdicts and claims."""
+
+LOCK_RETRY = 0.03
+"""Seconds until a lock that another process has is asked for again, at most."""
+
+LOCK_MAX = 10.0
+"""Seconds after which a lock ends whose owner could not end it. What it has read stays with it as long as it lives."""
+
+EMPTY_AFTER = 1.0
+"""Seconds for which nothing must be found before the records count as empty: a process may have died that made their
+queue, and not written them yet. A process that died with them in hand is noticed earlier."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What is kept about a queue."""
+
+    settings: QueueOptions = field(default_factory=lambda: QueueOptions())
+    is_there: bool = False
+    """Whether it is to be listed."""
+    generation: int = 0
+    """What messages that are delayed note. It rises before the queue is deleted."""
+    gone_below: int = 0
+    """Those that note a lower generation are gone. It rises once the queue is deleted."""
+    gone_until: float = 0.0
+    """Until when messages of an earlier generation may come, in Unix seconds."""
+    idle_at: float | None = None
+    delayed_until: float = 0.0
+    """No message is delayed for longer. Nobody can look at those that are."""
+
+
+Records = dict[str, Record]
+
+
+class RecordStore:
+    """The records of one virtual host. On the loop of the connections.
+
+    Args:
+        client: The RabbitMQ.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._here = asyncio.Lock()  # an exclusive queue keeps other connections away, not other tasks
+        self._cache: dict[str, Record] = {}
+        self._cached_until = 0.0
+        self._reading: asyncio.Future[Records] | None = None
+
+    async def read(self) -> Records:
+        """Return the records."""
+        return await self._locked(lambda records: (dict(records), False))
+
+    async def change(self, act: Callable[[Records], T]) -> T:
+        """Let *act* change the records, in one step; return its result."""
+
+        def changed(records: Records) -> tuple[T, bool]:
+            before = _encode(records, 0)
+            result = act(records)
+            return result, _encode(records, 0) != before
+
+        return await self._locked(changed)
+
+    async def recent(self, queue: str) -> Record:
+        """Return the record of *queue*, as it was within the last second; many callers read it once."""
+        if self._client.home.time() >= self._cached_until:
+            await asyncio.shield(self._read_once())
+        return self._cache.get(queue) or Record()
+
+    async def last_known(self, queue: str) -> Record:
+        """Return the same, or an older one if it can't be read soon."""
+        if self._cached_until and self._client.home.time() >= self._cached_until:
+            await asyncio.wait({self._read_once()}, timeout=self._client.options.timeout / 4)
+            return self._cache.get(queue) or Record()
+        return await self.recent(queue)
+
+    def _read_once(self) -> asyncio.Future[Records]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self.read())
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._reading
+
+    async def _locked(self, act: Callable[[Records], tuple[T, bool]]) -> T:
+        # To its end, also if the caller gives it up: the lock is this connection's, and would be left.
+        return await self._client.begin(self._carry_out(act), "records")
+
+    async def _carry_out(self, act: Callable[[Records], tuple[T, bool]]) -> T:
+        async with self._here:
+            await self._lock()
+            channel: AmqpChannel | None = None
+            try:
+                channel, is_new = await self._opened()
+                old, records, version = await _read(channel, 0.0 if is_new else EMPTY_AFTER)
+                read_at = self._client.home.time()
+                result, is_changed = act(records)
+                # What is given back is counted, and a policy may let the server drop what was counted too often.
+                if is_changed or any(returns_of(one.properties) for one in old[:1]):
+                    body = _encode(records, version + 1)
+                    properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
+                    # By the other connection: a full server would stop reading this one, which has locks.
+                    await (await self._client.sending()).publish("", RECORDS, properties, body)
+                    for one in old:
+                        channel.ack(one.tag)
+                else:
+                    for one in old[1:]:
+                        channel.ack(one.tag)
+                    if old:
+                        channel.reject(old[0].tag)
+                self._cache, self._cached_until = records, read_at + CACHED
+            finally:
+                unlock = spec.Queue.Delete(0, RECORDS_LOCK)
+                with suppress(AmqpError):  # then the lock has ended with the connection
+                    if channel is None or channel.lost is not None:
+                        await self._client.request(unlock)
+                    else:
+                        await channel.request(unlock)
+                if channel is not None:
+                    channel.begin_close()  # what was read and not settled comes back with it
+            return result
+
+    async def _lock(self) -> None:
+        lock = spec.Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})
+        while True:
+            try:
+                await self._client.request(lock)
+            except ChannelLost as error:
+                if error.code != RESOURCE_LOCKED or RECORDS_LOCK not in error.text:
+                    raise
+            else:
+                return
+            await asyncio.sleep(random.uniform(0.002, LOCK_RETRY))
+
+    async def _opened(self) -> tuple[AmqpChannel, bool]:
+        """Return a channel to read the records on, and whether their queue was made just now."""
+        channel = await self._client.receiving()
+        with missing_allowed:
+            await channel.request(spec.Queue.Declare(0, RECORDS, passive=True))
+            return channel, False
+        arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": 2**31 - 1}
+        await self._client.request(spec.Queue.Declare(0, RECORDS, durable=True, arguments=arguments))
+        return await self._client.receiving(), True
+
+
+async def _read(channel: AmqpChannel, patience: float) -> tuple[list[Delivered], Records, int]:
+    """Take the message with the records, the newest first; older ones are left from a process that died.
+
+    They are empty if nothing is found for *patience* seconds.
+    """
+    loop = channel.connection.loop
+    empty_at: float | None = None
+    while True:
+        found: list[Delivered] = []
+        while isinstance(one := await channel.request(spec.Basic.Get(0, RECORDS)), Delivered):
+            found.append(one)
+        if found:
+            found.sort(key=lambda one: -_version(one.body))
+            return found, _decode(found[0].body), _version(found[0].body)
+        count: Any = await channel.request(spec.Queue.Declare(0, RECORDS, passive=True))
+        if count.message_count or count.consumer_count:  # a process that died had taken it: it comes back
+            empty_at = None
+        else:  # or the leader of the queue didn't answer: then both are 0
+            empty_at = loop.time() if empty_at is None else empty_at
+            if loop.time() - empty_at >= patience:
+                return [], {}, 0
+        await asyncio.sleep(0.01)
+
+
+def _encode(records: Records, version: int) -> bytes:
+    queues = {
+        name: {one.name: value for one in fields(Record) if (value := getattr(record, one.name))}
+        for name, record in sorted(records.items())
+    }
+    return json.dumps({"version": version, "queues": queues}, ensure_ascii=False).encode()
+
+
+def _version(body: bytes) -> int:
+    return int(json.loads(body)["version"])
+
+
+def _decode(body: bytes) -> Records:
+    """Read the records; what a newer tenure may have added is left out."""
+    names, settings = {one.name for one in fields(Record)}, {one.name for one in fields(QueueSettings)}
+    records: Records = {}
+    for queue, given in json.loads(body)["queues"].items():
+        record = Record(**{name: value for name, value in given.items() if name in names})
+        kept = {name: value for name, value in record.settings.items() if name in settings}
+        record.settings = cast(QueueOptions, kept)
+        records[queue] = record
+    return records

@@ -1,0 +1,285 @@
+"""Verdicts.
+
+A message is settled by its acknowledgement. Where it goes on (abandoned, given back, dead), a copy is published first,
+with new facts in its headers, and confirmed; then the original is acknowledged. So nothing is lost. If the connection
+is lost in between, the server delivers the original again, and there is a copy too many; both have the same sequence
+and id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+from tenure._backends.rabbitmq.client import FAILURES, Client
+from tenure._backends.rabbitmq.connection import Delivered
+from tenure._backends.rabbitmq.delays import DELAY_MAX, steps_of
+from tenure._backends.rabbitmq.errors import AmqpError, TooLarge
+from tenure._backends.rabbitmq.held_channel import HeldChannel
+from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied, found_message
+from tenure._backends.rabbitmq.publishing import Letter, Publisher
+from tenure._backends.rabbitmq.receipts import HeldMessage, Receipts
+from tenure._lease import NoAnswer
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Attempt, Delivery, exhausted_description
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
+    LAPSED,
+    SETTLED,
+    SETTLED_DEAD,
+    Abandon,
+    Complete,
+    DeadLetter,
+    GiveBack,
+    Lapsed,
+    Settled,
+    Settlement,
+    Verdict,
+)
+from tenure.errors import TenureError
+
+Send = Callable[[str, Sequence[Outgoing]], Awaitable[object]]
+MaxDeliveries = Callable[[str], Awaitable[int]]
+Answer = Settled | Lapsed
+
+
+class Copy(NamedTuple):
+    """A copy of a message that goes on elsewhere, or comes back."""
+
+    facts: Facts
+    is_dead: bool = False
+    """Whether it goes to the dead letters."""
+    delay: float = 0.0
+    """Seconds until it may be received."""
+
+
+class Settling:
+    """Passes verdicts. On the loop of the connections.
+
+    Args:
+        client: The RabbitMQ.
+        receipts: What this process holds.
+        publisher: Publishes copies.
+        send: Sends other messages.
+        max_deliveries: Returns how often a message of a queue may be delivered.
+    """
+
+    def __init__(
+        self, client: Client, receipts: Receipts, publisher: Publisher, send: Send, max_deliveries: MaxDeliveries
+    ) -> None:
+        self._client = client
+        self._receipts = receipts
+        self._publisher = publisher
+        self._send = send
+        self._max_deliveries = max_deliveries
+        receipts.put_back = self._begin_end
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed | NoAnswer]:
+        """Pass many verdicts; each has its own answer, or ``NoAnswer``.
+
+        Raises:
+            AmqpError: None has an answer.
+        """
+        answers: list[Settled | Lapsed | NoAnswer] = [LAPSED] * len(settlements)
+        waiting: list[tuple[int, Delivery, HeldMessage, asyncio.Future[Answer | None]]] = []
+        seen: set[tuple[object, int]] = set()
+        errors: list[Exception] = []
+        refused: list[TenureError] = []
+        try:
+            for index, (delivery, verdict) in enumerate(settlements):
+                held = self._receipts.find(delivery)
+                key = delivery.token, delivery.sequence
+                if held is None or key in seen or (held.verdict is not None and held.verdict != verdict):
+                    continue
+                seen.add(key)
+                held.settling += 1
+                waiting.append((index, delivery, held, self._begin(held, verdict)))
+            for index, delivery, _, future in waiting:  # each to its end, whatever becomes of the others
+                try:
+                    answer = await future
+                except FAILURES as error:
+                    errors.append(error)
+                    answers[index] = NoAnswer(str(self._client.translated(error)))
+                except TenureError as error:
+                    refused.append(error)
+                else:
+                    answers[index] = SETTLED if answer is None else answer
+                    self._receipts.forget(delivery)
+        finally:
+            for _, _, held, _ in waiting:
+                held.settling -= 1
+        if refused:
+            raise refused[0]
+        if errors and all(isinstance(one, NoAnswer) for one in answers):
+            raise errors[0]
+        return answers
+
+    def _begin(self, held: HeldMessage, verdict: Verdict) -> asyncio.Future[Answer | None]:
+        earlier = held.passing if held.passing is not None and not held.passing[1].done() else None
+        is_plain = isinstance(verdict, Complete) and not verdict.sends
+        if is_plain and earlier is None and held.ending is None and held.channel.lost is None:
+            held.verdict, held.ending = verdict, held.channel.begin_ack(held.found.raw.tag)
+            # No task: most verdicts are these. Its result is None, which means settled.
+            return cast("asyncio.Future[Answer | None]", held.ending)
+        if earlier is not None and earlier[0] == verdict:
+            passing = earlier[1]  # it was given up, and goes on: a second one would make a second copy
+        else:
+            passing = asyncio.ensure_future(self._settle_after(held, verdict, earlier))
+            held.passing = verdict, passing
+        return cast("asyncio.Future[Answer | None]", passing)
+
+    async def _settle_after(
+        self, held: HeldMessage, verdict: Verdict, earlier: tuple[Verdict, asyncio.Future[Answer]] | None
+    ) -> Answer:
+        """Pass a verdict, once it is known that an *earlier* one has failed."""
+        if earlier is not None:
+            await asyncio.wait({earlier[1]})
+            if held.verdict is not None and held.verdict != verdict:
+                return LAPSED
+        return await self._settle(held, verdict)
+
+    async def _settle(self, held: HeldMessage, verdict: Verdict) -> Answer:
+        if held.ending is not None:  # by the same verdict, which had no answer
+            await asyncio.shield(held.ending)
+            return SETTLED
+        if isinstance(verdict, Complete):
+            for queue, message in verdict.sends:
+                await self._send(queue, [message])
+            await self._ack(held, verdict)
+            return SETTLED
+        copy, answer = await self._copy_for(held.found, verdict, time.time())
+        if copy is None:
+            await self._reject(held, verdict)
+            return answer
+        try:
+            await self._publish(held.channel, held.found, copy)
+        except TooLarge:
+            # As it is, the server can move it, or deliver it again; that counts.
+            await self._reject(held, verdict, requeue=held.found.is_dead or not copy.is_dead)
+        else:
+            await self._ack(held, verdict)
+        return answer
+
+    async def _ack(self, held: HeldMessage, verdict: Verdict) -> None:
+        if held.ending is None:
+            held.verdict, held.ending = verdict, held.channel.begin_ack(held.found.raw.tag)
+        await asyncio.shield(held.ending)
+
+    async def _reject(self, held: HeldMessage, verdict: Verdict, *, requeue: bool = True) -> None:
+        if held.ending is None:
+            held.channel.reject(held.found.raw.tag, requeue=requeue)
+            held.verdict, held.ending = verdict, held.channel.flow()
+        await asyncio.shield(held.ending)
+
+    async def _copy_for(self, found: FoundMessage, verdict: Verdict, now: float) -> tuple[Copy | None, Answer]:
+        """Return the copy by which *verdict* is passed, None if none is needed; and the answer."""
+        if found.is_dead:
+            return _copy_of_dead(found, verdict), SETTLED
+        count, facts = found.count, found.facts
+        if isinstance(verdict, GiveBack):
+            if found.is_expired_at(now):
+                return Copy(facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count - 1, now), is_dead=True), SETTLED_DEAD
+            return Copy(replace(facts, deliveries=count - 1)), SETTLED
+        assert isinstance(verdict, (Abandon, DeadLetter)), verdict
+        attempt = Attempt(count, now, "abandoned" if isinstance(verdict, Abandon) else "rejected", verdict.error)
+        facts = facts.with_expired_attempts(count - 1, now).with_attempt(attempt)
+        if isinstance(verdict, DeadLetter):
+            dead = facts.dead(verdict.reason, verdict.description, count, now, verdict.error)
+            return Copy(dead, is_dead=True), SETTLED
+        if count >= await self._max_deliveries(found.queue):
+            return Copy(
+                facts.dead(MAX_DELIVERIES, exhausted_description(count), count, now), is_dead=True
+            ), SETTLED_DEAD
+        if found.is_expired_at(now):
+            return Copy(facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count, now), is_dead=True), SETTLED_DEAD
+        return Copy(replace(facts, deliveries=count), delay=verdict.delay), SETTLED
+
+    def _begin_end(self, held: HeldMessage) -> None:
+        self._client.begin(self._end_lock(held), "lock-end")
+
+    async def _end_lock(self, held: HeldMessage) -> None:
+        """Put a copy of a message back whose lock has ended; of a live one, with this delivery counted."""
+        found = held.found
+        facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count)
+        try:
+            await self._publish(held.channel, found, Copy(facts))
+            if held.ending is None:
+                await held.channel.begin_ack(found.raw.tag)
+        except (*FAILURES, TenureError):
+            with suppress(AmqpError):
+                held.channel.reject(found.raw.tag)
+
+    # --- copies ---
+
+    async def _publish(self, channel: HeldChannel, found: FoundMessage, copy: Copy) -> None:
+        """Publish a copy of *found* to its queue, or among the dead letters.
+
+        Raises:
+            TooLarge: Its new facts don't fit.
+            AmqpError: Its *channel* is lost: then the server delivers it again, and a copy would be one too many.
+        """
+        if channel.lost is not None:
+            raise channel.lost
+        steps = steps_of(min(copy.delay, DELAY_MAX)) if copy.delay else 0
+        properties = copied(found, copy.facts, now=time.time(), is_delayed=bool(steps))
+        queue = dead_letters_of(found.queue) if copy.is_dead and not found.is_dead else found.queue
+        await self._publisher.publish(queue, [Letter(properties, found.raw.body, steps)])
+
+    async def give_back(self, queue: str, channel: HeldChannel, messages: Sequence[Delivered]) -> None:
+        """Give back, uncounted, what came and was not asked for."""
+        if channel.lost is not None:  # the server has given them back
+            return
+        now = time.time()
+        copies: list[tuple[FoundMessage, Letter]] = []
+        rejected: list[FoundMessage] = []
+        for found in [found_message(queue, one, now) for one in messages]:
+            if found.is_dead and not found.returned:
+                rejected.append(found)
+            else:
+                facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count - 1)
+                copies.append((found, Letter(copied(found, facts, now=now), found.raw.body)))
+        while copies:
+            try:
+                await self._publisher.publish(queue, [letter for _, letter in copies])
+                break
+            except TooLarge as error:
+                rejected.append(copies.pop(error.index)[0])
+            except (*FAILURES, TenureError):  # then the server gives them back, and counts it
+                rejected += [found for found, _ in copies]
+                copies.clear()
+        for found in rejected:
+            channel.reject(found.raw.tag)
+        for future in [channel.begin_ack(found.raw.tag) for found, _ in copies]:
+            await future
+        await channel.flow()
+
+    async def move_found(self, channel: HeldChannel, found: FoundMessage, reason: str) -> None:
+        """Move a message to the dead letters that was found expired or exhausted."""
+        now, count = time.time(), found.count - 1
+        description = EXPIRED_DESCRIPTION if reason == EXPIRED else exhausted_description(count)
+        facts = found.facts.with_expired_attempts(count, now).dead(reason, description, count, now)
+        try:
+            await self._publish(channel, found, Copy(facts, is_dead=True))
+        except TooLarge:
+            channel.reject(found.raw.tag, requeue=False)  # the server moves it, as it is
+            await channel.flow()
+        except BaseException:  # it is delivered again, and found again
+            with suppress(AmqpError):
+                channel.reject(found.raw.tag)
+            raise
+        else:
+            await channel.begin_ack(found.raw.tag)
+
+
+def _copy_of_dead(found: FoundMessage, verdict: Verdict) -> Copy | None:
+    """Return the copy by which *verdict* puts a dead letter back among the dead letters; None if none is needed."""
+    if isinstance(verdict, DeadLetter):
+        error = verdict.error or found.facts.error
+        return Copy(replace(found.facts, reason=verdict.reason, description=verdict.description, error=error))
+    delay = verdict.delay if isinstance(verdict, Abandon) else 0.0
+    # Deliveries of dead letters don't count, but a policy may let the server drop what was delivered too often.
+    return Copy(found.facts, delay=delay) if delay or found.returned else None
