@@ -252,7 +252,7 @@ async def test_a_renewal_beside_a_verdict_costs_no_lock(name: str) -> None:
 
 
 async def test_queues_that_do_not_answer_cost_no_lock_of_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(f"{url_of(RabbitMQ)}?timeout=2") as [broker]:
+    async with opened(f"{url_of(RabbitMQ)}?timeout=4") as [broker]:
         held: list[Any] = []
         for number in range(3):
             await broker.send(f"{name}-{number}", [Outgoing(b"a")])
@@ -283,8 +283,8 @@ async def test_the_same_verdict_once_more_waits_until_the_first_is_proven(name: 
 async def test_a_channel_to_be_closed_behind_a_silent_request_is_given_up(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PATIENCE", 1.0)
-    async with opened(f"{url_of(RabbitMQ)}?timeout=1", url_of(RabbitMQ)) as (one, other):
+    monkeypatch.setattr(connection, "PATIENCE", 0.5)
+    async with opened(f"{url_of(RabbitMQ)}?timeout=4", url_of(RabbitMQ)) as (one, other):
         await one.send(name, [Outgoing(b"a")])
         [got] = (await one.receive(name, 1, 60.0)).deliveries
         channel = one._receipts.find(got).channel.channel
@@ -592,7 +592,7 @@ async def test_a_message_that_is_never_confirmed_costs_its_channel(name: str, mo
     monkeypatch.setattr(connection, "PATIENCE", 1.5)
     async with (
         FaultProxy("127.0.0.1", shared(RabbitMQ).port) as proxy,
-        opened(f"amqp://{proxy.host}:{proxy.port}/?timeout=1&heartbeat=60") as [broker],
+        opened(f"amqp://{proxy.host}:{proxy.port}/?timeout=3&heartbeat=60") as [broker],
     ):
         await broker.declare(name, {})
         await broker.send(name, [Outgoing(b"first")])
