@@ -130,6 +130,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         self._subscriptions: dict[str, Subscription] = {}
         self._listed: set[str] = set()  # queues that are in the records
         self._declared: set[str] = set()
+        self._declaring: dict[str, asyncio.Future[None]] = {}
 
     @property
     def traits(self) -> QueueTraits:
@@ -152,10 +153,15 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     # --- queues ---
 
     async def _ensure(self, queue: str) -> None:
-        """Declare *queue* and the queue of its dead letters, and list it."""
+        """Declare *queue* and the queue of its dead letters, and list it; many callers do it once."""
         home = queue.removesuffix(DEAD_SUFFIX)
-        if home not in self._declared:
-            await self._declare(home)
+        if home in self._declared:
+            return
+        declaring = self._declaring.get(home)
+        if declaring is None:
+            declaring = self._declaring[home] = self._client.begin(self._declare(home), "declare")
+            declaring.add_done_callback(lambda _: self._declaring.pop(home, None))
+        await asyncio.shield(declaring)
 
     async def _ensure_there(self, queue: str) -> None:
         """Declare *queue* if it isn't there, also if this process has declared it before."""
@@ -177,7 +183,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         """Note that a queue, or that of its dead letters, was deleted, with what is held of it."""
         self._receipts.lose_queue(place)
         if place in self._subscriptions:
-            self._subscriptions[place].close()
+            self._subscriptions[place].lose_held()
 
     async def _declare(self, home: str) -> None:
         if home.startswith(SERVERS):

@@ -209,8 +209,13 @@ class Subscription:
         self._gone_at = self._client.home.time()
         channel.channel.begin_close()
 
+    def lose_held(self) -> None:
+        """Note that the queue was deleted, and end the channel if it holds messages, which are gone with it."""
+        if self._channel is not None and self._channel.unacked:
+            self._on_queue_gone(self._channel)
+
     def close(self) -> None:
-        """Close the channel: what it holds is delivered again, if the queue is still there."""
+        """Close the channel, which holds nothing."""
         if self._channel is not None:
             self._channel.channel.begin_close()
 
