@@ -196,8 +196,13 @@ async def test_a_count_is_no_reason_to_delete(name: str, monkeypatch: pytest.Mon
 
 
 async def test_a_process_that_listens_to_a_deleted_queue_keeps_its_other_locks(name: str) -> None:
-    """The server crashes on a consumer of a queue that is just being deleted, and ends the connection."""
-    async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+    """The server crashes on a consumer of a queue that is just being deleted, and on its declaration."""
+    with private(RabbitMQ) as server:
+        await listen_to_deleted(name, server.url)
+
+
+async def listen_to_deleted(name: str, url: str) -> None:
+    async with opened(url, url) as (one, other):
         await one.send(f"{name}-2", [Outgoing(b"held")])
         [held] = (await one.receive(f"{name}-2", 1, 60.0)).deliveries
         await one.declare(name, {})

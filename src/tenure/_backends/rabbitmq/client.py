@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
+from aiormq import spec
+
 from tenure._backends.rabbitmq.address import Address, Options
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Properties, connect
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
@@ -241,6 +243,13 @@ class Client:
     async def receiving(self) -> AmqpChannel:
         """Return a new channel, to receive messages on."""
         return await (await self.connection("receiving")).channel()
+
+    async def has_queue(self, name: str) -> bool:
+        """Return whether there is a queue of RabbitMQ's *name*."""
+        with missing_allowed:
+            await self.request(spec.Queue.Declare(0, name, passive=True))
+            return True
+        return False
 
     async def request(self, *methods: Any) -> list[Any]:
         """Return the answers to *methods*, on a channel of their own: a refusal ends the channel."""

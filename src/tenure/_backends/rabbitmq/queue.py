@@ -165,19 +165,13 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def _ensure_there(self, queue: str) -> None:
         """Declare *queue* if it isn't there, also if this process has declared it before."""
-        if await self._is_there(queue):
+        if await self._client.has_queue(amqp_name(queue)):
             return
         home = queue.removesuffix(DEAD_SUFFIX)
         for place in (home, dead_letters_of(home)):
-            if not await self._is_there(place):
+            if not await self._client.has_queue(amqp_name(place)):
                 self._lose_place(place)
         await self._declare(home)
-
-    async def _is_there(self, place: str) -> bool:
-        with missing_allowed:
-            await self._client.request(spec.Queue.Declare(0, amqp_name(place), passive=True))
-            return True
-        return False
 
     def _lose_place(self, place: str) -> None:
         """Note that a queue, or that of its dead letters, was deleted, with what is held of it."""
@@ -276,7 +270,8 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             if found.delayed:
                 await self._records.change(begin_generation)
                 await asyncio.sleep(NOTICED)  # else what is delayed after the deletion could note the old one
-            for place in (queue, dead_letters_of(queue)):
+            # In this order: a process that listens declares both anew once the queue is gone.
+            for place in (dead_letters_of(queue), queue):
                 with missing_allowed:
                     await self._client.request(spec.Queue.Delete(0, amqp_name(place)))
                 self._lose_place(place)

@@ -35,8 +35,11 @@ from tenure.errors import TenureError
 KEPT = 1.0
 """Seconds for which a message waits to be asked for before it goes back."""
 
-DELETED_WITHIN = 0.3
-"""Seconds after which the server has deleted a queue whose consumers it has ended."""
+DELETED_WITHIN = 2.0
+"""Seconds after which the server has deleted a queue whose consumers it has ended; or another process has remade it."""
+
+LOOKS_AFTER, LOOKS_EVERY = 0.3, 0.05
+"""Seconds after which it is asked for the first time whether it has, and then each time."""
 
 LISTEN_AGAIN = 0.25
 """Seconds until a consumer is begun again after its channel was lost."""
@@ -199,11 +202,13 @@ class Subscription:
     async def _wait_until_gone(self) -> None:
         """Wait until the server has deleted the queue, if it is doing that.
 
-        It crashes on a consumer of a queue that is just being deleted, and ends the connection, with all locks on it.
+        It ends the consumers first. On a consumer of a queue that is just being deleted, it ends the connection, with
+        all locks on it; and if the queue is declared then, it may lose the processes of all queues.
         """
-        left = self._gone_at + DELETED_WITHIN - self._client.home.time()
-        if left > 0:
-            await asyncio.sleep(left)
+        while (since := self._client.home.time() - self._gone_at) < DELETED_WITHIN:
+            if since >= LOOKS_AFTER and not await self._client.has_queue(amqp_name(self._queue)):
+                return
+            await asyncio.sleep(LOOKS_EVERY)
 
     def _on_queue_gone(self, channel: HeldChannel) -> None:
         self._gone_at = self._client.home.time()
@@ -306,6 +311,7 @@ class Subscription:
         while self._listeners:
             try:
                 async with asyncio.timeout(self._client.options.timeout):
+                    await self._wait_until_gone()
                     await self._ensure(self._queue)
                     async with self._claiming:
                         channel = await self._ready_channel()
