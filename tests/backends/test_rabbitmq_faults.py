@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import aio_pika
@@ -19,7 +20,7 @@ from tenure._backends.rabbitmq import connection
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.held_channel import GROUP
 from tenure._backends.rabbitmq.message_format import Sequences
-from tenure._backends.rabbitmq.names import RECORDS
+from tenure._backends.rabbitmq.names import RECORDS, amqp_name
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING
 from tenure._queue.identity import dead_letters_of
@@ -92,6 +93,33 @@ async def test_delayed_messages_of_a_deleted_queue_neither_come_back_nor_hold_up
         assert got.body == b"new"
         await complete(other, got)
         assert await received(other, name) == ()
+
+
+async def test_messages_are_sent_while_another_process_declares_their_queue(name: str) -> None:
+    """The server refuses messages between the moment when a queue has a name and the one when it runs."""
+    async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+        for each in [f"{name}-{number}" for number in range(20)]:
+            declaring = asyncio.ensure_future(other.declare(each, {}))
+            while not await one._client.has_queue(amqp_name(each)):
+                pass
+            await one.send(each, [Outgoing(b"a"), Outgoing(b"b")])
+            await declaring
+            found = [got for _ in range(2) for got in await until_found(partial(received, one, each))]
+            assert sorted(got.body for got in found) == [b"a", b"b"]
+            await complete(one, *found)
+            assert await received(one, each) == ()
+
+
+async def test_a_full_queue_refuses_messages(own: RabbitMQ, name: str) -> None:
+    async with opened(own.url) as [broker]:
+        await broker.receive(name, 1, 30.0)
+        own.ctl("set_policy", name, f"^{name}$", '{"max-length": 1, "overflow": "reject-publish"}')
+
+        async def is_refused() -> bool:
+            refusals = await asyncio.gather(broker.send(name, [Outgoing(b"a")]), return_exceptions=True)
+            return "refuses it" in str(refusals[0])
+
+        await until(is_refused)
 
 
 async def test_a_delayed_message_comes_to_no_queue_whose_name_its_own_ends_with(name: str) -> None:

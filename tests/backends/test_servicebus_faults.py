@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -441,6 +442,62 @@ async def test_hints_of_sessions_go_on_after_an_interruption(server: ServiceBus,
                 if isinstance(await broker.accept(queue, None, 30), SessionLock):
                     break
         await hints.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("step", ["receive", "receive_deferred", "accept", "receive_session"])
+async def test_an_answer_that_comes_as_its_caller_gives_up_is_given_back(
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    session = "s" if step in ("accept", "receive_session") else None
+    async with opened(server.url) as broker, opened(server.url) as other:
+        await sent(other, queue, "a", "b", session=session)
+        claim: Any
+        match step:
+            case "receive":
+                claim = partial(broker.receive, queue, 2, 30)
+            case "receive_deferred":
+                deferred = await received(broker, queue, 2)
+                await broker.settle([Settlement(one, Defer()) for one in deferred])
+                claim = partial(broker.receive_deferred, queue, [one.sequence for one in deferred], 30)
+            case "accept":
+                claim = partial(broker.accept, queue, "s", 30)
+            case _:
+                lock = await broker.accept(queue, "s", 30)
+                assert isinstance(lock, SessionLock)
+                claim = partial(broker.receive_session, lock, 1)
+        real, here = getattr(broker._claiming, step), asyncio.get_running_loop()
+        given_up = threading.Event()
+
+        def give_up() -> None:
+            claiming.cancel()
+            here.call_soon(given_up.set)  # once the cancellation has reached the request
+
+        async def answered_as_the_caller_gives_up(*arguments: Any) -> Any:
+            answer = await real(*arguments)
+            here.call_soon_threadsafe(give_up)
+            assert given_up.wait(5.0)
+            return answer
+
+        monkeypatch.setattr(broker._claiming, step, answered_as_the_caller_gives_up)
+        claiming = asyncio.ensure_future(claim())
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+        monkeypatch.setattr(broker._claiming, step, real)
+        match step:
+            case "receive":
+                assert {one.id for one in await received(other, queue, 2)} == {"a", "b"}
+            case "receive_deferred":
+
+                async def is_deferred_again() -> bool:
+                    return {one.id for one in (await claim()).deliveries} == {"a", "b"}
+
+                await until(is_deferred_again)
+            case "accept":
+                await until(lambda: not broker._namespace._sessions)
+                assert isinstance(await other.accept(queue, "s", 30), SessionLock)
+            case _:
+                assert [one.id for one in (await claim()).deliveries] == ["a"]
+                assert [one.id for one in (await claim()).deliveries] == ["b"]
 
 
 async def test_a_session_keeps_its_order_after_a_claim_that_timed_out(

@@ -33,7 +33,7 @@ from tenure._backends.rabbitmq.errors import (
     AmqpError,
     ChannelLost,
     ConnectionLost,
-    NotConfirmed,
+    Refused,
     Returned,
     refusal,
     refusal_to_connect,
@@ -175,7 +175,7 @@ class AmqpChannel:
         except aiormq.PublishError:
             _fail(confirmed, Returned())
         except aiormq.exceptions.DeliveryError:
-            _fail(confirmed, NotConfirmed("the queue refuses it"))
+            _fail(confirmed, Refused())
         except (aiormq.AMQPError, aiormq.ChannelInvalidStateError, asyncio.CancelledError) as error:
             self._fail_soon(error)
         except Exception as error:

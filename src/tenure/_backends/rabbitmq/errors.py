@@ -33,6 +33,13 @@ class NotConfirmed(Exception):
     """The server did not take responsibility for a message."""
 
 
+class Refused(NotConfirmed):
+    """A queue took no message: it is full, or is being declared."""
+
+    def __init__(self) -> None:
+        super().__init__("the queue refuses it")
+
+
 class TooLarge(Exception):
     """The properties of a message don't fit into a frame; nothing was sent.
 

@@ -10,12 +10,18 @@ from typing import NamedTuple
 from tenure._backends.rabbitmq.client import NOT_FOUND, Client
 from tenure._backends.rabbitmq.connection import Properties
 from tenure._backends.rabbitmq.delays import STEP, Delays, routing_key
-from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Returned, TooLarge
+from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Refused, Returned, TooLarge
 from tenure._backends.rabbitmq.message_format import mark_delayed
 from tenure._backends.rabbitmq.names import amqp_name
 
 UNCONFIRMED_MAX = 2_000
 """Messages on their way at once, of one call."""
+
+NEW_MAX = 2.0
+"""Seconds for which a queue that refuses messages may still be one that another process declares."""
+
+NEW_POLL = 0.02
+"""Seconds until a refused message is published again."""
 
 
 class Letter(NamedTuple):
@@ -62,15 +68,29 @@ class Publisher:
             if (size := len(one.properties.marshal())) > most:
                 raise TooLarge(size, index)
         for start in range(0, len(letters), UNCONFIRMED_MAX):
-            left = await self._attempt(queue, letters[start : start + UNCONFIRMED_MAX])
-            if left:  # the queue isn't there, or what delays them
-                self._delays.forget()
-                await self._ensure(queue)
-                if await self._attempt(queue, left):
-                    raise NotConfirmed(f"the queue {amqp_name(queue)!r} is deleted again and again")
+            await self._publish(queue, letters[start : start + UNCONFIRMED_MAX])
 
-    async def _attempt(self, queue: str, letters: Sequence[Letter]) -> list[Letter]:
-        """Publish *letters*; return those that came back, as nothing has the name they were sent to."""
+    async def _publish(self, queue: str, letters: Sequence[Letter]) -> None:
+        missing, refused = await self._attempt(queue, letters)
+        if missing:  # the queue isn't there, or what delays them
+            self._delays.forget()
+            await self._ensure(queue)
+        refused_until = time.monotonic() + NEW_MAX
+        while left := [*missing, *refused]:
+            if refused:
+                await asyncio.sleep(NEW_POLL)
+            is_late = time.monotonic() > refused_until
+            missing, refused = await self._attempt(queue, left)
+            if missing:
+                raise NotConfirmed(f"the queue {amqp_name(queue)!r} is deleted again and again")
+            if refused and is_late:
+                raise Refused
+
+    async def _attempt(self, queue: str, letters: Sequence[Letter]) -> tuple[list[Letter], list[Letter]]:
+        """Publish *letters*; return those whose queue is missing, and those that a queue refused.
+
+        A full queue refuses messages, and so does each quorum queue while it is being declared. None is kept.
+        """
         name = amqp_name(queue)
         exchanges: dict[int, str] = {}
         delayed = [one for one in letters if one.steps]
@@ -84,20 +104,23 @@ class Publisher:
             except ChannelLost as error:
                 if error.code != NOT_FOUND:
                     raise
-                return list(letters)
+                return list(letters), []
         channel = await self._client.sending()
         confirmed: list[asyncio.Future[None]] = []
         for properties, body, steps in letters:
             exchange, key = (exchanges[steps], routing_key(steps, queue)) if steps else ("", name)
             confirmed.append(channel.publish(exchange, key, properties, body))
-        left: list[Letter] = []
+        missing: list[Letter] = []
+        refused: list[Letter] = []
         for one, future in zip(letters, confirmed, strict=True):
             try:
                 await future
             except Returned:
-                left.append(one)
+                missing.append(one)
+            except Refused:
+                refused.append(one)
             except ChannelLost as error:
                 if error.code != NOT_FOUND or not exchanges:
                     raise
-                left.append(one)  # an exchange of delays is gone
-        return left
+                missing.append(one)  # an exchange of delays is gone
+        return missing, refused

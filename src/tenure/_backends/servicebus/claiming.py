@@ -78,7 +78,7 @@ class Claiming:
         taken = await feed.claim(limit)
         claim, refused = self._delivered(queue, path, feed, taken, settings, asked_at)
         if refused and taken.link is not None:
-            await taken.link.settle(refused)
+            feed.settle_soon(taken.link, refused)  # not here, where the caller may give up what is delivered
         return claim
 
     def _delivered(
@@ -159,6 +159,11 @@ class Claiming:
             self._sessions.wait(queue, partial(self._notifier.notify, queue))
         return answer
 
+    async def unlock(self, answer: SessionLock | NoSession) -> None:
+        """Unlock a session that nobody has taken."""
+        if isinstance(answer, SessionLock):
+            await self._sessions.release(answer)
+
     async def receive_session(self, lock: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
         held = self._receipts.find_session(lock)
@@ -186,3 +191,13 @@ class Claiming:
             held.delivered[found.sequence] = kept
             deliveries.append(found.delivery(lock.queue, lock.token))
         return Claim(tuple(deliveries))
+
+    async def put_back(self, answer: Claim | Lapsed) -> None:
+        """Let the next claim of a session take what nobody has taken, first and in order: its lock is the session's."""
+        if isinstance(answer, Lapsed):
+            return
+        for one in reversed(answer.deliveries):
+            held = self._receipts.find(one)
+            if held is not None and held.arrived is not None and held.link is not None:
+                self._receipts.forget(one)
+                held.link.ready.appendleft(held.arrived)

@@ -166,28 +166,35 @@ class ServiceBusBroker(WithoutInbox):
         ready = self._claiming.receive_ready(queue, limit)
         if ready is not None:
             return ready
-        come: list[Claim] = []
+        return await self._claimed(partial(self._claiming.receive, queue, limit), self._give_back)
 
-        async def claim() -> Claim:
-            come.append(await self._claiming.receive(queue, limit))
+    async def _claimed(self, claim: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], Awaitable[object]]) -> T:
+        """Return the answer to *claim*; *undo* it if it came just as the caller was cancelled: nobody takes it then."""
+        come: list[T] = []
+
+        async def noted() -> T:
+            come.append(await claim())
             return come[0]
 
+        async def undone() -> None:
+            for answer in come:
+                with suppress(*FAILURES, TenureError):
+                    async with asyncio.timeout(self._namespace.options.timeout):
+                        await undo(answer)
+
         try:
-            return await self._run(claim)
+            return await self._run(noted)
         except asyncio.CancelledError:
-            # The answer may have come, on the other thread: then nobody takes it.
-            self._namespace.post(lambda: self._tasks.spawn(self._give_back(come)))
+            self._namespace.post(lambda: self._tasks.spawn(undone()))
             raise
 
-    async def _give_back(self, claims: list[Claim]) -> None:
-        for claim in claims:
-            with suppress(*FAILURES, TenureError):
-                async with asyncio.timeout(self._namespace.options.timeout):
-                    await self._settling.settle([Settlement(one, GIVE_BACK) for one in claim.deliveries])
+    async def _give_back(self, claim: Claim) -> None:
+        await self._settling.settle([Settlement(one, GIVE_BACK) for one in claim.deliveries])
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim deferred messages by their sequences, each by a request of its own."""
-        return await self._run(partial(self._claiming.receive_deferred, queue, list(dict.fromkeys(sequences))))
+        claim = partial(self._claiming.receive_deferred, queue, list(dict.fromkeys(sequences)))
+        return await self._claimed(claim, self._give_back)
 
     # --- renewing and settling ---
 
@@ -209,11 +216,11 @@ class ServiceBusBroker(WithoutInbox):
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock a session, for as long as the entity's locks last."""
-        return await self._run(partial(self._claiming.accept, queue, session))
+        return await self._claimed(partial(self._claiming.accept, queue, session), self._claiming.unlock)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session; a retry of this process holds up those behind it."""
-        return await self._run(partial(self._claiming.receive_session, held, limit))
+        return await self._claimed(partial(self._claiming.receive_session, held, limit), self._claiming.put_back)
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session, by detaching its link."""
