@@ -15,6 +15,7 @@ from typing import Any
 import aio_pika
 import pika
 import pytest
+from aiormq import spec
 
 from tenure._backends.rabbitmq import connection
 from tenure._backends.rabbitmq.connection import Delivered
@@ -36,7 +37,7 @@ from tenure._queue.verdicts import (
     Settled,
     Settlement,
 )
-from tenure.errors import MessageRefused, Unavailable
+from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.backends.rabbitmq import complete, opened, received, until_found
@@ -108,6 +109,59 @@ async def test_messages_are_sent_while_another_process_declares_their_queue(name
             assert sorted(got.body for got in found) == [b"a", b"b"]
             await complete(one, *found)
             assert await received(one, each) == ()
+
+
+async def test_no_process_consumes_from_a_queue_that_another_declares(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a queue has a name before it runs, and the server ends the connection of its consumer, with all locks."""
+    async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+        request, ends, has_begun = one._client.request, asyncio.Event(), asyncio.Event()
+
+        async def declared_slowly(*methods: Any) -> Any:
+            answers = await request(*methods)
+            if len(methods) == 2:  # the queue, and that of its dead letters
+                has_begun.set()
+                await ends.wait()
+            return answers
+
+        monkeypatch.setattr(one._client, "request", declared_slowly)
+        declaring = asyncio.ensure_future(one.declare(name, {}))
+        await has_begun.wait()
+        hints = other.hints(name)
+        claiming = asyncio.ensure_future(other.receive(name, 1, 30.0))
+        done, _ = await asyncio.wait({claiming}, timeout=0.5)
+        assert not done
+        assert not other._subscriptions[name].known_consumers
+        ends.set()
+        await declaring
+        assert (await claiming).deliveries == ()
+        await until(lambda: other._subscriptions[name].known_consumers == 1)
+        await hints.aclose()
+
+
+async def test_what_is_asked_of_the_records_at_once_shares_a_turn(name: str) -> None:
+    names = [f"{name}-{number}" for number in range(12)]
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.declare(names[0], {})
+        lock, turns = broker._records._lock, 0
+
+        async def counted() -> None:
+            nonlocal turns
+            turns += 1
+            await lock()
+
+        broker._records._lock = counted
+        await asyncio.gather(*(broker.declare(each, {"lock": 40.0 + number}) for number, each in enumerate(names)))
+        assert turns <= 6
+        settings = await asyncio.gather(*map(broker.settings, names))
+        assert [one.lock for one in settings] == [40.0 + number for number in range(12)]
+        await broker._client.request(spec.Queue.Declare(0, amqp_name(f"{name}-classic")))
+        refused = asyncio.ensure_future(broker.declare(f"{name}-classic", {}))
+        others = [asyncio.ensure_future(broker.declare(each, {"lock": 20.0})) for each in names[:3]]
+        with pytest.raises(ConfigError, match="not as tenure declares it"):
+            await refused
+        assert [one.lock for one in await asyncio.gather(*others)] == [20.0] * 3
 
 
 async def test_a_full_queue_refuses_messages(own: RabbitMQ, name: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -165,13 +165,22 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def _ensure_there(self, queue: str) -> None:
         """Declare *queue* if it isn't there, also if this process has declared it before."""
-        if await self._client.has_queue(amqp_name(queue)):
+        if await self._is_there(queue):
             return
         home = queue.removesuffix(DEAD_SUFFIX)
         for place in (home, dead_letters_of(home)):
             if not await self._client.has_queue(amqp_name(place)):
                 self._lose_place(place)
         await self._declare(home)
+
+    async def _is_there(self, queue: str) -> bool:
+        """Return whether there is *queue*; if another process is declaring it, wait until that is done."""
+        if not await self._client.has_queue(amqp_name(queue)):
+            return False
+        home = queue.removesuffix(DEAD_SUFFIX)
+        if home not in self._declared and not (await self._records.recent(home)).is_there:
+            await self._records.read()  # after that of the other process, if it is one of tenure's
+        return True
 
     def _lose_place(self, place: str) -> None:
         """Note that a queue, or that of its dead letters, was deleted, with what is held of it."""
@@ -192,18 +201,20 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
-        await self._client.request(
+        methods = (
             spec.Queue.Declare(0, dead, durable=True, arguments=arguments),
             spec.Queue.Declare(0, amqp_name(home), durable=True, arguments=arguments | routed),
         )
+        # Under the lock, so that others can wait for the end: until then, the queue has a name, but refuses messages,
+        # and a consumer of it ends its connection.
+        await self._list(home, partial(self._client.request, *methods))
         self._declared.add(home)
-        await self._list(home)
 
-    async def _list(self, queue: str) -> None:
+    async def _list(self, queue: str, first: Callable[[], Awaitable[object]] | None = None) -> None:
         def add(records: Records) -> None:
             records.setdefault(queue, Record()).is_there = True
 
-        await self._records.change(add)
+        await self._records.change(add, first)
         self._listed.add(queue)
 
     async def _note_delay(self, queue: str, until: float) -> int:
@@ -508,6 +519,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                 self._client,
                 queue,
                 self._notifier,
+                self._is_there,
                 self._ensure_there,
                 partial(self._settling.give_back, queue),
                 self._receipts.lose,

@@ -2,7 +2,8 @@
 
 RabbitMQ keeps nothing with a queue that a client could change or read. So all of it is one message, in a quorum queue
 of its own. It is changed under a lock: an exclusive queue, which ends with the connection of its owner. The new message
-is confirmed before the old one is acknowledged; of two, the newer one counts.
+is confirmed before the old one is acknowledged; of two, the newer one counts. A turn under the lock takes several round
+trips; what is asked for until it begins shares it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
@@ -31,6 +32,9 @@ CACHED = 1.0
 
 LOCK_RETRY = 0.03
 """Seconds until a lock that another process has is asked for again, at most."""
+
+TURN_MAX = 16
+"""The callers that share a turn: some of them declare queues in it."""
 
 LOCK_MAX = 10.0
 """Seconds after which a lock ends whose owner could not end it. What it has read stays with it as long as it lives."""
@@ -61,6 +65,35 @@ class Record:
 Records = dict[str, Record]
 
 
+@dataclass(slots=True, eq=False)
+class _Part:
+    """What one caller wants in a turn."""
+
+    act: Callable[[Records], object]
+    first: Callable[[], Awaitable[object]] | None
+    answer: object = None
+    error: Exception | None = None
+
+    async def prepare(self) -> None:
+        if self.first is not None:
+            try:
+                await self.first()
+            except Exception as error:
+                self.error = error
+
+    def carry_out(self, records: Records) -> None:
+        if self.error is None:
+            self.answer = self.act(records)
+
+
+class _Turn:
+    """Several callers under one lock."""
+
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []
+        self.over: asyncio.Future[None]
+
+
 class RecordStore:
     """The records of one virtual host. On the loop of the connections.
 
@@ -71,23 +104,21 @@ class RecordStore:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._here = asyncio.Lock()  # an exclusive queue keeps other connections away, not other tasks
+        self._next: _Turn | None = None  # the last turn that has not begun
         self._cache: dict[str, Record] = {}
         self._cached_until = 0.0
         self._reading: asyncio.Future[Records] | None = None
 
     async def read(self) -> Records:
         """Return the records."""
-        return await self._locked(lambda records: (dict(records), False))
+        return await self._in_turn(lambda records: dict(records))
 
-    async def change(self, act: Callable[[Records], T]) -> T:
-        """Let *act* change the records, in one step; return its result."""
+    async def change(self, act: Callable[[Records], T], first: Callable[[], Awaitable[object]] | None = None) -> T:
+        """Let *act* change the records, in one step; return its result.
 
-        def changed(records: Records) -> tuple[T, bool]:
-            before = _encode(records, 0)
-            result = act(records)
-            return result, _encode(records, 0) != before
-
-        return await self._locked(changed)
+        *first* is done before, under the same lock. If it fails, *act* is not called, and the error is raised.
+        """
+        return await self._in_turn(act, first)
 
     async def recent(self, queue: str) -> Record:
         """Return the record of *queue*, as it was within the last second; many callers read it once."""
@@ -108,33 +139,32 @@ class RecordStore:
             self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._reading
 
-    async def _locked(self, act: Callable[[Records], tuple[T, bool]]) -> T:
-        # To its end, also if the caller gives it up: the lock is this connection's, and would be left.
-        return await self._client.begin(self._carry_out(act), "records")
+    async def _in_turn(self, act: Callable[[Records], T], first: Callable[[], Awaitable[object]] | None = None) -> T:
+        part = _Part(act, first)
+        if self._next is None or len(self._next.parts) == TURN_MAX:
+            turn = self._next = _Turn()
+            # To its end, also if the callers give it up: the lock is this connection's, and would be left.
+            turn.over = self._client.begin(self._take(turn), "records")
+        else:
+            turn = self._next
+        turn.parts.append(part)
+        await asyncio.shield(turn.over)
+        if part.error is not None:
+            raise part.error
+        return cast(T, part.answer)
 
-    async def _carry_out(self, act: Callable[[Records], tuple[T, bool]]) -> T:
+    async def _take(self, turn: _Turn) -> None:
         async with self._here:
-            await self._lock()
+            try:
+                await self._lock()
+            finally:
+                if self._next is turn:
+                    self._next = None
             channel: AmqpChannel | None = None
             try:
+                await asyncio.gather(*(part.prepare() for part in turn.parts))
                 channel, is_new = await self._opened()
-                old, records, version = await _read(channel, 0.0 if is_new else EMPTY_AFTER)
-                read_at = self._client.home.time()
-                result, is_changed = act(records)
-                # What is given back is counted, and a policy may let the server drop what was counted too often.
-                if is_changed or any(returns_of(one.properties) for one in old[:1]):
-                    body = _encode(records, version + 1)
-                    properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
-                    # By the other connection: a full server would stop reading this one, which has locks.
-                    await (await self._client.sending()).publish("", RECORDS, properties, body)
-                    for one in old:
-                        channel.ack(one.tag)
-                else:
-                    for one in old[1:]:
-                        channel.ack(one.tag)
-                    if old:
-                        channel.reject(old[0].tag)
-                self._cache, self._cached_until = records, read_at + CACHED
+                await self._carry_out(turn, channel, 0.0 if is_new else EMPTY_AFTER)
             finally:
                 unlock = spec.Queue.Delete(0, RECORDS_LOCK)
                 with suppress(AmqpError):  # then the lock has ended with the connection
@@ -144,7 +174,27 @@ class RecordStore:
                         await channel.request(unlock)
                 if channel is not None:
                     channel.begin_close()  # what was read and not settled comes back with it
-            return result
+
+    async def _carry_out(self, turn: _Turn, channel: AmqpChannel, patience: float) -> None:
+        old, records, version = await _read(channel, patience)
+        read_at = self._client.home.time()
+        before = _encode(records, version)
+        for part in turn.parts:
+            part.carry_out(records)
+        # What is given back is counted, and a policy may let the server drop what was counted too often.
+        if _encode(records, version) != before or any(returns_of(one.properties) for one in old[:1]):
+            body = _encode(records, version + 1)
+            properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
+            # By the other connection: a full server would stop reading this one, which has locks.
+            await (await self._client.sending()).publish("", RECORDS, properties, body)
+            for one in old:
+                channel.ack(one.tag)
+        else:
+            for one in old[1:]:
+                channel.ack(one.tag)
+            if old:
+                channel.reject(old[0].tag)
+        self._cache, self._cached_until = records, read_at + CACHED
 
     async def _lock(self) -> None:
         lock = spec.Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})

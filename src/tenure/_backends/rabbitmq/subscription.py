@@ -60,7 +60,8 @@ class Subscription:
         client: The RabbitMQ.
         queue: The queue, or its dead letters.
         notifier: Hears of messages that come.
-        ensure: Declares the queue.
+        is_there: Returns whether there is the queue, and nobody is about to declare it.
+        ensure: Declares the queue if it isn't there.
         give_back: Gives messages back, uncounted.
         lose: Called with a channel whose locks are over.
     """
@@ -70,6 +71,7 @@ class Subscription:
         client: Client,
         queue: str,
         notifier: Notifier,
+        is_there: Callable[[str], Awaitable[bool]],
         ensure: Callable[[str], Awaitable[None]],
         give_back: GiveBack,
         lose: Callable[[HeldChannel], None],
@@ -77,6 +79,8 @@ class Subscription:
         self._client = client
         self._queue = queue
         self._notifier = notifier
+        self._is_there = is_there
+        self._was_there = False
         self._ensure = ensure
         self._give_back = give_back
         self._lose = lose
@@ -115,6 +119,9 @@ class Subscription:
     async def claim(self, limit: int) -> tuple[HeldChannel | None, list[Delivered], bool]:
         """Take up to *limit* messages; return their channel, the messages, and whether there is more at once."""
         async with self._claiming:
+            if not self._was_there and not await self._is_there(self._queue):
+                return None, [], False
+            self._was_there = True
             with missing_allowed:
                 channel = await self._ready_channel()
                 if self._listeners:
@@ -125,6 +132,7 @@ class Subscription:
                     raise channel.lost
                 taken = self._take(channel, limit)
                 return channel, taken, bool(channel.waiting) and len(taken) < limit
+            self._was_there = False
             return None, [], False
 
     def claim_waiting(self, limit: int) -> tuple[HeldChannel, list[Delivered], bool] | None:
