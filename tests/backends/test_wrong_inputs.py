@@ -472,13 +472,13 @@ def guarded_nats(authority: Authority) -> Iterator[Nats]:
 @pytest.mark.parametrize("command", EVERY)
 def test_nats_with_a_wrong_password(says: Says, guarded_nats: Nats, command: str) -> None:
     url = guarded_nats.url.replace(SECRET, OTHER)
-    says(command, url, code=78, words=["refused the login", "check user, password, token or creds in the URL"])
+    says(command, url, code=78, words=["refused the login", "check user, password, token, creds or nkey in the URL"])
 
 
 @pytest.mark.parametrize("command", LEADING)
 def test_nats_without_a_login(says: Says, guarded_nats: Nats, command: str) -> None:
     url = guarded_nats.url.replace(f"root:{SECRET}@", "")
-    says(command, url, code=78, words=["refused the login", "check user, password, token or creds in the URL"])
+    says(command, url, code=78, words=["refused the login", "check user, password, token, creds or nkey in the URL"])
 
 
 @pytest.mark.parametrize("command", LEADING)

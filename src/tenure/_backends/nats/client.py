@@ -29,6 +29,7 @@ from tenure._backends.nats.errors import (
     is_undecided,
     translate,
 )
+from tenure._backends.nats.login_files import BadLoginFile
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -42,6 +43,7 @@ FAILURES = (
     NotPermitted,
     NoJetStream,
     TooLarge,
+    BadLoginFile,
     nats.errors.Error,
     OSError,
 )  # a TimeoutError is one

@@ -20,6 +20,7 @@ from nats.aio.subscription import Subscription
 
 from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.errors import Disconnected, NoJetStream, NotPermitted
+from tenure._backends.nats.login_files import login_of
 from tenure._backends.nats.transport import Transport
 
 Headers = Mapping[str, str]
@@ -55,6 +56,7 @@ class Connection:
         cls, server: str, address: Address, options: Options, tls: ssl.SSLContext | None, within: float
     ) -> Connection:
         """Connect to *server*, one of the servers at *address*, within *within* seconds."""
+        login = login_of(options)
         driver = Driver()
         driver._transport = Transport(wants_tls=options.wants_tls)  # there is no option for that
         connection = cls(driver, server)
@@ -73,9 +75,8 @@ class Connection:
                 user=address.username,
                 password=address.password,
                 token=address.token,
-                user_credentials=options.creds,
-                nkeys_seed=options.nkey,
                 name="tenure",
+                **login,
                 **more,
             )
             await driver.subscribe(

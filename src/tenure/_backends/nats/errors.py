@@ -8,6 +8,7 @@ import ssl
 import nats.errors
 
 from tenure._backends.nats.address import Address
+from tenure._backends.nats.login_files import BadLoginFile
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 # Codes of JetStream's errors
@@ -76,6 +77,8 @@ def translate(error: Exception, address: Address, timeout: float, *, worked: boo
             return lasting(
                 f"{address} does not permit this user what tenure needs: {text}; see docs/nats.md for the subjects"
             )
+        case BadLoginFile():
+            return lasting(f"{text}, so there is no login for {address}")
         case NoJetStream():
             return lasting(
                 f"{address} has no JetStream for this user; start it with -js, enable it for the account, or name its "
@@ -93,9 +96,13 @@ def translate(error: Exception, address: Address, timeout: float, *, worked: boo
         case nats.errors.TimeoutError() | TimeoutError():
             return Unavailable(f"{address} gave no answer within {timeout:g} s; the request may have been executed")
         case nats.errors.AuthorizationError():
-            return lasting(f"{address} refused the login: {text}; check user, password, token or creds in the URL")
+            return lasting(
+                f"{address} refused the login: {text}; check user, password, token, creds or nkey in the URL"
+            )
         case nats.errors.Error() if "authoriz" in text.lower() or "authent" in text.lower():
-            return lasting(f"{address} refused the login: {text}; check user, password, token or creds in the URL")
+            return lasting(
+                f"{address} refused the login: {text}; check user, password, token, creds or nkey in the URL"
+            )
         case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError() | ssl.SSLError():
             return lasting(f"{address} can't be reached by TLS: {text}; check tls, ca, cert and key")
         case OSError():

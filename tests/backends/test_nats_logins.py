@@ -1,0 +1,198 @@
+"""Logins at NATS by files: the seed of an NKey, and credentials with a JWT, as a server with an operator wants them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nkeys
+import pytest
+
+from tenure._backends import nats
+from tenure._url import Url
+from tenure.errors import ConfigError, Unavailable
+from tenure.testing import until
+from tests.servers import Nats, private
+
+UNLIMITED = -1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The key of an operator, an account or a user."""
+
+    seed: str
+    name: str
+    """The public key."""
+
+    @classmethod
+    def new(cls, kind: int) -> Identity:
+        seed = bytes(nkeys.encode_seed(os.urandom(32), kind))
+        return cls(seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode())
+
+    def issue(self, subject: Identity, claims: dict[str, Any]) -> str:
+        """Return a JWT for *subject*, signed with this key, by the rules of NATS's ``jwt`` library, version 2."""
+        facts = {
+            "jti": base64.b32encode(os.urandom(10)).decode(),
+            "iat": int(time.time()),
+            "iss": self.name,
+            "name": subject.name,
+            "sub": subject.name,
+            "nats": {"version": 2, **claims},
+        }
+        signed = f"{_encoded({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{_encoded(facts)}"
+        signature = nkeys.from_seed(bytearray(self.seed.encode())).sign(signed.encode())
+        return f"{signed}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
+
+
+def _encoded(part: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part, separators=(",", ":")).encode()).rstrip(b"=").decode()
+
+
+def credentials(jwt: str, seed: str, end: str = "\n") -> str:
+    """Return the content of a file as ``nsc generate creds`` writes it."""
+    lines = [
+        "-----BEGIN NATS USER JWT-----",
+        jwt,
+        "------END NATS USER JWT------",
+        "",
+        "************************* IMPORTANT *************************",
+        "NKEY Seed printed below can be used to sign and prove identity.",
+        "",
+        "-----BEGIN USER NKEY SEED-----",
+        seed,
+        "------END USER NKEY SEED------",
+    ]
+    return end.join(lines) + end
+
+
+USER, STRANGER = Identity.new(nkeys.PREFIX_BYTE_USER), Identity.new(nkeys.PREFIX_BYTE_USER)
+OPERATOR = Identity.new(nkeys.PREFIX_BYTE_OPERATOR)
+ACCOUNT, SYSTEM = Identity.new(nkeys.PREFIX_BYTE_ACCOUNT), Identity.new(nkeys.PREFIX_BYTE_ACCOUNT)
+
+
+@pytest.fixture(scope="module")
+def with_keys() -> Iterator[Nats]:
+    """A server that knows a user by its NKey."""
+    with private(Nats, options={"authorization": {"users": [{"nkey": USER.name}]}}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def with_operator() -> Iterator[Nats]:
+    """A server that trusts an operator, and has one account, with JetStream."""
+    limits = ("mem_storage", "disk_storage", "streams", "consumer", "subs", "data", "payload", "conn", "imports")
+    account = OPERATOR.issue(
+        ACCOUNT,
+        {"type": "account", "limits": dict.fromkeys((*limits, "exports", "leaf"), UNLIMITED) | {"wildcards": True}},
+    )
+    trusted = {
+        "operator": OPERATOR.issue(OPERATOR, {"type": "operator"}),
+        "resolver": "MEMORY",
+        "system_account": SYSTEM.name,
+        "resolver_preload": {ACCOUNT.name: account, SYSTEM.name: OPERATOR.issue(SYSTEM, {"type": "account"})},
+    }
+    with private(Nats, options=trusted) as server:
+        yield server
+
+
+def user_jwt() -> str:
+    limits = dict.fromkeys(("subs", "data", "payload"), UNLIMITED)
+    return ACCOUNT.issue(USER, {"type": "user", "pub": {}, "sub": {}, **limits})
+
+
+@asynccontextmanager
+async def opened(server: Nats, option: str, path: Path) -> AsyncIterator[nats.NatsBackend]:
+    backend = nats.open(Url.parse(f"nats://127.0.0.1:{server.port}/?{option}={path}"))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def login_shown(backend: nats.NatsBackend) -> str:
+    [fact] = [one for one in await backend.describe() if one.name == "login"]
+    return fact.value
+
+
+async def test_a_login_by_the_seed_of_an_nkey(with_keys: Nats, tmp_path: Path) -> None:
+    file = tmp_path / "user.nk"
+    file.write_text(f"{USER.seed}\n")
+    async with opened(with_keys, "nkey", file) as backend:
+        assert await backend.leases.names() is not None
+        assert await login_shown(backend) == "an nkey, without TLS"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+async def test_a_login_by_credentials(with_operator: Nats, tmp_path: Path, end: str) -> None:
+    file = tmp_path / "user.creds"
+    file.write_text(credentials(user_jwt(), USER.seed, end), newline="")
+    async with opened(with_operator, "creds", file) as backend:
+        assert await backend.leases.names() is not None
+        assert await login_shown(backend) == "a creds file, without TLS"
+
+
+async def test_the_login_of_another_is_refused(with_keys: Nats, with_operator: Nats, tmp_path: Path) -> None:
+    file = tmp_path / "login"
+    file.write_text(STRANGER.seed)
+    async with opened(with_keys, "nkey", file) as backend:
+        with pytest.raises(ConfigError, match="refused the login"):
+            await backend.leases.names()
+    file.write_text(credentials(user_jwt(), STRANGER.seed))
+    async with opened(with_operator, "creds", file) as backend:
+        with pytest.raises(ConfigError, match="refused the login"):
+            await backend.leases.names()
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "message"),
+    [
+        ("nkey", b"", "no seed of a user"),
+        ("nkey", b"hello\n", "no seed of a user"),
+        ("nkey", ACCOUNT.seed.encode(), "no seed of a user"),
+        ("nkey", b"\xff\x00", "no text"),
+        ("creds", USER.seed.encode(), "no line after -----BEGIN NATS USER JWT-----"),
+        ("creds", credentials("x.y.z", "").encode(), "no line after -----BEGIN USER NKEY SEED-----"),
+        ("creds", b"-----BEGIN NATS USER JWT-----", "no line after -----BEGIN NATS USER JWT-----"),
+        ("creds", credentials("x.y.z", ACCOUNT.seed).encode(), "no seed of a user"),
+    ],
+)
+async def test_a_file_without_a_login_is_refused(
+    with_keys: Nats, tmp_path: Path, option: str, content: bytes, message: str
+) -> None:
+    file = tmp_path / "login"
+    file.write_bytes(content)
+    async with opened(with_keys, option, file) as backend:
+        with pytest.raises(ConfigError, match=message) as refused:
+            await backend.leases.names()
+    assert f"{option}={file}" in str(refused.value)
+    assert USER.seed not in str(refused.value)
+
+
+async def test_a_file_that_is_exchanged_is_read_for_the_next_connection(with_keys: Nats, tmp_path: Path) -> None:
+    file = tmp_path / "login"
+    file.write_text(USER.seed)
+    async with opened(with_keys, "nkey", file) as backend:
+        await backend.leases.names()
+        for content, message in ((None, "can't be read"), ("half", "no seed of a user")):
+            with_keys.kill()
+            with_keys.start()
+            file.unlink()
+            if content is not None:
+                file.write_text(content)
+
+            async def is_refused(message: str = message) -> bool:
+                with pytest.raises(Unavailable) as refused:  # it worked before: somebody is exchanging the file
+                    await backend.leases.names()
+                return message in str(refused.value)
+
+            await until(is_refused)
+            file.write_text(USER.seed)
+            await backend.leases.names()
