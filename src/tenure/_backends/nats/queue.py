@@ -316,7 +316,8 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             return claim
 
         claim = await self._client.run(ask)
-        if len(claim.deliveries) < limit:
+        # If there may be more, the next claim follows at once. It takes many: a pull that waits would hand it only one.
+        if len(claim.deliveries) < limit and claim.due_in != 0:
             self._standing.want(queue)
         return claim
 

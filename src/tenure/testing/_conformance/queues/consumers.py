@@ -63,7 +63,7 @@ IN_THREADS: dict[str, Callable[[], object]] = {"interrupt": _raises(KeyboardInte
 
 
 class ConsumerSuite(QueueSuite):
-    """A handler or a hook that misbehaves costs one delivery at most, and a message wakes few consumers."""
+    """A misbehaving handler or hook costs one delivery at most; many messages take few claims, one wakes few."""
 
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     @pytest.mark.parametrize("where", ["loop", "thread"])
@@ -213,6 +213,26 @@ class ConsumerSuite(QueueSuite):
             log.removeHandler(log_handler)
         assert await observed.queue.stats() == Stats(dead=2)
         assert seen
+
+    async def test_a_backlog_is_claimed_many_at_a_time(self, harness: QueueHarness, name: str) -> None:
+        """Also by a consumer that waited for its first message: a hint may come with one, and no more of them so."""
+        counting = _CountingBroker(await harness.open())
+        observed = ObservedQueue(cast(Broker, counting), name, harness.lock)
+        handled = 0
+
+        async def handle(message: Message) -> None:
+            nonlocal handled
+            handled += 1
+
+        consuming = asyncio.ensure_future(observed.queue.consume(handle, sigterm=False))
+        await observed.send(["first"])
+        await until(lambda: handled == 1)
+        before = counting.asked
+        await observed.send([f"{number}" for number in range(400)])
+        await until(lambda: handled == 401, within=WITHIN)
+        assert counting.asked - before <= 100
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
 
     async def test_a_message_wakes_a_few_of_many_that_wait(
         self, harness: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
