@@ -17,8 +17,11 @@ import pika
 import pytest
 from aiormq import spec
 
-from tenure._backends.rabbitmq import connection
+import tenure
+from tenure import RetryPolicy
+from tenure._backends.rabbitmq import connection, settling
 from tenure._backends.rabbitmq.connection import Delivered
+from tenure._backends.rabbitmq.delays import steps_of
 from tenure._backends.rabbitmq.held_channel import GROUP
 from tenure._backends.rabbitmq.message_format import Sequences
 from tenure._backends.rabbitmq.names import RECORDS, amqp_name
@@ -109,6 +112,26 @@ async def test_messages_are_sent_while_another_process_declares_their_queue(name
             assert sorted(got.body for got in found) == [b"a", b"b"]
             await complete(one, *found)
             assert await received(one, each) == ()
+
+
+async def test_until_empty_waits_for_a_retry_that_the_server_brings_late(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It puts delayed messages into the queue by its own schedule."""
+    monkeypatch.setattr(settling, "steps_of", lambda delay: steps_of(delay) + 10)
+    handled: list[int] = []
+
+    async def fail_once(message: tenure.Message) -> None:
+        handled.append(message.delivery_count)
+        if message.delivery_count == 1:
+            raise ValueError
+
+    async with tenure.connect(url_of(RabbitMQ)) as backend:
+        queue = backend.queue(name)
+        await queue.send(b"a")
+        async with asyncio.timeout(10.0):
+            await queue.consume(fail_once, until_empty=True, retry=RetryPolicy(initial=0.1))
+    assert handled == [1, 2]
 
 
 async def test_no_process_consumes_from_a_queue_that_another_declares(

@@ -57,6 +57,8 @@ class QueueTraits:
     delay: Support = "native"
     delay_step: float = 0.001
     """Delays are rounded up to a multiple of it."""
+    delay_lag: float = 0.0
+    """Seconds by which a delayed message may come late, where the server puts it into the queue by its own schedule."""
     priorities: Support = "native"
     sessions: Support = "native"
     deferral: Support = "native"

@@ -68,14 +68,14 @@ class ClaimTimes:
         is_recent = asked_at >= max(self.retry_at, self.empty_since)
         return due_in != 0 and not self._is_hinted and is_recent
 
-    def answered(self, is_more: bool, due_in: float | None, now: float) -> None:
-        """Set when to claim next after an answer: at once if there may be more."""
+    def answered(self, asked_at: float, is_more: bool, due_in: float | None, now: float) -> None:
+        """Set when to claim next after the answer to a claim of *asked_at*: at once if there may be more."""
         if is_more or self._is_hinted:
             self.next_at = max(now, self._not_before)
         else:
             self.next_at = max(now + self._pause(due_in), self._not_before)
-            if self.retry_at > now:  # the store may not tell when abandoned messages are back
-                self.next_at = min(self.next_at, self.retry_at)
+            if self.retry_at > asked_at:  # the store may not tell when abandoned messages are back
+                self.next_at = max(min(self.next_at, max(now, self.retry_at)), self._not_before)
 
     def unanswered(self, again_at: float) -> None:
         """Claim again at *again_at*, or at a hint."""

@@ -254,14 +254,15 @@ class QueueContext:
         return answer.dead
 
     def back_at(self, verdict: Verdict, answer: Settled | Lapsed | NoAnswer | None) -> float | None:
-        """Return when a message abandoned just now is back at the latest, as stores may round delays; else None.
+        """Return when a message abandoned just now is back at the latest, as stores may be late; else None.
 
         None only if the *answer* says that it died: a verdict whose first answer was lost stands, but has lapsed when
         it is passed again.
         """
         if not isinstance(verdict, Abandon) or (isinstance(answer, Settled) and answer.dead):
             return None
-        return self.clock.now() + verdict.delay + self.broker.traits.delay_step
+        traits = self.broker.traits
+        return self.clock.now() + verdict.delay + traits.delay_step + (traits.delay_lag if verdict.delay else 0.0)
 
     def report_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
         """Report the message's death to the observers, if *verdict*, which stands, dead-lettered it."""

@@ -344,7 +344,8 @@ class Pump:
             self._keep(deliveries, now, effects)
         else:
             self._found_nothing(self._claim_asked_at, due_in, effects)
-        self._claim_times.answered(self._claim_sizes.is_full(len(deliveries)), due_in, now)
+        is_more = self._claim_sizes.is_full(len(deliveries))
+        self._claim_times.answered(self._claim_asked_at, is_more, due_in, now)
 
     def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         timing, asked_at = self.settings.timing, self._claim_asked_at

@@ -243,11 +243,11 @@ class SessionPump(Pump):
             self._accepts_most = 1
             if not self._accepting:
                 self._found_nothing(asked_at, event.due_in, effects)
-            self._claim_times.answered(event.due_in == 0, event.due_in, now)
+            self._claim_times.answered(asked_at, event.due_in == 0, event.due_in, now)
             return
         self._claim_times.found()
         self._accepts_most = min(2 * self._accepts_most, self.settings.concurrency)
-        self._claim_times.answered(True, None, now)
+        self._claim_times.answered(asked_at, True, None, now)
         timing = self.settings.timing
         until, renew_at = lock_trusted_until(asked_at, timing), asked_at + sooner(timing.renew_every, self._rng)
         if self.state is not RUNNING or now >= renew_at:

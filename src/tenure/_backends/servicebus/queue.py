@@ -71,6 +71,7 @@ QUEUE_TRAITS = QueueTraits(
     renewal="native",
     dead_letters="native",
     delay="native",
+    delay_lag=1.0,  # the service promises not to be early
     priorities="impossible",
     sessions="native",
     deferral="native",
