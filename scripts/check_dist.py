@@ -46,7 +46,7 @@ IMPORTED = {
 """What can be imported with each extra; the empty name is the bare library."""
 
 
-FOR_DEVELOPERS = {"test", "dev", "bench"}
+FOR_DEVELOPERS = {"test", "interop", "dev", "bench"}
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,7 @@ def files_of_the_repository() -> set[str]:
 
 def extras(built: Built) -> Iterable[str]:
     named = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    yield from (
-        f"no import is named for the extra {name}" for name in sorted(named - {"test", "dev", "bench", *IMPORTED})
-    )
+    yield from (f"no import is named for the extra {name}" for name in sorted(named - FOR_DEVELOPERS - set(IMPORTED)))
     for extra, modules in IMPORTED.items():
         wheel = f"{built.wheel}[{extra}]" if extra else str(built.wheel)
         python, failure = environment(built.folder / f"extra-{extra}", wheel)
