@@ -163,6 +163,7 @@ async def test_the_login_of_another_is_refused(with_keys: Nats, with_operator: N
         ("creds", b"-----BEGIN NATS USER JWT-----", "no line after -----BEGIN NATS USER JWT-----"),
         ("creds", credentials("x.y.z", ACCOUNT.seed).encode(), "no seed of a user"),
     ],
+    ids=["empty", "a word", "of an account", "binary", "only a seed", "no seed", "only a mark", "seed of an account"],
 )
 async def test_a_file_without_a_login_is_refused(
     with_keys: Nats, tmp_path: Path, option: str, content: bytes, message: str
