@@ -22,9 +22,10 @@ from tenure import RetryPolicy
 from tenure._backends.rabbitmq import connection, settling
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import steps_of
+from tenure._backends.rabbitmq.errors import AmqpError
 from tenure._backends.rabbitmq.held_channel import GROUP
 from tenure._backends.rabbitmq.message_format import Sequences
-from tenure._backends.rabbitmq.names import RECORDS, amqp_name
+from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK, amqp_name
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING
 from tenure._queue.identity import dead_letters_of
@@ -163,16 +164,62 @@ async def test_no_process_consumes_from_a_queue_that_another_declares(
         await hints.aclose()
 
 
+async def test_no_process_consumes_from_a_queue_that_another_declares_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+        await one.send(name, [Outgoing(b"a")])
+        await complete(other, *await until_found(partial(received, other, name)))
+        for place in (name, dead_letters_of(name)):
+            await one._client.request(spec.Queue.Delete(0, amqp_name(place)))
+        assert await received(other, name) == ()
+        request, ends, has_begun = one._client.request, asyncio.Event(), asyncio.Event()
+
+        async def declared_slowly(*methods: Any) -> Any:
+            answers = await request(*methods)
+            if len(methods) == 2:
+                has_begun.set()
+                await ends.wait()
+            return answers
+
+        monkeypatch.setattr(one._client, "request", declared_slowly)
+        sending = asyncio.ensure_future(one.send(name, [Outgoing(b"b")]))
+        await has_begun.wait()
+        claiming = asyncio.ensure_future(other.receive(name, 1, 30.0))
+        done, _ = await asyncio.wait({claiming}, timeout=0.3)
+        assert not done
+        ends.set()
+        await sending
+        found = (await claiming).deliveries or await until_found(partial(received, other, name))
+        await complete(other, *found)
+
+
+async def test_claims_do_not_depend_on_the_lock_of_the_records(name: str) -> None:
+    """It only tells whether somebody declares the queue just now."""
+    async with opened(*[url_of(RabbitMQ)] * 3) as (one, other, holder):
+        await one.send(name, [Outgoing(b"a")])
+        connection = await holder._records._lock()
+        try:
+            [got] = (await other.receive(name, 1, 30.0)).deliveries
+            hints = other.hints(name)
+            await until(lambda: other._subscriptions[name].known_consumers == 1)
+            await hints.aclose()
+        finally:
+            await holder._client.request(spec.Queue.Delete(0, RECORDS_LOCK))
+        assert connection.lost is None
+        await complete(other, got)
+
+
 async def test_what_is_asked_of_the_records_at_once_shares_a_turn(name: str) -> None:
     names = [f"{name}-{number}" for number in range(12)]
     async with opened(url_of(RabbitMQ)) as [broker]:
         await broker.declare(names[0], {})
         lock, turns = broker._records._lock, 0
 
-        async def counted() -> None:
+        async def counted() -> Any:
             nonlocal turns
             turns += 1
-            await lock()
+            return await lock()
 
         broker._records._lock = counted
         await asyncio.gather(*(broker.declare(each, {"lock": 40.0 + number}) for number, each in enumerate(names)))
@@ -187,9 +234,59 @@ async def test_what_is_asked_of_the_records_at_once_shares_a_turn(name: str) -> 
         assert [one.lock for one in await asyncio.gather(*others)] == [20.0] * 3
 
 
-async def test_a_full_queue_refuses_messages(own: RabbitMQ, name: str) -> None:
+async def test_callers_that_share_a_turn_of_the_records_fail_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(f"{url_of(RabbitMQ)}?timeout=1.5") as [broker]:
+        await broker.declare(f"{name}-1", {})
+
+        def raises(records: Any) -> None:
+            raise LookupError(name)
+
+        async def never() -> None:
+            await asyncio.get_running_loop().create_future()
+
+        answers = await asyncio.gather(
+            broker._records.change(len, never),
+            broker._records.change(raises),
+            broker._records.change(len),
+            return_exceptions=True,
+        )
+        assert isinstance(answers[0], TimeoutError)
+        assert repr(answers[1]) == repr(LookupError(name))
+        assert isinstance(answers[2], int)
+
+
+async def test_nothing_is_written_once_the_lock_of_the_records_is_lost(name: str) -> None:
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.declare(name, {"lock": 40.0})
+
+        async def loses_the_connection() -> None:
+            await (await broker._client.connection("receiving")).close()
+
+        with pytest.raises(AmqpError):
+            await broker._records.change(lambda records: records.pop(name), loses_the_connection)
+        assert (await broker.settings(name)).lock == 40.0
+
+
+async def test_a_message_is_published_again_after_a_refusal_and_a_deletion(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        attempt, attempts = broker._publisher._attempt, 0
+
+        async def refused_first(queue: str, letters: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            return ([], letters) if attempts == 1 else await attempt(queue, letters)
+
+        monkeypatch.setattr(broker._publisher, "_attempt", refused_first)
+        await broker.send(name, [Outgoing(b"a")])
+        assert attempts == 3
+        await complete(broker, *await until_found(partial(received, broker, name)))
+
+
+async def test_a_full_queue_refuses_messages_at_once(own: RabbitMQ, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(own.url) as [broker]:
-        await broker.receive(name, 1, 30.0)
+        await broker.send(name, [Outgoing(b"a")])
         own.ctl("set_policy", name, f"^{name}$", '{"max-length": 1, "overflow": "reject-publish"}')
 
         async def is_refused() -> bool:
@@ -197,6 +294,16 @@ async def test_a_full_queue_refuses_messages(own: RabbitMQ, name: str) -> None:
             return "refuses it" in str(refusals[0])
 
         await until(is_refused)
+        attempt, attempts = broker._publisher._attempt, 0
+
+        async def counted(queue: str, letters: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            return await attempt(queue, letters)
+
+        monkeypatch.setattr(broker._publisher, "_attempt", counted)
+        assert await is_refused()
+        assert attempts == 1
 
 
 async def test_a_delayed_message_comes_to_no_queue_whose_name_its_own_ends_with(name: str) -> None:

@@ -13,15 +13,16 @@ from tenure._backends.rabbitmq.delays import STEP, Delays, routing_key
 from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Refused, Returned, TooLarge
 from tenure._backends.rabbitmq.message_format import mark_delayed
 from tenure._backends.rabbitmq.names import amqp_name
+from tenure._backends.rabbitmq.presence import Presence
 
 UNCONFIRMED_MAX = 2_000
 """Messages on their way at once, of one call."""
 
 NEW_MAX = 2.0
-"""Seconds for which a queue that refuses messages may still be one that another process declares."""
+"""Seconds for which a queue that refuses messages, and is not known yet, may be one that another process declares."""
 
-NEW_POLL = 0.02
-"""Seconds until a refused message is published again."""
+NEW_POLL, NEW_POLL_MAX = 0.02, 0.3
+"""Seconds until a refused message is published again: at first, and when they have doubled often."""
 
 
 class Letter(NamedTuple):
@@ -39,6 +40,7 @@ class Publisher:
     Args:
         client: The RabbitMQ.
         delays: The queues of delays.
+        presence: Knows which queues run.
         ensure: Declares a queue that isn't there.
         note_delay: Hears until when messages of a queue will be delayed, in Unix seconds; returns its generation.
     """
@@ -47,11 +49,13 @@ class Publisher:
         self,
         client: Client,
         delays: Delays,
+        presence: Presence,
         ensure: Callable[[str], Awaitable[None]],
         note_delay: Callable[[str, float], Awaitable[int]],
     ) -> None:
         self._client = client
         self._delays = delays
+        self._presence = presence
         self._ensure = ensure
         self._note_delay = note_delay
 
@@ -71,25 +75,33 @@ class Publisher:
             await self._publish(queue, letters[start : start + UNCONFIRMED_MAX])
 
     async def _publish(self, queue: str, letters: Sequence[Letter]) -> None:
-        missing, refused = await self._attempt(queue, letters)
-        if missing:  # the queue isn't there, or what delays them
-            self._delays.forget()
-            await self._ensure(queue)
-        refused_until = time.monotonic() + NEW_MAX
-        while left := [*missing, *refused]:
-            if refused:
-                await asyncio.sleep(NEW_POLL)
-            is_late = time.monotonic() > refused_until
+        is_new = not self._presence.knows(queue)
+        is_made = False
+        refused_until = time.monotonic() + min(NEW_MAX, self._client.options.timeout / 2)
+        pause = NEW_POLL
+        left: Sequence[Letter] = letters
+        while True:
             missing, refused = await self._attempt(queue, left)
-            if missing:
-                raise NotConfirmed(f"the queue {amqp_name(queue)!r} is deleted again and again")
-            if refused and is_late:
+            left = [*missing, *refused]
+            if not left:
+                return
+            if missing:  # the queue isn't there, or what delays them
+                if is_made:
+                    raise NotConfirmed(f"the queue {amqp_name(queue)!r} is deleted again and again")
+                is_new = is_made = True
+                self._presence.forget(queue)
+                self._delays.forget()
+                await self._ensure(queue)
+            elif time.monotonic() > refused_until or not (is_new or any(one.steps for one in refused)):
                 raise Refused
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, NEW_POLL_MAX)
 
     async def _attempt(self, queue: str, letters: Sequence[Letter]) -> tuple[list[Letter], list[Letter]]:
         """Publish *letters*; return those whose queue is missing, and those that a queue refused.
 
-        A full queue refuses messages, and so does each quorum queue while it is being declared. None is kept.
+        A full queue refuses messages, and keeps none of them; so does each quorum queue while it is being declared.
         """
         name = amqp_name(queue)
         exchanges: dict[int, str] = {}
@@ -115,6 +127,8 @@ class Publisher:
         for one, future in zip(letters, confirmed, strict=True):
             try:
                 await future
+                if not one.steps:
+                    self._presence.note(queue)
             except Returned:
                 missing.append(one)
             except Refused:

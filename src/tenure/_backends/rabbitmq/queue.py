@@ -37,6 +37,7 @@ from tenure._backends.rabbitmq.message_format import (
     properties_of,
 )
 from tenure._backends.rabbitmq.names import SERVERS, amqp_name
+from tenure._backends.rabbitmq.presence import Presence
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.receipts import TIMEOUT_MARGIN, HeldMessage, Receipts
 from tenure._backends.rabbitmq.records import CACHED, Record, Records, RecordStore
@@ -123,9 +124,10 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         self._notifier = Notifier()
         self._sequences = Sequences()
         self._records = RecordStore(client)
+        self._presence = Presence(client, self._records)
         self._receipts = Receipts(client, clock)
         self._delays = Delays(client)
-        self._publisher = Publisher(client, self._delays, self._ensure_there, self._note_delay)
+        self._publisher = Publisher(client, self._delays, self._presence, self._ensure_there, self._note_delay)
         self._settling = Settling(client, self._receipts, self._publisher, self._send, self._max_deliveries)
         self._browser = Browser(client, self._settling, self._publisher, self._sequences.next)
         self._subscriptions: dict[str, Subscription] = {}
@@ -166,7 +168,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def _ensure_there(self, queue: str) -> None:
         """Declare *queue* if it isn't there, also if this process has declared it before."""
-        if await self._is_there(queue):
+        if await self._presence.has(queue):
             return
         home = queue.removesuffix(DEAD_SUFFIX)
         for place in (home, dead_letters_of(home)):
@@ -174,17 +176,9 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                 self._lose_place(place)
         await self._declare(home)
 
-    async def _is_there(self, queue: str) -> bool:
-        """Return whether there is *queue*; if another process is declaring it, wait until that is done."""
-        if not await self._client.has_queue(amqp_name(queue)):
-            return False
-        home = queue.removesuffix(DEAD_SUFFIX)
-        if home not in self._declared and not (await self._records.recent(home)).is_there:
-            await self._records.read()  # after that of the other process, if it is one of tenure's
-        return True
-
     def _lose_place(self, place: str) -> None:
         """Note that a queue, or that of its dead letters, was deleted, with what is held of it."""
+        self._presence.forget(place)
         self._receipts.lose_queue(place)
         if place in self._subscriptions:
             self._subscriptions[place].lose_held()
@@ -210,6 +204,8 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         # and a consumer of it ends its connection.
         await self._list(home, partial(self._client.request, *methods))
         self._declared.add(home)
+        for place in (home, dead_letters_of(home)):
+            self._presence.note(place)
 
     async def _list(self, queue: str, first: Callable[[], Awaitable[object]] | None = None) -> None:
         def add(records: Records) -> None:
@@ -237,11 +233,13 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         """Write *changes* into the settings of *queue*, in the records; return the settings that result."""
 
         def write(records: Records) -> QueueSettings:
+            before = records.get(queue, Record()).settings
+            wanted = undeclared(changes, before) if only_undeclared else changes
+            options = QueueOptions(**{**before, **wanted})
+            settings = QueueSettings(**options)  # it may refuse them; then nothing is changed
             record = records.setdefault(queue, Record())
-            wanted = undeclared(changes, record.settings) if only_undeclared else changes
-            record.settings = QueueOptions(**{**record.settings, **wanted})
-            record.is_there = True
-            return QueueSettings(**record.settings)
+            record.settings, record.is_there = options, True
+            return settings
 
         async def declare() -> QueueSettings:
             await self._ensure(queue)
@@ -520,7 +518,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                 self._client,
                 queue,
                 self._notifier,
-                self._is_there,
+                self._presence,
                 self._ensure_there,
                 partial(self._settling.give_back, queue),
                 self._receipts.lose,

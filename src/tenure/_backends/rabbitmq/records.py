@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import RESOURCE_LOCKED, Client, missing_allowed
-from tenure._backends.rabbitmq.connection import AmqpChannel, Delivered, Properties
-from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost
+from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Delivered, Properties
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost
 from tenure._backends.rabbitmq.message_format import returns_of
 from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK
 from tenure._queue.broker import QueueOptions, QueueSettings
@@ -74,16 +74,20 @@ class _Part:
     answer: object = None
     error: Exception | None = None
 
-    async def prepare(self) -> None:
+    async def prepare(self, within: float) -> None:
         if self.first is not None:
             try:
-                await self.first()
+                async with asyncio.timeout(within):
+                    await self.first()
             except Exception as error:
                 self.error = error
 
     def carry_out(self, records: Records) -> None:
         if self.error is None:
-            self.answer = self.act(records)
+            try:
+                self.answer = self.act(records)
+            except Exception as error:  # the other callers of the turn have nothing to do with it
+                self.error = error
 
 
 class _Turn:
@@ -116,7 +120,8 @@ class RecordStore:
     async def change(self, act: Callable[[Records], T], first: Callable[[], Awaitable[object]] | None = None) -> T:
         """Let *act* change the records, in one step; return its result.
 
-        *first* is done before, under the same lock. If it fails, *act* is not called, and the error is raised.
+        *act* changes nothing if it raises. *first* is done before, under the same lock; if it fails, *act* is not
+        called, and its error is raised.
         """
         return await self._in_turn(act, first)
 
@@ -141,7 +146,7 @@ class RecordStore:
 
     async def _in_turn(self, act: Callable[[Records], T], first: Callable[[], Awaitable[object]] | None = None) -> T:
         part = _Part(act, first)
-        if self._next is None or len(self._next.parts) == TURN_MAX:
+        if self._next is None or self._next.over.done() or len(self._next.parts) == TURN_MAX:
             turn = self._next = _Turn()
             # To its end, also if the callers give it up: the lock is this connection's, and would be left.
             turn.over = self._client.begin(self._take(turn), "records")
@@ -156,14 +161,17 @@ class RecordStore:
     async def _take(self, turn: _Turn) -> None:
         async with self._here:
             try:
-                await self._lock()
+                connection = await self._lock()
             finally:
                 if self._next is turn:
                     self._next = None
             channel: AmqpChannel | None = None
             try:
-                await asyncio.gather(*(part.prepare() for part in turn.parts))
+                within = min(self._client.options.timeout, LOCK_MAX / 2)  # longer than that, others must not wait
+                await asyncio.gather(*(part.prepare(within) for part in turn.parts))
                 channel, is_new = await self._opened()
+                if channel.connection is not connection:
+                    raise connection.lost or ConnectionLost(0, "the connection was lost, and the lock with it")
                 await self._carry_out(turn, channel, 0.0 if is_new else EMPTY_AFTER)
             finally:
                 unlock = spec.Queue.Delete(0, RECORDS_LOCK)
@@ -196,16 +204,18 @@ class RecordStore:
                 channel.reject(old[0].tag)
         self._cache, self._cached_until = records, read_at + CACHED
 
-    async def _lock(self) -> None:
+    async def _lock(self) -> AmqpConnection:
+        """Take the lock; return the connection with which it ends."""
         lock = spec.Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})
         while True:
+            connection = await self._client.connection("receiving")
             try:
                 await self._client.request(lock)
             except ChannelLost as error:
                 if error.code != RESOURCE_LOCKED or RECORDS_LOCK not in error.text:
                     raise
             else:
-                return
+                return connection
             await asyncio.sleep(random.uniform(0.002, LOCK_RETRY))
 
     async def _opened(self) -> tuple[AmqpChannel, bool]:

@@ -28,6 +28,7 @@ from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.errors import AmqpError, ConnectionLost
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
+from tenure._backends.rabbitmq.presence import Presence
 from tenure._queue.broker import CLAIM_BYTES
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
@@ -60,7 +61,7 @@ class Subscription:
         client: The RabbitMQ.
         queue: The queue, or its dead letters.
         notifier: Hears of messages that come.
-        is_there: Returns whether there is the queue, and nobody is about to declare it.
+        presence: Knows whether the queue runs.
         ensure: Declares the queue if it isn't there.
         give_back: Gives messages back, uncounted.
         lose: Called with a channel whose locks are over.
@@ -71,7 +72,7 @@ class Subscription:
         client: Client,
         queue: str,
         notifier: Notifier,
-        is_there: Callable[[str], Awaitable[bool]],
+        presence: Presence,
         ensure: Callable[[str], Awaitable[None]],
         give_back: GiveBack,
         lose: Callable[[HeldChannel], None],
@@ -79,8 +80,7 @@ class Subscription:
         self._client = client
         self._queue = queue
         self._notifier = notifier
-        self._is_there = is_there
-        self._was_there = False
+        self._presence = presence
         self._ensure = ensure
         self._give_back = give_back
         self._lose = lose
@@ -119,9 +119,8 @@ class Subscription:
     async def claim(self, limit: int) -> tuple[HeldChannel | None, list[Delivered], bool]:
         """Take up to *limit* messages; return their channel, the messages, and whether there is more at once."""
         async with self._claiming:
-            if not self._was_there and not await self._is_there(self._queue):
+            if not self._presence.knows(self._queue) and not await self._presence.has(self._queue):
                 return None, [], False
-            self._was_there = True
             with missing_allowed:
                 channel = await self._ready_channel()
                 if self._listeners:
@@ -132,7 +131,7 @@ class Subscription:
                     raise channel.lost
                 taken = self._take(channel, limit)
                 return channel, taken, bool(channel.waiting) and len(taken) < limit
-            self._was_there = False
+            self._presence.forget(self._queue)
             return None, [], False
 
     def claim_waiting(self, limit: int) -> tuple[HeldChannel, list[Delivered], bool] | None:
@@ -219,6 +218,7 @@ class Subscription:
             await asyncio.sleep(LOOKS_EVERY)
 
     def _on_queue_gone(self, channel: HeldChannel) -> None:
+        self._presence.forget(self._queue)
         self._gone_at = self._client.home.time()
         channel.channel.begin_close()
 

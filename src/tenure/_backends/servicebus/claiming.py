@@ -23,6 +23,7 @@ from tenure._queue.broker import Claim, NoSession, QueueSettings
 from tenure._queue.message import MAX_DELIVERIES, Delivery, SessionLock, exhausted_description
 from tenure._queue.verdicts import LAPSED, Lapsed
 from tenure._runtime.notifier import Notifier
+from tenure._runtime.tasks import Tasks
 from tenure.errors import ConfigError
 
 
@@ -46,6 +47,7 @@ class Claiming:
         self._feeds = feeds
         self._clock = clock
         self._notifier = notifier
+        self._tasks = Tasks()
 
     async def receive(self, queue: str, limit: int) -> Claim:
         """Claim up to *limit* messages."""
@@ -124,31 +126,40 @@ class Claiming:
         asked_at = self._namespace.clock.now()
         token = Receipts.new_token()
 
-        async def ask(sequence: int) -> Delivery | None:
+        got: list[Delivery] = []
+
+        async def ask(sequence: int) -> None:
             body = {"sequence-numbers": array_of_longs([sequence]), "receiver-settle-mode": uint_of(1)}
             try:
                 answer = received_in(await self._namespace.ask(path, "receive-by-sequence-number", body))
             except Refused as refused:
                 if refused.condition in LOST:
-                    return None
+                    return
                 raise
             for message, lock_token in answer:
                 found = received(queue, message)
                 self._receipts.add(token, Held(queue, path, lock_token, found, message, asked_at + settings.lock))
-                return found.delivery(queue, token)
-            return None
+                got.append(found.delivery(queue, token))
 
-        found = await asyncio.gather(*map(ask, sequences), return_exceptions=True)
-        got = tuple(one for one in found if isinstance(one, Delivery))
-        if failed := [one for one in found if isinstance(one, BaseException)]:
-            for one in got:  # the caller gets nothing, and asks for all of them again
-                with suppress(*FAILURES):
-                    held = self._receipts.find(one)
-                    self._receipts.forget(one)
-                    body = {"disposition-status": "abandoned", "lock-tokens": array_of([held.token] if held else [])}
-                    await self._namespace.ask(path, "update-disposition", body)
+        try:
+            answers = await asyncio.gather(*map(ask, sequences), return_exceptions=True)
+        except asyncio.CancelledError:
+            self._tasks.spawn(self._return_deferred(path, got))
+            raise
+        if failed := [one for one in answers if isinstance(one, BaseException)]:
+            await self._return_deferred(path, got)  # the caller gets nothing, and asks for all of them again
             raise failed[0]
-        return Claim(got)
+        order = {sequence: place for place, sequence in enumerate(sequences)}
+        return Claim(tuple(sorted(got, key=lambda one: order[one.sequence])))
+
+    async def _return_deferred(self, path: Path, got: list[Delivery]) -> None:
+        """Give deferred messages back that no caller gets."""
+        for one in got:
+            with suppress(*FAILURES):
+                held = self._receipts.find(one)
+                self._receipts.forget(one)
+                body = {"disposition-status": "abandoned", "lock-tokens": array_of([held.token] if held else [])}
+                await self._namespace.ask(path, "update-disposition", body)
 
     # --- sessions ---
 
