@@ -235,7 +235,7 @@ async def test_what_is_asked_of_the_records_at_once_shares_a_turn(name: str) -> 
 
 
 async def test_callers_that_share_a_turn_of_the_records_fail_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(f"{url_of(RabbitMQ)}?timeout=1.5") as [broker]:
+    async with opened(f"{url_of(RabbitMQ)}?timeout=4") as [broker]:
         await broker.declare(f"{name}-1", {})
 
         def raises(records: Any) -> None:

@@ -251,7 +251,7 @@ async def test_more_messages_than_were_asked_for_anew_leave_no_leave(server: Ser
 async def test_an_empty_claim_says_that_there_may_be_more_while_a_drain_is_unanswered(
     server: ServiceBus, queue: str
 ) -> None:
-    async with opened(f"{server.url}&timeout=1") as broker:
+    async with opened(f"{server.url}&timeout=10") as broker:
         await broker.declare(queue, {})
         server.control("drain", "0")
         claim = await broker.receive(queue, 5, 30)
