@@ -1,8 +1,8 @@
 """Which queues are known to run. A quorum queue has its name before it runs, and refuses what comes until then.
 
-Whoever consumes from it in between, or gets a message, loses the connection, and with it all locks. Tenure declares
-queues under the lock of the records, so a turn of that lock comes after the declaration of any other process. That is a
-precaution: it is taken once for each queue, and does not decide whether there is one.
+A consumer that begins in between, or a get, costs the connection, and with it all locks. Tenure declares queues under
+the lock of the records, so a turn of that lock comes after the declaration of any other process. That is a precaution:
+it is taken once for each queue, and does not decide whether there is one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 RabbitMQ keeps nothing with a queue that a client could change or read. So all of it is one message, in a quorum queue
 of its own. It is changed under a lock: an exclusive queue, which ends with the connection of its owner. The new message
 is confirmed before the old one is acknowledged; of two, the newer one counts. A turn under the lock takes several round
-trips; what is asked for until it begins shares it.
+trips; callers that come before it begins share it.
 """
 
 from __future__ import annotations
