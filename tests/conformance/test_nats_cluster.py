@@ -52,6 +52,7 @@ class ChangedNatsClusterHarness(NatsClusterHarness):
             self._cluster.leader(STREAM)
         finally:
             self._cluster.start()
+            self._cluster.until_led()
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
@@ -65,7 +66,7 @@ class ChangedNatsClusterHarness(NatsClusterHarness):
         finally:
             for node in (leader, other):
                 node.resume()
-            await asyncio.to_thread(self._cluster.leader, STREAM)
+            await asyncio.to_thread(self._cluster.until_led)
 
 
 @without_long

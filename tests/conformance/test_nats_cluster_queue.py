@@ -76,6 +76,7 @@ class KilledNatsClusterQueueHarness(NatsClusterQueueHarness):
             self._cluster.leader()
         finally:
             self._cluster.start()
+            self._cluster.until_led()
 
 
 class PausedNatsClusterQueueHarness(NatsClusterQueueHarness):
@@ -94,7 +95,7 @@ class PausedNatsClusterQueueHarness(NatsClusterQueueHarness):
         finally:
             for node in self._cluster.nodes:
                 node.resume()
-            await asyncio.to_thread(self._cluster.leader)
+            await asyncio.to_thread(self._cluster.until_led)
 
 
 class TestNatsClusterQueues(BrokerSuite):

@@ -23,6 +23,9 @@ PROGRAM = "TENURE_TEST_NATS"
 COMPLETE_MAX = 5.0
 """Seconds within which the servers of a new cluster know each other; otherwise it is begun anew."""
 
+CLUSTER = "the cluster"
+"""The name of the group that all servers belong to, among the things that have a leader."""
+
 Json = dict[str, Any]
 Users = Mapping[str, tuple[str, Mapping[str, object]]]
 """By name: the password, and the permissions, as ``{"publish": {"deny": ["$JS.API.STREAM.CREATE.>"]}}``."""
@@ -244,29 +247,29 @@ class NatsCluster:
         return len(others) == len(self.nodes) - 1 and all(one.get("current") for one in others)
 
     def leader(self, stream: str = "") -> Nats:
-        """Wait until one that runs leads the cluster, or its *stream*, and return it."""
+        """Wait until all that answer name the same leader of the cluster, or of its *stream*, and return it.
+
+        One that was paused takes itself for the leader until it hears from the others.
+        """
+        what = f"stream {stream}" if stream else CLUSTER
+        return next(node for node in self.nodes if node.name == self._until_agreed(what)[what])
+
+    def until_led(self) -> None:
+        """Wait until all that answer name the same leader of the cluster, of each stream and of each consumer."""
+        self._until_agreed()
+
+    def _until_agreed(self, what: str = "") -> dict[str, str]:
+        """Return the leaders, when all that answer agree about *what*, or about all of them; and these leaders run."""
         give_up = time.monotonic() + START_MAX
         while True:
-            for node in self.nodes:
-                if node.runs and (name := self._leader_by(node, stream)):
-                    found = next((one for one in self.nodes if one.name == name and one.runs), None)
-                    if found is not None:
-                        return found
-            assert time.monotonic() < give_up, "the cluster has no leader"
+            running = {node.name for node in self.nodes if node.runs}
+            said = [leaders for node in self.nodes if node.runs and (leaders := _leaders_by(node)) is not None]
+            named = [(what, one.get(what)) for one in said] if what else [each for one in said for each in one.items()]
+            found = {what: leader for what, leader in named if leader in running}
+            if found and all(found.get(what) == leader for what, leader in named):
+                return found
+            assert time.monotonic() < give_up, f"the servers do not agree about {what or 'their leaders'}: {said}"
             time.sleep(0.02)
-
-    def _leader_by(self, node: Nats, stream: str) -> str | None:
-        try:
-            found = node.asked("jsz?accounts=true&streams=true" if stream else "jsz")
-        except OSError:
-            return None
-        if not stream:
-            return str(found.get("meta_cluster", {}).get("leader", ""))
-        for account in found.get("account_details") or ():
-            for one in account.get("stream_detail") or ():
-                if one["name"] == stream:
-                    return str(one.get("cluster", {}).get("leader", ""))
-        return None
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -298,3 +301,19 @@ class NatsCluster:
     @property
     def url(self) -> str:
         return f"nats://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}/"
+
+
+def _leaders_by(node: Nats) -> dict[str, str] | None:
+    """Return the leaders that *node* knows of, "" where it knows of none; None if it does not answer."""
+    try:
+        found = node.asked("jsz?accounts=true&streams=true&consumers=true")
+    except OSError:
+        return None
+    leaders = {CLUSTER: str(found.get("meta_cluster", {}).get("leader", ""))}
+    for account in found.get("account_details") or ():
+        for stream in account.get("stream_detail") or ():
+            for one in (stream, *(stream.get("consumer_detail") or ())):
+                consumer = "" if one is stream else f" consumer {one['name']}"
+                if "cluster" in one:
+                    leaders[f"stream {stream['name']}{consumer}"] = str(one["cluster"].get("leader", ""))
+    return leaders
