@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,33 @@ async def main():
 asyncio.run(main())
 """
 
+FORKED_AND_TOLD_AT_ONCE = """
+import asyncio, os, signal
+
+# It runs in the child before the hooks of tenure, which is imported later.
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+import tenure, tenure._runtime.signals
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders")
+        consuming = asyncio.create_task(queue.consume(print))
+        await asyncio.sleep(0.1)
+        child = os.fork()
+        if not child:
+            os._exit(1)
+        print("ended by", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        await asyncio.sleep(0.1)
+        print("still there" if not consuming.done() else "gone", flush=True)
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+        signal.raise_signal(signal.SIGTERM)
+        await consuming
+    print("over", flush=True)
+
+asyncio.run(main())
+"""
+
 Start = Callable[[str], "subprocess.Popen[str]"]
 
 pytestmark = pytest.mark.process
@@ -158,10 +187,12 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Start:
             stdout=subprocess.PIPE,
             text=True,
             cwd=tmp_path,
+            process_group=0,
         )
 
         def end() -> None:
-            child.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # with its children, which hold its output open
             child.communicate()
 
         request.addfinalizer(end)
@@ -227,6 +258,13 @@ def test_a_program_may_keep_the_signal(start: Start) -> None:
 def test_a_signal_to_a_forked_child_ends_only_the_child(start: Start) -> None:
     child = start(FORKING)
     assert child.communicate(timeout=PATIENCE)[0] == "1 2\n" * 3 + "still there\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_signal_to_a_child_that_has_just_been_forked_ends_only_the_child(start: Start) -> None:
+    child = start(FORKED_AND_TOLD_AT_ONCE)
+    said = f"ended by {-signal.SIGTERM}\nstill there\nset()\nover\n"
+    assert child.communicate(timeout=PATIENCE)[0] == said
 
 
 CONSUMING = """

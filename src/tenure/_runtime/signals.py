@@ -49,6 +49,13 @@ _previous_sigint: Any = None  # the handler of SIGINT before ours, while ours is
 _got_sigint = False
 
 
+class _Forking(threading.local):
+    mask: set[int | signal.Signals] | None = None  # what the thread blocked before, while it forks
+
+
+_forking = _Forking()
+
+
 @contextmanager
 def on_shutdown_signal(
     callback: Callable[[], object], wanted: bool | None = None, hint: Callable[[], object] | None = None
@@ -137,8 +144,20 @@ def _restore_default(signal_number: int, ours: object, usual: Any) -> None:
         signal.signal(signal_number, usual)
 
 
-def _after_fork() -> None:
-    """In a forked child, restore the default: the loop and the subscribers belong to the parent."""
+def _before_fork() -> None:
+    """Let SIGTERM wait until the child has restored the default: our handler would tell the parent, and not end it."""
+    if _restore_sigterm is not None:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _let_signals_come() -> None:
+    mask, _forking.mask = _forking.mask, None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _after_fork_in_child() -> None:
+    """Restore the default: the loop and the subscribers belong to the parent."""
     global _restore_sigterm, _previous_sigint
     _subscribers.clear()
     if _previous_sigint is not None:
@@ -148,10 +167,11 @@ def _after_fork() -> None:
         _restore_sigterm = None
         signal.set_wakeup_fd(-1)  # the loop's: a byte written there would wake the parent
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _let_signals_come()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_let_signals_come, after_in_child=_after_fork_in_child)
 
 
 def _on_sigterm(*_: object) -> None:
