@@ -287,7 +287,9 @@ async def test_a_message_is_published_again_after_a_refusal_and_a_deletion(
 async def test_a_full_queue_refuses_messages_at_once(own: RabbitMQ, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(own.url) as [broker]:
         await broker.send(name, [Outgoing(b"a")])
-        own.ctl("set_policy", name, f"^{name}$", '{"max-length": 1, "overflow": "reject-publish"}')
+        await asyncio.to_thread(
+            own.ctl, "set_policy", name, f"^{name}$", '{"max-length": 1, "overflow": "reject-publish"}'
+        )
 
         async def is_refused() -> bool:
             refusals = await asyncio.gather(broker.send(name, [Outgoing(b"a")]), return_exceptions=True)

@@ -9,14 +9,14 @@ import os
 import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
 import pytest
-from kazoo.exceptions import AuthFailedError, SessionClosedRequireSaslError
+from kazoo.exceptions import AuthFailedError, KazooException, SessionClosedRequireSaslError
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
@@ -73,9 +73,14 @@ async def waits(backend: zookeeper.ZooKeeperBackend, name: str, holder: str) -> 
 
 def end_session(server: ZooKeeper, backend: zookeeper.ZooKeeperBackend) -> None:
     """Let the server end the session of *backend*, as if it had expired."""
-    session = backend.client.session(TTL)
-    with server.client(client_id=session._driver.client_id, timeout=LASTS):
-        pass
+    driver = backend.client.session(TTL)._driver
+    witness = f"/of-a-session-{secrets.token_hex(6)}"
+    is_made = is_ended = False
+    while not is_ended:  # the backend connects anew at once, and may get its session back before it is closed
+        with suppress(KazooException), server.client(client_id=driver.client_id, timeout=LASTS) as same:
+            is_made = bool(same.create(witness, ephemeral=True)) or is_made
+        with server.client() as other:
+            is_ended = is_made and not other.exists(witness)
 
 
 # --- sessions ---

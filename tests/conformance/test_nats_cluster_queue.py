@@ -32,7 +32,6 @@ from tests.servers import NatsCluster, shared
 
 
 class NatsClusterQueueHarness(NatsQueueHarness):
-    lock = 1.0
     backlog = 60  # of which each message is written several times, one after another
     patience: ClassVar[float] = PATIENCE
 
@@ -52,9 +51,8 @@ class NatsClusterQueueHarness(NatsQueueHarness):
 
 
 class DeepNatsClusterQueueHarness(NatsClusterQueueHarness):
-    """Its backlog is larger than a page of a purge, so that others come between two pages; locks last longer."""
+    """Its backlog is larger than a page of a purge, so that others come between two pages."""
 
-    lock = 2.0
     backlog = 1_500
 
 

@@ -73,7 +73,7 @@ class Way:
 
 class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
-    lock = 2.0
+    lock = 3.0
     long = 3.0
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late"})

@@ -30,7 +30,7 @@ PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswere
 class RabbitQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
-    lock = 2.0
+    lock = 3.0
     backlog = 300
     any_client_settles = False
     long = 5.0
@@ -86,12 +86,12 @@ class FaultyRabbitHarness(RabbitQueueHarness):
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
         """Take away access to the virtual host, and close the connections: they remember their rights."""
-        self._server.ctl("clear_permissions", "guest")
-        self._server.ctl("close_all_connections", "revoked by the test")
+        await asyncio.to_thread(self._server.ctl, "clear_permissions", "guest")
+        await asyncio.to_thread(self._server.ctl, "close_all_connections", "revoked by the test")
         try:
             yield
         finally:
-            self._server.ctl("set_permissions", "guest", ".*", ".*", ".*")
+            await asyncio.to_thread(self._server.ctl, "set_permissions", "guest", ".*", ".*", ".*")
 
     async def restart(self) -> None:
         """Kill the server, and start it again with its data."""

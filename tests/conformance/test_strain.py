@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
@@ -245,11 +246,11 @@ class StrainedRabbitQueues(RabbitQueueHarness):
     @asynccontextmanager
     async def full(self) -> AsyncIterator[None]:
         alarm = "{resource_limit, memory, node()}"
-        self._server.ctl("eval", f"rabbit_alarm:set_alarm({{{alarm}, []}}).")
+        await asyncio.to_thread(self._server.ctl, "eval", f"rabbit_alarm:set_alarm({{{alarm}, []}}).")
         try:
             yield
         finally:
-            self._server.ctl("eval", f"rabbit_alarm:clear_alarm({alarm}).")
+            await asyncio.to_thread(self._server.ctl, "eval", f"rabbit_alarm:clear_alarm({alarm}).")
 
     @asynccontextmanager
     async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:

@@ -138,7 +138,10 @@ class RabbitMQ(Server):
         return self.address + options
 
     def ctl(self, *arguments: str) -> str:
-        """Run ``rabbitmqctl``, which takes some seconds; return its output."""
+        """Run ``rabbitmqctl``, and return its output.
+
+        It takes some seconds: beside a connection, run it in a thread, or its heartbeats are late.
+        """
         done = subprocess.run(
             [str(programs() / "rabbitmqctl"), "--quiet", "-n", self.env["RABBITMQ_NODENAME"], *arguments],
             cwd=self.folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
@@ -369,6 +370,8 @@ class LockExpirySuite(QueueSuite):
         }
         if harness.traits.delay == "impossible":
             del ways[b"abandoned for long"]
+        await broker.declare(name, {"lock": harness.lock})  # or the first send takes a part of the short time
+        sent_at = time.monotonic()
         await broker.send(name, [Outgoing(way, expires_in=short) for way in ways])
         await broker.send(
             name,
@@ -378,7 +381,9 @@ class LockExpirySuite(QueueSuite):
         assert held.keys() <= {*ways, b"untouched"}
         for way, verdict in ways.items():
             if verdict is not None and way in held:
-                assert await settle(broker, [held[way]], verdict) == [Settled()], way
+                [answer] = await settle(broker, [held[way]], verdict)
+                has_expired = time.monotonic() - sent_at >= short  # on a busy machine
+                assert answer == Settled() or (answer == Settled(dead=True) and has_expired), way
         await harness.pass_time(harness.lock * 0.6)
         for way, late in ((b"given back too late", GIVE_BACK), (b"abandoned too late", Abandon())):
             if way in held:
@@ -394,7 +399,7 @@ class LockExpirySuite(QueueSuite):
             set() if harness.traits.exact_stats else {b"abandoned for long", b"delayed"}
         )  # not seen until they are due
         due = {*ways, b"untouched", b"delayed"} - {b"completed too late"}
-        assert due - unseen <= died.keys() <= due
+        assert due - unseen <= died.keys() <= due | (ways.keys() - held.keys())  # and those that expired unclaimed
         assert set(died.values()) == {EXPIRED}
         assert (await broker.stats(name)).ready == 0
 
