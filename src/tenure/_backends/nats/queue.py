@@ -26,7 +26,7 @@ from tenure._backends.nats.live import LiveMessages
 from tenure._backends.nats.message_format import ROOM, encode, properties_of, size_of
 from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
 from tenure._backends.nats.receipts import Receipts
-from tenure._backends.nats.receiving import Receiving
+from tenure._backends.nats.receiving import OVERDUE_MAX, Receiving
 from tenure._backends.nats.settling import Settling
 from tenure._backends.nats.standing import Standing
 from tenure._backends.nats.store_clock import StoreClock
@@ -58,6 +58,7 @@ QUEUE_TRAITS = QueueTraits(
     fencing="emulated",
     dead_letters="emulated",
     delay="emulated",
+    delay_lag=OVERDUE_MAX,
     priorities="impossible",
     sessions="impossible",
     deferral="impossible",
