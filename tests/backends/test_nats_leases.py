@@ -10,12 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from nats.aio.client import Client as Driver
-from nats.aio.msg import Msg
 
 from tenure._backends import nats
 from tenure._backends.nats import leases as leases_module
-from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.lease_records import name_by, read
 from tenure._backends.nats.leases import SERIALIZABLE, TRAITS
 from tenure._backends.nats.names import WORD_MAX, short_word_of
@@ -424,32 +421,6 @@ async def test_a_stream_of_several_servers_is_refused_where_a_name_may_be_grante
             while True:
                 with suppress(Unavailable):  # for a while, the stream has no leader
                     assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
-
-
-async def test_what_was_refused_for_want_of_a_leader_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusals: list[str] = []
-    wanted = 3
-    request = Connection.request
-
-    async def refused(self: Connection, subject: str, body: bytes, headers: Headers | None = None) -> Msg:
-        if len(refusals) < wanted:
-            refusals.append(subject)
-            error = {"code": 503, "err_code": 10_008, "description": "JetStream system temporarily unavailable"}
-            return Msg(_client=Driver(), data=json.dumps({"error": error}).encode())
-        return await request(self, subject, body, headers)
-
-    async with opened(f"{shared(NatsCluster).url}?prefix=led-again&timeout=8") as backend:
-        grant = await granted(backend, "job")
-        monkeypatch.setattr(Connection, "request", refused)
-        assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]  # a message to the stream
-        assert len(refusals) == wanted
-        wanted = 6
-        assert isinstance(await backend.leases.inspect("job"), HeldBy)  # a request of JetStream
-        assert len(refusals) == wanted
-        wanted = 1_000
-        with pytest.raises(Unavailable, match=r"has no leader for this at present: JetStream .* \(code 10008\)"):
-            await backend.leases.inspect("job")
-        assert len(refusals) < 100  # each is a request
 
 
 # --- TLS and logins ----------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ _got_sigint = False
 
 
 class _Forking(threading.local):
-    mask: set[int | signal.Signals] | None = None  # what the thread blocked before, while it forks
+    blocks_sigterm = False  # whether this thread lets SIGTERM wait while it forks
 
 
 _forking = _Forking()
@@ -144,34 +144,44 @@ def _restore_default(signal_number: int, ours: object, usual: Any) -> None:
         signal.signal(signal_number, usual)
 
 
+# A handler of another signal may raise at any line of these two, too. What it raises is only printed, and SIGTERM must
+# not stay blocked.
+
+
 def _before_fork() -> None:
     """Let SIGTERM wait until the child has restored the default: our handler would tell the parent, and not end it."""
-    if _restore_sigterm is not None:
-        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if _restore_sigterm is not None and signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        _forking.blocks_sigterm = True
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-def _let_signals_come() -> None:
-    mask, _forking.mask = _forking.mask, None
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+def _let_sigterm_come() -> None:
+    if _forking.blocks_sigterm:
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            _forking.blocks_sigterm = False
 
 
 def _after_fork_in_child() -> None:
     """Restore the default: the loop and the subscribers belong to the parent."""
     global _restore_sigterm, _previous_sigint
-    _subscribers.clear()
-    if _previous_sigint is not None:
-        _previous_sigint = None
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _restore_sigterm is not None:
-        _restore_sigterm = None
-        signal.set_wakeup_fd(-1)  # the loop's: a byte written there would wake the parent
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _let_signals_come()
+    try:
+        _subscribers.clear()
+        if _previous_sigint is not None:
+            _previous_sigint = None
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if _restore_sigterm is not None:
+            _restore_sigterm = None
+            signal.set_wakeup_fd(-1)  # the loop's: a byte written there would wake the parent
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    finally:
+        _let_sigterm_come()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_let_signals_come, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_let_sigterm_come, after_in_child=_after_fork_in_child)
 
 
 def _on_sigterm(*_: object) -> None:

@@ -26,7 +26,7 @@ from tenure._backends.nats.errors import (
     NotPermitted,
     Refusal,
     TooLarge,
-    is_passing,
+    is_undecided,
     translate,
 )
 from tenure._backends.nats.login_files import BadLoginFile
@@ -167,8 +167,7 @@ class Client:
             Refusal: It refused the request.
         """
         subject, data = f"{self.api}.{path}", b"" if body is None else json.dumps(body).encode()
-
-        async def ask() -> Json:
+        async with asyncio.timeout(self.options.timeout):
             patience = self.options.timeout * ANSWERING_SHARE
             while repeats and self.is_spread(connection):
                 with suppress(TimeoutError):
@@ -176,8 +175,6 @@ class Client:
                         return read((await connection.request(subject, data)).data)
                 patience *= 2
             return read((await connection.request(subject, data)).data)
-
-        return await self._carried_out(connection, ask)
 
     async def store(
         self,
@@ -199,21 +196,13 @@ class Client:
         """
         if last is not None:
             headers = {**(headers or {}), "Nats-Expected-Last-Subject-Sequence": str(last)}
-
-        async def ask() -> Json:
-            return read((await connection.request(subject, body, headers)).data)
-
-        return await self._carried_out(connection, ask)
-
-    async def _carried_out(self, connection: Connection, ask: Callable[[], Awaitable[Json]]) -> Json:
-        """Return the answer to *ask*, which is repeated for a while if it was refused for a reason that passes."""
         async with asyncio.timeout(self.options.timeout):
             pauses = self.pauses(connection)
             while True:
                 try:
-                    return await ask()
+                    return read((await connection.request(subject, body, headers)).data)
                 except Refusal as error:
-                    pause = next(pauses, None) if is_passing(error) else None
+                    pause = next(pauses, None) if is_undecided(error) else None
                     if pause is None:
                         raise
                 await asyncio.sleep(pause)

@@ -62,11 +62,6 @@ def is_undecided(error: Refusal) -> bool:
     return error.code in (SUBJECT_IN_PROCESS, ID_IN_PROCESS)
 
 
-def is_passing(error: Refusal) -> bool:
-    """Whether a request was refused, and not carried out, because of an election or another write that is under way."""
-    return error.code == NO_LEADER or is_undecided(error)
-
-
 def translate(error: Exception, address: Address, timeout: float, *, worked: bool) -> TenureError:
     """Turn an error of the client, of the connection or of JetStream at *address* into one of ours.
 
