@@ -239,8 +239,9 @@ class NatsCluster:
 
     def _is_complete(self) -> bool:
         """Whether the leader of the cluster has heard from all others."""
+        leader = self._agreed_leader(CLUSTER)
         try:
-            found = self.leader().asked("jsz").get("meta_cluster") or {}
+            found = (leader.asked("jsz").get("meta_cluster") or {}) if leader is not None else {}
         except OSError:
             return False
         others = found.get("replicas") or []
@@ -252,24 +253,34 @@ class NatsCluster:
         One that was paused takes itself for the leader until it hears from the others.
         """
         what = f"stream {stream}" if stream else CLUSTER
-        return next(node for node in self.nodes if node.name == self._until_agreed(what)[what])
+        give_up = time.monotonic() + START_MAX
+        while (found := self._agreed_leader(what)) is None:
+            assert time.monotonic() < give_up, f"{what} has no leader"
+            time.sleep(0.02)
+        return found
+
+    def _agreed_leader(self, what: str) -> Nats | None:
+        said = [leaders for node in self.nodes if node.runs and (leaders := _leaders_by(node)) is not None]
+        names = {leaders[what] for leaders in said if what in leaders}
+        return next((node for node in self.nodes if node.runs and names == {node.name}), None)
 
     def until_led(self) -> None:
-        """Wait until all that answer name the same leader of the cluster, of each stream and of each consumer."""
-        self._until_agreed()
-
-    def _until_agreed(self, what: str = "") -> dict[str, str]:
-        """Return the leaders, when all that answer agree about *what*, or about all of them; and these leaders run."""
+        """Wait until all that run name the same leaders of the cluster, of each stream and of each consumer."""
         give_up = time.monotonic() + START_MAX
-        while True:
-            running = {node.name for node in self.nodes if node.runs}
-            said = [leaders for node in self.nodes if node.runs and (leaders := _leaders_by(node)) is not None]
-            named = [(what, one.get(what)) for one in said] if what else [each for one in said for each in one.items()]
-            found = {what: leader for what, leader in named if leader in running}
-            if found and all(found.get(what) == leader for what, leader in named):
-                return found
-            assert time.monotonic() < give_up, f"the servers do not agree about {what or 'their leaders'}: {said}"
+        while not self._is_led():
+            assert time.monotonic() < give_up, f"they do not agree: {[_leaders_by(node) for node in self.nodes]}"
             time.sleep(0.02)
+
+    def _is_led(self) -> bool:
+        running = [node for node in self.nodes if node.runs]
+        names: dict[str, set[str]] = {}
+        for node in running:
+            leaders = _leaders_by(node)
+            if leaders is None:
+                return False
+            for what, leader in leaders.items():
+                names.setdefault(what, set()).add(leader)
+        return all(any(each == {node.name} for node in running) for each in names.values())
 
     def stop(self) -> None:
         for node in self.nodes:
