@@ -273,7 +273,7 @@ class Interrupt(Exception):
     """Raised by the handler of another signal."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("how", [signal.SIG_BLOCK, signal.SIG_UNBLOCK])
 def test_a_fork_that_another_signal_interrupts_leaves_no_signal_blocked(
     how: int, monkeypatch: pytest.MonkeyPatch

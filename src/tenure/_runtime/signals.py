@@ -159,7 +159,7 @@ def _let_sigterm_come() -> None:
     if _forking.blocks_sigterm:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        finally:
+        finally:  # once more: it may have been raised before the call
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             _forking.blocks_sigterm = False
 
