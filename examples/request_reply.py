@@ -5,8 +5,8 @@ import asyncio
 import tenure
 
 
-async def price(message: tenure.Message) -> None:
-    await message.reply(json={"item": message.json()["item"], "price": 12.5})  # answers and completes, in one step
+async def price(message: tenure.Message) -> tenure.Reply:
+    return tenure.Reply(json={"item": message.json()["item"], "price": 12.5})  # answers and completes, in one step
 
 
 async def main() -> None:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tenure._queue.queue import Queue as Queue
     from tenure._queue.received import Message as Message
     from tenure._queue.received import Received as Received
+    from tenure._queue.reply import Reply as Reply
     from tenure._queue.retry import Reject as Reject
     from tenure._queue.retry import Retry as Retry
     from tenure._queue.retry import RetryPolicy as RetryPolicy
@@ -140,6 +141,7 @@ _HOMES = {
     ),
     "tenure._queue.outgoing": ("Outgoing", "SendOptions"),
     "tenure._queue.queue": ("Queue",),
+    "tenure._queue.reply": ("Reply",),
     "tenure._queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure._queue.session": ("Session",),
 }
@@ -189,6 +191,7 @@ __all__ = [
     "QueueTraits",
     "Received",
     "Reject",
+    "Reply",
     "Retry",
     "RetryPolicy",
     "RunIn",

@@ -41,6 +41,18 @@ def _dumps(value: object) -> bytes:
     return json.dumps(value, default=plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
+def text_in(body: bytes) -> str:
+    """Return the text in *body*.
+
+    Raises:
+        DecodeError: It is not UTF-8.
+    """
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"the body is no text in UTF-8: {error}") from error
+
+
 def loads(body: bytes) -> Any:
     """Return the JSON in *body*.
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 
 from tenure._queue.failures import text_of, traceback_of
+from tenure._queue.reply import Reply
 from tenure._queue.retry import Reject, Retry
 from tenure._queue.tracebacks import ThereTraceback, place_of
 from tenure._runtime.clock import SystemClock
@@ -146,7 +147,7 @@ def _handle(work: bytes) -> bytes:
         if inspect.isawaitable(result):
             raise TypeError(f"the handler returned {result!r:.80}, which can't be awaited in a process")
         # The consumer uses no other result, and not every object can be pickled.
-        return pickle.dumps((None, result if isinstance(result, (Reject, Retry)) else None, None, "", "", ""))
+        return pickle.dumps((None, result if isinstance(result, (Reject, Reply, Retry)) else None, None, "", "", ""))
     except Exception as error:
         is_bare = isinstance(error, (Reject, Retry)) and error.__cause__ is None and error.__context__ is None
         text = "" if is_bare else traceback_of(error)

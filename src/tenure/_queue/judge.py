@@ -15,7 +15,8 @@ from tenure._queue.hooks import call_error_hook
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.outcomes import RULES, CancelReason, Disposition, Ending, Reason, Reports, Rule
-from tenure._queue.received import Message
+from tenure._queue.received import Message, answer_to, completion
+from tenure._queue.reply import Reply
 from tenure._queue.reports import event_of, report_unanswered
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 from tenure._queue.tracebacks import place_of
@@ -100,7 +101,7 @@ class Judge:
     async def judge(
         self, message: Message, outcome: object, why: CancelReason | None, closing: bool, trust: LockTrust
     ) -> Verdict | Literal[Disposition.LET_EXPIRE] | None:
-        """Return what becomes of *message*, whose handler did not simply return, as :data:`RULES` say; report it.
+        """Return what becomes of *message*, whose handler did more than return, as :data:`RULES` say; report it.
 
         Args:
             message: What the handler was called with.
@@ -112,6 +113,13 @@ class Judge:
         delivery = message.delivery
         if isinstance(outcome, RanToEnd) and why in ("drain", "leave"):
             outcome = outcome.outcome  # its lock was kept all the while, so the verdict on it is as good as any
+        answered: Verdict | None = None
+        if issubclass(type(outcome), Reply):
+            assert isinstance(outcome, Reply)
+            try:
+                answered = self._answered(message, outcome)
+            except ConfigError as error:  # it can't be sent
+                outcome = error
         ending = ending_of(outcome)
 
         def rule() -> Rule:
@@ -134,13 +142,23 @@ class Judge:
             self._end_with(unusable(outcome))
         match disposition:
             case Disposition.SUCCESS:
-                return self.success
+                return self.success if answered is None else answered
             case Disposition.GIVE_BACK:
                 return GIVE_BACK
             case Disposition.LET_EXPIRE:
                 return Disposition.LET_EXPIRE
         assert isinstance(outcome, BaseException)
         return judge_failure(self._context, self._consuming.policy, delivery, outcome)
+
+    def _answered(self, message: Message, reply: Reply) -> Verdict | None:
+        """Return the verdict that completes *message* and sends *reply*; None if no answer is expected.
+
+        Raises:
+            ConfigError: The answer can't be sent.
+        """
+        if message.reply_to is None:
+            return None
+        return completion(self._context, [answer_to(message, reply)], self._consuming.inbox_window)
 
     async def call_error_hook(self, message: Message, error: BaseException) -> None:
         """Call the error hook with *error*, a failure of the handler of *message*."""

@@ -249,8 +249,8 @@ class Queue:
 
         If it returns, the message is completed. If it raises, the message is delivered again, after growing delays, and
         dead-lettered after ``max_deliveries``. To decide that itself, it returns or raises ``Retry(delay=…)`` or
-        ``Reject(reason, description)``. If it lets out the ``DecodeError`` of ``message.decode(…)``, the message is
-        dead-lettered at once, as ``undecodable``.
+        ``Reject(reason, description)``; to answer a request, it returns ``Reply(…)``. If it lets out the
+        ``DecodeError`` of ``message.decode(…)``, the message is dead-lettered at once, as ``undecodable``.
         Locks are renewed as long as it runs; when one is lost, the handler is cancelled before the lock ends.
 
         Args:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from tenure._checks import check_seconds
-from tenure._queue.bodies import decode, loads
+from tenure._queue.bodies import decode, loads, text_in
 from tenure._queue.checks import check_name, check_text
 from tenure._queue.context import DeliveryTracker, QueueContext
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt, Delivery, Headers
-from tenure._queue.outgoing import NOT_GIVEN, Outgoing, SendOptions, checked, outgoing
+from tenure._queue.outgoing import NOT_GIVEN, Outgoing, checked
+from tenure._queue.reply import Reply
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, DeadLetter, Defer, Verdict
 from tenure.errors import ConfigError, DecodeError, LockLost
 from tenure.events import ResultDiscarded
@@ -118,6 +120,14 @@ class Received:
         """The failed deliveries of a dead letter."""
         return self._delivery.death.history if self._delivery.death else ()
 
+    def text(self) -> str:
+        """Return the body as text, which is UTF-8.
+
+        Raises:
+            DecodeError: It is none. If a handler does not catch this, its message is dead-lettered at once.
+        """
+        return self._read(text_in)
+
     def json(self) -> Any:
         """Return the JSON in the body.
 
@@ -149,7 +159,7 @@ class Received:
         """
         return self._read(lambda body: decode(body, kind))
 
-    def _read(self, read: Callable[[bytes], Any]) -> Any:
+    def _read(self, read: Callable[[bytes], T]) -> T:
         try:
             return read(self._delivery.body)
         except DecodeError as error:
@@ -226,7 +236,8 @@ class Message(Received):
         Raises:
             ConfigError: The message asks for no answer.
         """
-        await self._settle(completion(self._context, [answer_to(self, body, headers, json)], 0.0))
+        answer = answer_to(self, Reply(body, json=json, headers=headers))
+        await self._settle(completion(self._context, [answer], 0.0))
 
     def note_settling(self) -> None:
         """Note that the message is being settled by other means, as by the commit of a transaction of your own.
@@ -336,11 +347,8 @@ def completion(context: QueueContext, sends: Sequence[tuple[str, Outgoing]], rem
     return Complete(tuple(ready), float(remember))
 
 
-def answer_to(message: Received, body: bytes, headers: Headers | None, json: object) -> tuple[str, Outgoing]:
+def answer_to(message: Received, reply: Reply) -> tuple[str, Outgoing]:
     """Return the queue for the answer to *message*, and the answer."""
     if message.reply_to is None:
         raise ConfigError(f"message {message.id!r} of {message.queue!r} has no reply_to: its sender expects no answer")
-    options: SendOptions = {"correlation_id": message.correlation_id or message.id}
-    if headers is not None:
-        options["headers"] = headers
-    return message.reply_to, outgoing(body, json, options)
+    return message.reply_to, replace(reply.outgoing, correlation_id=message.correlation_id or message.id)

@@ -19,12 +19,12 @@ from tenure._queue.message import Delivery
 from tenure._queue.outcomes import CancelReason, Disposition
 from tenure._queue.pump import Pump
 from tenure._queue.received import Message
-from tenure._queue.retry import Reject, Retry
+from tenure._queue.reply import Reply
 from tenure._queue.verdicts import GIVE_BACK, Verdict
 from tenure._timing import Timing
 
-_FAILURES = (BaseException, Retry, Reject)
-"""What a handler may have raised, or returned in its place."""
+_JUDGED = (BaseException, Reply)
+"""The outcomes that mean more than a return: what a handler has raised, ``Retry`` and ``Reject`` also if returned."""
 
 SLICE = 0.001
 """Seconds for which handlers that never suspend may keep the loop from its other work."""
@@ -201,7 +201,7 @@ class _Worker:
                 await undo_cancellations(self.task)
             verdict: Verdict | Literal[Disposition.LET_EXPIRE] | None
             # A handler's result is judged by its type only: the object may claim to be of any class.
-            if self._why is None and (outcome is None or not issubclass(type(outcome), _FAILURES)):
+            if self._why is None and (outcome is None or not issubclass(type(outcome), _JUDGED)):
                 verdict = success
             else:
                 try:
