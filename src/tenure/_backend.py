@@ -46,13 +46,11 @@ class Backend:
         renewal_thread: RenewalThread | None = None,
         clock: Clock | None = None,
         on_event: Callable[[Event], None] | None = None,
-        make_term: MakeTerm = Term,
     ) -> None:
         parsed = Url.parse(url)
         self._module = registry.load(parsed)
         self._clock = clock or SystemClock()
         self._on_event = on_event
-        self._make_term = make_term
         self._connection = Connection(parsed, self._module, self._clock, renewal_thread)
 
     @property
@@ -128,6 +126,10 @@ class Backend:
             ConfigError: The times leave too little room, or don't fit this backend's limits; or it has queues only.
             TypeError: There is no such option; the message names the nearest one.
         """
+        return self._election(name, options, Term)
+
+    def _election(self, name: str, options: ElectionOptions, make_term: MakeTerm) -> Election:
+        """Return an election whose terms are made by *make_term*."""
         renewal_thread, opened = self._connection.require_open()
         driver = self._connection.require_driver()
         refuse_unknown("election", options, ElectionOptions.__annotations__)
@@ -142,7 +144,7 @@ class Backend:
             health=options.get("health"),
             overrun=options.get("overrun", "report"),
             on_event=self._on_event,
-            make_term=self._make_term,
+            make_term=make_term,
         )
 
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:

@@ -16,7 +16,7 @@ from tenure._election.store import LeaseStore
 from tenure._opened import Fact, Opened
 from tenure._queue.broker import Broker
 from tenure._queue.hints import HintSubscriptions
-from tenure._queue.producer import Requests
+from tenure._queue.producer import OpenRequests, Requests
 from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
@@ -179,7 +179,7 @@ class OpenQueues:
 
     def __init__(self) -> None:
         self.hints: HintSubscriptions = HintSubscriptions()
-        self.requests: dict[str, Requests] = {}
+        self.requests: OpenRequests = OpenRequests()
         # Weak: a program may make a queue for each message. By number: several may have one name.
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._made = 0
@@ -191,9 +191,8 @@ class OpenQueues:
 
     async def close(self) -> None:
         """Close the queues, then their requests; the other ones too if one fails."""
-        queues, requests = list(self._queues.values()), list(self.requests.values())
+        queues, requests = list(self._queues.values()), self.requests.take()
         self._queues.clear()
-        self.requests.clear()
         # All at once: a store that is away keeps each of them waiting.
         try:
             await _all_closed(queues)

@@ -134,7 +134,8 @@ async def test_a_request_ends_with_its_queue(setup: QueueSetup) -> None:
     queue = setup.queue()
     requesting = asyncio.ensure_future(queue.request(b"?", timeout=60))
     await asyncio.sleep(1.0)
-    await queue._requests[queue.name].close()  # as closing the backend does
+    (requests,) = queue._requests
+    await requests.close()  # as closing the backend does
     with pytest.raises(Unavailable, match=r"request .* on 'orders' got no answer before it was closed"):
         await requesting
 

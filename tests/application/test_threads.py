@@ -697,3 +697,86 @@ def test_interrupted_at_any_line_nothing_is_held_for_ever(url: str, form: str) -
             step += 1
         assert step > 10
     assert sys.exc_info() == (None, None, None)
+
+
+async def test_a_backend_of_a_loop_is_used_from_threads(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        orders = backend.queue("orders")
+        with tenure.sync.Backend(backend) as for_threads:
+
+            def lead() -> int:
+                token = 0
+
+                def work(term: tenure.sync.Term) -> None:
+                    nonlocal token
+                    term.check()
+                    token = term.token
+
+                for_threads.election("chair", ttl=TTL).run(work, sigterm=False)
+                for_threads.queue("orders").send(b"from a thread")
+                return token
+
+            assert await asyncio.to_thread(lead) == 1
+        assert [message.body for message in await orders.receive()] == [b"from a thread"]  # it is still open
+        with pytest.raises(tenure.ConfigError, match=r"was closed"):
+            for_threads.queue("orders")
+    with pytest.raises(tenure.ConfigError, match="was closed"):
+        for_threads.open()
+    with pytest.raises(tenure.ConfigError, match=r"has an on_event of its own"):
+        tenure.sync.Backend(backend, on_event=print)
+
+
+async def test_a_consumer_of_threads_ends_with_its_view_of_a_backend(url: str) -> None:
+    began = threading.Event()
+    may_end = threading.Event()
+    failed: list[BaseException] = []
+
+    def handle(message: tenure.sync.Message) -> None:
+        began.set()
+        may_end.wait(PATIENCE)
+
+    def consume(queue: tenure.sync.Queue) -> None:
+        try:
+            queue.consume(handle, sigterm=False)
+        except tenure.Unavailable as error:
+            failed.append(error)
+
+    async with tenure.connect(url) as backend:
+        orders = backend.queue("orders")
+        await orders.send(b"slow")
+        for_threads = tenure.sync.Backend(backend).open()
+        consuming = threading.Thread(target=consume, args=(for_threads.queue("orders"),))
+        consuming.start()
+        await asyncio.to_thread(began.wait, PATIENCE)
+        closing = asyncio.create_task(asyncio.to_thread(for_threads.close))
+        await asyncio.sleep(0.1)
+        may_end.set()
+        await closing
+        await asyncio.to_thread(consuming.join)
+        assert len(failed) == 1
+        stats = await orders.stats()
+        assert stats.ready + stats.locked <= 1
+
+
+async def test_requests_from_two_loops_each_get_their_answers(url: str) -> None:
+    async def twice(message: tenure.Message) -> tenure.Reply:
+        return tenure.Reply(message.body * 2)
+
+    async with tenure.connect(url) as backend:
+        orders = backend.queue("orders")
+        consuming = asyncio.create_task(orders.consume(twice, sigterm=False))
+        with tenure.sync.Backend(backend) as for_threads:
+            there = for_threads.queue("orders")
+            asking = [asyncio.to_thread(there.request, b"%d" % number) for number in range(10)]
+            answers = await asyncio.gather(*(orders.request(b"%d" % number) for number in range(10)), *asking)
+            assert [one.body for one in answers] == [b"%d" % number * 2 for number in range(10)] * 2
+        assert len(await _reply_queues(backend)) == 2
+        await orders.drain()
+        await consuming
+    async with tenure.connect(url) as backend:
+        assert await _reply_queues(backend) == []
+
+
+async def _reply_queues(backend: tenure.Backend) -> list[str]:
+    broker = backend._connection.require_open()[1].broker
+    return [name for name in await broker.names() if ".replies." in name]

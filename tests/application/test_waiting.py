@@ -294,7 +294,7 @@ async def test_waiters_for_something_else_are_woken_too(setup: Setup) -> None:
     for session in (await waits, await waiting["any"], held):
         await session.__aexit__(None, None, None)
     await setup.queue.close()
-    for asking in setup.queue._requests.values():
+    for asking in setup.queue._requests:
         await asking.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from tenure._checks import check_seconds
@@ -55,8 +55,36 @@ class Producer:
         return list(await context.broker.send(context.name, ready)) if ready else []
 
 
+class OpenRequests:
+    """The requests of one backend: those of each queue on each event loop have a reply queue of their own."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, asyncio.AbstractEventLoop], Requests] = {}
+
+    def __iter__(self) -> Iterator[Requests]:
+        return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def here(self, context: QueueContext) -> Requests:
+        """Return the requests to a queue from the running loop."""
+        key = context.name, asyncio.get_running_loop()
+        if key not in self._open:
+            for name, loop in list(self._open):
+                if loop.is_closed():
+                    self._open.pop((name, loop), None)
+            self._open[key] = Requests(context)
+        return self._open[key]
+
+    def take(self, queue: str | None = None) -> list[Requests]:
+        """Return the requests to *queue*, or all of them, and keep them no longer: they are to be closed."""
+        keys = [key for key in list(self._open) if queue in (None, key[0])]
+        return [self._open.pop(key) for key in keys]
+
+
 class Requests:
-    """The requests of one process that wait for an answer, and the queue that brings the answers.
+    """The requests to one queue from one loop that wait for an answer, and the queue that brings the answers.
 
     An answer whose request has ended goes to that queue's dead letters, with the reason ``request_ended``. The
     process deletes the queue when it is closed; if the process has died, another one that makes requests does. Both
@@ -71,6 +99,7 @@ class Requests:
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._is_closing = False
+        self._loop = asyncio.get_running_loop()
 
     async def ask(self, producer: Producer, message: Outgoing, timeout: float) -> Received:
         """Send *message* and return the answer to it.
@@ -108,7 +137,15 @@ class Requests:
             del self._waiting[correlation]
 
     async def close(self) -> None:
-        """Stop receiving, and dead-letter the answers that have come meanwhile."""
+        """Stop receiving, and dead-letter the answers that have come meanwhile. May be called on any loop."""
+        if self._loop is asyncio.get_running_loop():
+            await self._close()
+        elif self._loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), self._loop))
+        else:  # the loop of the listener and of all who waited has ended
+            await self._leave()
+
+    async def _close(self) -> None:
         if self._listener is None:
             return
         self._is_closing = True  # and not cancelled: it has to settle and report the answers it has claimed
@@ -120,6 +157,10 @@ class Requests:
                 answer.set_exception(
                     Unavailable(f"request {correlation!r} on {self._context.name!r} got no answer before it was closed")
                 )
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Dead-letter the answers that are left, and delete the reply queue if it is empty."""
         with suppress(Unavailable):
             await self._receive()
             await self._context.broker.delete(self.reply_to)  # not if dead-lettered answers are in it

@@ -25,7 +25,7 @@ from tenure._queue.handlers import Handler
 from tenure._queue.message import NO_HEADERS, Headers, LiveMessage, State, Stats
 from tenure._queue.options import ConsumeOptions, ConsumeSettings
 from tenure._queue.outgoing import NOT_GIVEN, Outgoing, SendOptions, outgoing
-from tenure._queue.producer import Producer, Requests
+from tenure._queue.producer import OpenRequests, Producer
 from tenure._queue.received import Message, Received
 from tenure._queue.running import RunningConsumers
 from tenure._queue.selections import select_live
@@ -48,13 +48,13 @@ class Queue:
     name: str
     dead_letters: DeadLetters
 
-    def __init__(self, context: QueueContext, requests: dict[str, Requests] | None = None) -> None:
+    def __init__(self, context: QueueContext, requests: OpenRequests | None = None) -> None:
         self.name = context.name
         self.dead_letters = DeadLetters(context)
         self._context = context
         self._expected = context.expected  # declared again if the queue is deleted
         self._producer = Producer(context)
-        self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
+        self._requests = OpenRequests() if requests is None else requests  # shared by all queues of one backend
         self._running = RunningConsumers()
 
     @property
@@ -175,9 +175,8 @@ class Queue:
             TimedOut: No answer came in time. One that comes later is kept among the dead letters of the reply
                 queue, with the reason ``request_ended``.
         """
-        if self.name not in self._requests:
-            self._requests[self.name] = Requests(self._context)
-        return await self._requests[self.name].ask(self._producer, outgoing(body, json, options), timeout)
+        requests = self._requests.here(self._context)
+        return await requests.ask(self._producer, outgoing(body, json, options), timeout)
 
     # --- receiving ---
 
@@ -439,8 +438,8 @@ class Queue:
         """End consumers and requests here at once, cancelling handlers. The backend does it when it is closed."""
         await self._running.end()
         await self._context.rest()
-        if self.name in self._requests:
-            await self._requests.pop(self.name).close()
+        for requests in self._requests.take(self.name):
+            await requests.close()
 
     def __repr__(self) -> str:
         consumers = f", {len(self._running)} consuming" if self._running else ""

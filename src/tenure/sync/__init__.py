@@ -45,12 +45,29 @@ class Backend:
     """A store, connected. See :class:`tenure.Backend`.
 
     It is used inside ``with``; or between :meth:`open` and :meth:`close`, where a block doesn't fit.
+
+    Args:
+        url: As for :func:`connect`. A :class:`tenure.Backend` in its place, open on an event loop, is used from threads
+            then: it keeps its ``on_event``, and stays open when this object is closed.
+        on_event: As for :func:`connect`.
+
+    Example::
+
+        async with tenure.connect("sqlite:///work.db") as backend:
+            with tenure.sync.Backend(backend) as for_threads:
+                await asyncio.to_thread(for_threads.queue("orders").send, b"two kettles")
     """
 
-    def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
+    def __init__(self, url: str | tenure.Backend, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._on_event = on_event
-        hook = None if on_event is None else ForwardingHook(self._forward)
-        self._behind = tenure.Backend(url, on_event=hook, make_term=Term)
+        self._is_owner = not isinstance(url, tenure.Backend)
+        if isinstance(url, tenure.Backend):
+            if on_event is not None:
+                raise ConfigError(f"{url!r} has an on_event of its own; give it to tenure.connect()")
+            self._behind = url
+        else:
+            hook = None if on_event is None else ForwardingHook(self._forward)
+            self._behind = tenure.Backend(url, on_event=hook)
         self.url: Url = self._behind.url
         self._entered: RenewalThread | None = None
         self._consumer_loop: LoopThread | None = None
@@ -96,9 +113,12 @@ class Backend:
         return self
 
     def _open(self) -> None:
+        if not self._is_owner:
+            self._behind._connection.require_open()
         renewal_thread = RenewalThread.enter()
         try:
-            renewal_thread.call_blocking(self._behind.__aenter__)
+            if self._is_owner:
+                renewal_thread.call_blocking(self._behind.__aenter__)
         except BaseException:
             renewal_thread.leave()
             raise
@@ -115,7 +135,8 @@ class Backend:
         if sys.is_finalizing():  # an unfinished generator is closed: the backend ends with the process
             return
         try:
-            renewal_thread.call_blocking(self._behind.aclose)
+            if self._is_owner:
+                renewal_thread.call_blocking(self._behind.aclose)
         finally:
             renewal_thread.leave()
             with self._guard:
@@ -140,7 +161,7 @@ class Backend:
         ``health`` is called on a thread of its own.
         """
         renewal_thread = self._renewal_thread
-        return Election(self._behind.election(name, **options), renewal_thread)
+        return Election(self._behind._election(name, options, Term), renewal_thread)
 
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue called *name*. See :meth:`tenure.Backend.queue`."""
