@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from tenure._queue.retry import Retry as Retry
     from tenure._queue.retry import RetryPolicy as RetryPolicy
     from tenure._queue.session import Session as Session
+    from tenure._service.service import Lifespan as Lifespan
+    from tenure._service.service import Service as Service
+    from tenure._service.service import TypedHandler as TypedHandler
+    from tenure._service.typed_queue import TypedQueue as TypedQueue
     from tenure._timing import Timing as Timing
     from tenure._url import Url as Url
     from tenure.errors import BackendNotInstalled as BackendNotInstalled
@@ -144,6 +148,12 @@ _HOMES = {
     "tenure._queue.reply": ("Reply",),
     "tenure._queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure._queue.session": ("Session",),
+    "tenure._service.service": (
+        "Lifespan",
+        "Service",
+        "TypedHandler",
+    ),
+    "tenure._service.typed_queue": ("TypedQueue",),
 }
 _MODULES = ("events", "sync")
 _unpublished = set(_HOMES)
@@ -177,6 +187,7 @@ __all__ = [
     "Health",
     "Leader",
     "LeaseTraits",
+    "Lifespan",
     "LiveMessage",
     "LockLost",
     "Message",
@@ -196,6 +207,7 @@ __all__ = [
     "RetryPolicy",
     "RunIn",
     "SendOptions",
+    "Service",
     "Session",
     "State",
     "Stats",
@@ -205,6 +217,8 @@ __all__ = [
     "TermLost",
     "TimedOut",
     "Timing",
+    "TypedHandler",
+    "TypedQueue",
     "Unavailable",
     "Url",
     "Work",

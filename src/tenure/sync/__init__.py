@@ -37,8 +37,22 @@ from tenure.events import Event
 from tenure.sync._blocking import blocking
 from tenure.sync._elections import Election, Work
 from tenure.sync._queues import DeadLetters, Queue, Session
+from tenure.sync._service import Service
+from tenure.sync._typed_queues import TypedQueue
 
-__all__ = ["Backend", "DeadLetters", "Election", "Message", "Queue", "Session", "Term", "Work", "connect"]
+__all__ = [
+    "Backend",
+    "DeadLetters",
+    "Election",
+    "Message",
+    "Queue",
+    "Service",
+    "Session",
+    "Term",
+    "TypedQueue",
+    "Work",
+    "connect",
+]
 
 
 class Backend:

@@ -1,0 +1,201 @@
+"""The parts of a service that run side by side: a consumer for each handler, a candidate for each leader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import tenure.sync
+from tenure import Backend, ConsumeOptions, ElectionOptions, Queue, Work
+
+
+class Part(Protocol):
+    """A part of a running service."""
+
+    @property
+    def title(self) -> str:
+        """What it does, for the log."""
+        ...
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until its work has ended, or *stop* is set; then end gracefully."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Consumption:
+    """A handler at work on a queue."""
+
+    queue: Queue
+    handler: Callable[..., Any]
+    options: ConsumeOptions
+
+    @property
+    def title(self) -> str:
+        return f"consumes {self.queue.name}"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        options: ConsumeOptions = {**self.options, "sigterm": False}
+        await self.queue.consume(self.handler, stop=stop, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class UntilEmpty:
+    """All handlers, until none of their queues has anything ready: what one handler sends, another may consume."""
+
+    consumptions: Sequence[Consumption]
+
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{one.title} until it is empty" for one in self.consumptions)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        before: list[int] = []
+        while not stop.is_set():
+            await run_parts([_once_empty(one) for one in self.consumptions], stop)
+            ready = [(await one.queue.stats()).ready for one in self.consumptions]
+            if not any(ready) or ready == before:  # what is left is of sessions that no handler here consumes
+                stop.set()
+            before = ready
+
+
+def _once_empty(one: Consumption) -> Consumption:
+    return Consumption(one.queue, one.handler, {**one.options, "until_empty": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """A candidate whose work is an async function."""
+
+    backend: Backend
+    name: str
+    work: Work
+    again: bool
+    options: ElectionOptions
+
+    @property
+    def title(self) -> str:
+        return f"campaigns for {self.name}"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        election = self.backend.election(self.name, **self.options)
+        leading = asyncio.create_task(election.run(self.work, again=self.again, sigterm=False))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            leading.cancel()  # the work is cancelled, and the lease released once it has ended
+            await _wait_through_cancellation({leading})
+        if not leading.cancelled():
+            leading.result()
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLeadership:
+    """A candidate whose work is a plain function, which runs on a thread of its own."""
+
+    backend: tenure.sync.Backend
+    name: str
+    work: tenure.sync.Work
+    again: bool
+    options: ElectionOptions
+
+    @property
+    def title(self) -> str:
+        return f"campaigns for {self.name}"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        election = self.backend.election(self.name, **self.options)
+        leading = _CampaignThread(election, self.work, self.again)
+        stopping = asyncio.create_task(stop.wait())
+        either: set[asyncio.Future[Any]] = {leading.ended, stopping}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            await leading.stop()
+        leading.ended.result()
+
+
+class _CampaignThread:
+    """Runs a campaign that blocks, on a daemon thread: one that hangs does not keep the process alive."""
+
+    def __init__(self, election: tenure.sync.Election, work: tenure.sync.Work, again: bool) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._election = election
+        self._stop = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+        name = f"tenure-campaign-{election.name}"
+        threading.Thread(target=context.run, args=(self._run, work, again), name=name, daemon=True).start()
+
+    def _run(self, work: tenure.sync.Work, again: bool) -> None:
+        error: BaseException | None = None
+        try:
+            self._election.run(work, again=again, stop=self._stop, sigterm=False)
+        except BaseException as raised:
+            error = raised
+        self._loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
+    async def stop(self) -> None:
+        """End the campaign, and wait until its work has ended: a thread can't be cancelled, ``term.lost`` tells it."""
+        self._stop.set()
+        while not self.ended.done():
+            # Repeated, as a term may be won in the moment in which the campaign ends.
+            resigning = asyncio.create_task(asyncio.to_thread(self._election.resign))
+            await _wait_through_cancellation({resigning})
+            await _wait_through_cancellation({self.ended}, RESIGN_EVERY)
+
+
+RESIGN_EVERY = 0.5
+"""Seconds between requests to end a term that is won while its campaign ends."""
+
+
+async def _wait_through_cancellation(waited: Collection[asyncio.Future[Any]], timeout: float | None = None) -> None:
+    """Wait also if this task is cancelled meanwhile; a second cancellation ends it."""
+    try:
+        await asyncio.wait(waited, timeout=timeout)
+    except asyncio.CancelledError:
+        await asyncio.wait(waited, timeout=timeout)
+
+
+async def run_parts(parts: Sequence[Part], stop: asyncio.Event) -> None:
+    """Run *parts* side by side until all have ended. The first failure stops the others, gracefully, and is raised.
+
+    Cancelled, it cancels the handlers and the work of all of them, and waits for their end.
+    """
+    failures: list[BaseException] = []
+
+    async def run(part: Part) -> None:
+        try:
+            await part.run(stop)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    tasks = {asyncio.create_task(run(part), name=f"tenure-{part.title}") for part in parts}
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+    if failures:
+        first, *others = failures
+        for other in others:
+            first.add_note(f"while it stopped, there was also {type(other).__name__}: {other}")
+        raise first

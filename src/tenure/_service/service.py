@@ -1,0 +1,580 @@
+"""``Service``: handlers, leaders and hooks, declared in one place and run side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, Unpack, cast, overload
+
+import tenure.sync
+from tenure import Backend, ConfigError, ConsumeOptions, ElectionOptions, Event, Message, QueueOptions, Term
+from tenure._runtime.signals import on_shutdown_signal
+from tenure._service.bodies import name_of
+from tenure._service.calls import called
+from tenure._service.parts import Consumption, Leadership, Part, ThreadLeadership, UntilEmpty, run_parts
+from tenure._service.signatures import (
+    UNKNOWN,
+    check_callable,
+    check_parameters,
+    is_async,
+    name_of_function,
+    required,
+    signature_of,
+)
+from tenure._service.typed_queue import TypedQueue
+from tenure.errors import refuse_unknown
+
+T = TypeVar("T")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+LeaderT = TypeVar("LeaderT", bound=Callable[[Term], Awaitable[Any]] | Callable[[tenure.sync.Term], Any])
+HookT = TypeVar("HookT", bound=Callable[[], Any])
+
+Lifespan = Callable[["Service"], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
+"""``lifespan(service)``: a block, async or not, around all that the service does."""
+
+_log = logging.getLogger("tenure")
+
+
+class TypedHandler(Protocol[T]):
+    """The decorator for handlers of a typed queue: their first argument is its body."""
+
+    @overload
+    def __call__(self, function: Callable[[T], R], /) -> Callable[[T], R]: ...
+    @overload
+    def __call__(self, function: Callable[[T, Message], R], /) -> Callable[[T, Message], R]: ...
+    @overload
+    def __call__(self, function: Callable[[T, tenure.sync.Message], R], /) -> Callable[[T, tenure.sync.Message], R]: ...
+
+
+class Service:
+    """Handlers of queues, leaders and hooks, declared in one place and run side by side.
+
+    All instances of a program run the same service: they compete for the messages, and one of them leads each name.
+
+    Args:
+        url: The store, as for :func:`tenure.connect`; without, the environment variable ``TENURE_URL`` names it when
+            the service is opened. A :class:`tenure.Backend` in its place is opened and closed by its owner.
+        on_event: As for :func:`tenure.connect`.
+        lifespan: ``lifespan(service)`` returns a block, async or not, that is entered once the backend is open, and
+            left when all handlers and leaders have ended: the place for what they depend on.
+
+    Example::
+
+        service = tenure.Service("postgresql://db/shop")
+        receipts = service.queue("receipts", Receipt)
+
+
+        @service.handler("orders", concurrency=10)
+        async def serve(order: Order) -> None:
+            await receipts.send(Receipt(order.id))
+
+
+        @service.leader("nightly-report", ttl=15)
+        async def report(term: tenure.Term) -> None: ...
+
+
+        if __name__ == "__main__":
+            service.run()
+    """
+
+    def __init__(
+        self,
+        url: str | Backend | None = None,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        lifespan: Lifespan | None = None,
+    ) -> None:
+        if isinstance(url, Backend) and on_event is not None:
+            raise ConfigError(f"{url!r} has an on_event of its own; give it to tenure.connect()")
+        if lifespan is not None:
+            check_callable("lifespan", lifespan, "the service and returns a block")
+        self._on_event = on_event
+        self._lifespan = lifespan
+        self._is_owner = not isinstance(url, Backend)
+        self._given: Backend | None = None
+        if url is not None:
+            self._given = url if isinstance(url, Backend) else self._connect(url)
+        self._queues: dict[str, TypedQueue[Any]] = {}
+        self._handlers: list[_Handler] = []
+        self._leaders: list[_Leader] = []
+        self._startup: list[Callable[[], Any]] = []
+        self._shutdown: list[Callable[[], Any]] = []
+        self._opening: _Opening | None = None
+        self._users = 0
+        self._is_running = False
+
+    # --- declaring ---
+
+    @overload
+    def queue(self, name: str, **settings: Unpack[QueueOptions]) -> TypedQueue[bytes]: ...
+    @overload
+    def queue(self, name: str, kind: type[T], **settings: Unpack[QueueOptions]) -> TypedQueue[T]: ...
+    @overload
+    def queue(self, name: str, kind: object, **settings: Unpack[QueueOptions]) -> TypedQueue[Any]: ...
+    def queue(self, name: str, kind: Any = bytes, **settings: Unpack[QueueOptions]) -> TypedQueue[Any]:
+        """Return the queue called *name*, whose bodies are all of one type.
+
+        It can be declared before the service is open, and used while it is.
+
+        Args:
+            name: As for :meth:`tenure.Backend.queue`.
+            kind: The type of the bodies: ``bytes``, ``str``, or what :meth:`tenure.Received.decode` reads.
+            settings: As for :meth:`tenure.Backend.queue`.
+
+        Raises:
+            ConfigError: It was declared here with another type or other settings.
+            TypeError: There is no such setting.
+
+        Example::
+
+            orders = service.queue("orders", Order, lock=60)
+            await orders.send(Order("kettle", 2))
+        """
+        refuse_unknown("queue", settings, QueueOptions.__annotations__)
+        known = self._queues.get(name)
+        if known is None:
+            known = self._queues[name] = TypedQueue(self, name, kind, settings)
+        elif (known.kind, known.settings) != (kind, settings):
+            raise ConfigError(
+                f"the queue {name!r} was declared as {_described(known.kind, known.settings)}, and now as "
+                f"{_described(kind, settings)}; declare it once, and use the object that this returns"
+            )
+        return known
+
+    @overload
+    def handler(self, queue: str, **options: Unpack[ConsumeOptions]) -> Callable[[F], F]: ...
+    @overload
+    def handler(self, queue: TypedQueue[T], **options: Unpack[ConsumeOptions]) -> TypedHandler[T]: ...
+    def handler(self, queue: str | TypedQueue[Any], **options: Unpack[ConsumeOptions]) -> Any:
+        """Declare the decorated function as the handler of the messages of a queue.
+
+        It takes the body, the message (a :class:`tenure.Message`; a plain function: a :class:`tenure.sync.Message`), or
+        both in this order. A body that is not of its type is dead-lettered at once, as ``undecodable``. If the sender
+        asks for an answer, the result is the reply, unless the function is annotated to return None. It may return or
+        raise ``Retry`` and ``Reject``, as in :meth:`tenure.Queue.consume`. The function itself is returned unchanged.
+
+        Args:
+            queue: Its name; or what :meth:`queue` returned, whose type the body has. With a name that was not declared
+                there, the annotation of the parameter is the type.
+            options: As for :meth:`tenure.Queue.consume`, without ``sigterm`` and ``until_empty``, which are
+                options of :meth:`run`.
+
+        Raises:
+            ConfigError: The function can't be a handler, or the queue has one.
+            TypeError: There is no such option.
+        """
+        known = set(ConsumeOptions.__annotations__) - {"sigterm", "until_empty"}
+        refuse_unknown("handler", options, known)
+        name = queue if isinstance(queue, str) else queue.name
+        if not isinstance(queue, str) and self._queues.get(name) is not queue:
+            raise ConfigError(f"{queue!r} is a queue of another service; declare it here with service.queue()")
+
+        def declare(function: Any) -> Any:
+            check_callable("handler", function, "the body, the message, or both")
+            check_parameters(function)
+            new = _Handler(name, function, options)
+            for other in self._handlers:
+                if (other.queue, other.is_for_sessions) == (name, new.is_for_sessions):
+                    raise ConfigError(
+                        f"the queue {name!r} has a handler in this service: {name_of_function(other.function)}; with a "
+                        "second one, each message would go to either of them. Let one handler take a union of types, "
+                        "and match them"
+                    )
+            self._handlers.append(new)
+            return function
+
+        return declare
+
+    def leader(
+        self, name: str, *, again: bool = False, **options: Unpack[ElectionOptions]
+    ) -> Callable[[LeaderT], LeaderT]:
+        """Declare the decorated function as the work that only the leader of *name* does.
+
+        It is called with the term, when this instance is elected, and again with each further one that it wins. If it
+        returns, this instance does not campaign again; if it raises, the service stops, and raises the error. A plain
+        function runs on a thread of its own with a :class:`tenure.sync.Term`; as a thread can't be cancelled, it must
+        watch ``term.lost`` or call ``term.check()``.
+
+        Args:
+            name: As for :meth:`tenure.Backend.election`.
+            again: Campaign again when the function returns.
+            options: As for :meth:`tenure.Backend.election`.
+
+        Raises:
+            ConfigError: It can't be the work of a leader, or the name has one.
+            TypeError: There is no such option.
+        """
+        refuse_unknown("leader", options, ElectionOptions.__annotations__)
+
+        def declare(function: LeaderT) -> LeaderT:
+            check_callable("leader", function, "a term")
+            if len(required(function)) != 1:
+                raise ConfigError(
+                    f"the leader {name_of_function(function)} must take the term and nothing else: "
+                    "async def lead(term: tenure.Term)"
+                )
+            for other in self._leaders:
+                if other.name == name:
+                    raise ConfigError(
+                        f"the name {name!r} has a leader in this service: {name_of_function(other.work)}; they would "
+                        "compete with each other. Call both from one, or use two names"
+                    )
+            self._leaders.append(_Leader(name, function, again, options))
+            return function
+
+        return declare
+
+    def on_startup(self, hook: HookT) -> HookT:
+        """Declare a hook that is called once the backend is open, before any handler or leader; async or not.
+
+        If it raises, the service does not start. Hooks are called in the order in which they were declared, plain ones
+        on the loop. *lifespan* does the same with a block.
+        """
+        self._startup.append(_checked_hook("on_startup", hook))
+        return hook
+
+    def on_shutdown(self, hook: HookT) -> HookT:
+        """Declare a hook that is called when all handlers and leaders have ended, while the backend is still open.
+
+        The last one declared is called first; each is called, also if another one raises.
+        """
+        self._shutdown.append(_checked_hook("on_shutdown", hook))
+        return hook
+
+    # --- opening ---
+
+    @property
+    def backend(self) -> Backend:
+        """The open backend.
+
+        Raises:
+            ConfigError: The service is not open.
+        """
+        return self._opened().backend
+
+    @property
+    def blocking(self) -> tenure.sync.Backend:
+        """The open backend, for threads, such as those of handlers that are plain functions.
+
+        Raises:
+            ConfigError: The service is not open.
+        """
+        return self._opened().for_threads.open()
+
+    @property
+    def opening(self) -> object:
+        """What identifies the present opening.
+
+        Raises:
+            ConfigError: The service is not open.
+        """
+        return self._opened()
+
+    def _opened(self) -> _Opening:
+        if self._opening is None or self._opening.pid != os.getpid():
+            raise ConfigError(
+                "the service is not open; use it in its handlers, leaders and hooks, inside 'async with service:', or "
+                "after 'await service.open()'"
+            )
+        return self._opening
+
+    async def open(self) -> Service:
+        """Open the backend, so that queues can be used, and return the service. No handler and no leader is started.
+
+        ``async with service:`` does the same, and closes it. Each call is undone by one of :meth:`aclose`.
+
+        Raises:
+            ConfigError: No store is named, or it can never be used as it is.
+        """
+        if self._opening is not None and self._opening.pid != os.getpid():  # it stayed with the parent of this process
+            self._opening, self._users, self._is_running = None, 0, False
+        if self._given is None:
+            self._given = self._connect(None)
+        backend = self._given
+        if self._is_owner:
+            await backend.open()
+        if self._opening is None:
+            self._opening = _Opening(backend)
+        self._users += 1
+        return self
+
+    async def aclose(self) -> None:
+        """Close the backend; if :meth:`open` was called several times, only the last of these calls does."""
+        self._users -= 1
+        opening = self._opening
+        if self._users > 0 or opening is None or opening.pid != os.getpid():
+            return
+        self._opening, self._users = None, 0
+        await asyncio.to_thread(opening.for_threads.close)  # it ends a thread, if one consumes there
+        if self._is_owner:
+            await opening.backend.aclose()
+
+    async def __aenter__(self) -> Service:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _connect(self, url: str | None) -> Backend:
+        return tenure.connect(url, on_event=None if self._on_event is None else self._forward)
+
+    def _forward(self, event: Event) -> None:
+        """Call the hook on the loop of the service: events of leaders in threads come on another thread."""
+        assert self._on_event is not None
+        opening = self._opening
+        if opening is None or opening.loop is _running_loop():
+            self._on_event(event)
+        else:
+            with suppress(RuntimeError):  # that loop is closed
+                opening.loop.call_soon_threadsafe(self._on_event, event)
+
+    # --- running ---
+
+    def run(self, *, until_empty: bool = False) -> None:
+        """Run the service in an event loop of its own, until SIGTERM or Ctrl-C, or until all its work has ended.
+
+        Handlers may finish for their ``grace``, and leaders are cancelled; a second Ctrl-C cancels the handlers, too.
+
+        Args:
+            until_empty: End as soon as no queue of a handler has anything ready, for tests and for jobs.
+
+        Raises:
+            ConfigError: It can't work as it is declared; or a loop runs here: ``await service.serve()`` is for that.
+        """
+        if _running_loop() is not None:
+            raise ConfigError("an event loop runs here, so service.run() can't start one; use: await service.serve()")
+        asyncio.run(self.serve(until_empty=until_empty))
+
+    async def serve(
+        self, *, stop: asyncio.Event | None = None, until_empty: bool = False, sigterm: bool | None = None
+    ) -> None:
+        """Run the service in the running event loop. See :meth:`run`.
+
+        Args:
+            stop: Set it to end gracefully.
+            until_empty: End as soon as no queue of a handler has anything ready.
+            sigterm: Whether SIGTERM or a first SIGINT ends it gracefully. They do in the main thread, if nothing else
+                has handled the signal before; with False, never.
+
+        Raises:
+            ConfigError: It can't work as it is declared.
+        """
+        stopping = asyncio.Event()
+        with on_shutdown_signal(stopping.set, sigterm, _log_interrupt):
+            async with AsyncExitStack() as stack:
+                parts = await stack.enter_async_context(self._started(until_empty))
+                await stack.enter_async_context(_forwarded(stop, stopping))
+                if not stopping.is_set():
+                    await run_parts(parts, stopping)
+
+    @asynccontextmanager
+    async def running(self, *, sigterm: bool | None = False) -> AsyncIterator[Service]:
+        """Run the service beside the code of a block: for the lifespan of a web application.
+
+        When the block is left, the service ends gracefully. If a handler's consumer or a leader fails for good, the
+        block is cancelled, and the error raised.
+
+        Args:
+            sigterm: As for :meth:`serve`; the web server handles the signals, so the default is False.
+
+        Raises:
+            ConfigError: It can't work as it is declared.
+
+        Example::
+
+            @asynccontextmanager
+            async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+                async with service.running():
+                    yield
+        """
+        stopping = asyncio.Event()
+        with on_shutdown_signal(stopping.set, sigterm, _log_interrupt):
+            async with self._started(until_empty=False) as parts:
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        work = group.create_task(run_parts(parts, stopping), name="tenure-service")
+                        try:
+                            yield self
+                        finally:
+                            stopping.set()
+                            await asyncio.wait({work})  # before the group would cancel it, if the block has failed
+                except BaseExceptionGroup as failed:
+                    if len(failed.exceptions) > 1:
+                        raise
+                    raise failed.exceptions[0] from failed.exceptions[0].__cause__
+
+    @asynccontextmanager
+    async def _started(self, until_empty: bool) -> AsyncIterator[list[Part]]:
+        """Open the backend, enter the lifespan and call the hooks around the block; yield the parts to run."""
+        handlers = self._called_handlers()
+        if not handlers and not self._leaders:
+            raise ConfigError(
+                "the service has nothing to run: declare a handler or a leader, as with @service.handler('orders'); "
+                "to only send, use 'async with service:'"
+            )
+        if until_empty and not handlers:
+            raise ConfigError("until_empty is for services with handlers, and this one has leaders only")
+        if self._is_running:
+            raise ConfigError("the service runs already; one object runs once at a time")
+        self._is_running = True
+        try:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self)
+                await _enter(stack, self._lifespan, self)
+                for hook in self._startup:
+                    await _call_hook(hook)
+                for hook in self._shutdown:
+                    stack.push_async_callback(_call_hook, hook)
+                parts = self._parts(handlers, until_empty)
+                _log.info("the service %s", ", ".join(part.title for part in parts))
+                yield parts
+        finally:
+            self._is_running = False
+
+    def _called_handlers(self) -> list[tuple[_Handler, Callable[..., Any]]]:
+        """Return the handlers, each with the function that is called with a message.
+
+        Raises:
+            ConfigError: The annotations of one of them can't be resolved, or don't fit its queue.
+        """
+        made = []
+        for one in self._handlers:
+            kind = self._queues[one.queue].kind if one.queue in self._queues else UNKNOWN
+            signature = signature_of(one.function, kind, one.options.get("run_in", "auto"))
+            made.append((one, called(one.function, signature)))
+        return made
+
+    def _parts(self, handlers: list[tuple[_Handler, Callable[..., Any]]], until_empty: bool) -> list[Part]:
+        opening = self._opened()
+        consumptions = []
+        for one, function in handlers:
+            declared = self._queues.get(one.queue)
+            queue = declared.queue if declared is not None else opening.backend.queue(one.queue)
+            consumptions.append(Consumption(queue, function, one.options))
+        parts: list[Part] = [UntilEmpty(consumptions)] if until_empty else list(consumptions)
+        for leader in self._leaders:
+            what = (leader.name, leader.work, leader.again, leader.options)
+            if is_async(leader.work):
+                parts.append(Leadership(opening.backend, *what))
+            else:
+                parts.append(ThreadLeadership(self.blocking, *what))
+        return parts
+
+    def __repr__(self) -> str:
+        count = f"{len(self._handlers)} handlers, {len(self._leaders)} leaders"
+        state = "running" if self._is_running else "open" if self._opening is not None else "not open"
+        return f"<Service {'' if self._given is None else f'{self._given.url}, '}{count}, {state}>"
+
+
+class _Handler:
+    """A declared handler."""
+
+    def __init__(self, queue: str, function: Callable[..., Any], options: ConsumeOptions) -> None:
+        self.queue = queue
+        self.function = function
+        self.options = options
+
+    @property
+    def is_for_sessions(self) -> bool:
+        return bool(self.options.get("sessions", False))
+
+
+class _Leader:
+    """A declared leader."""
+
+    def __init__(self, name: str, work: Callable[..., Any], again: bool, options: ElectionOptions) -> None:
+        self.name = name
+        self.work = work
+        self.again = again
+        self.options = options
+
+
+class _Opening:
+    """A backend, from when its service is opened until it is closed."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.pid = os.getpid()
+        self.loop = asyncio.get_running_loop()
+        self.for_threads = tenure.sync.Backend(backend)
+        """Opened when it is first needed."""
+
+
+async def _enter(stack: AsyncExitStack, lifespan: Lifespan | None, service: Service) -> None:
+    if lifespan is None:
+        return
+    block = lifespan(service)
+    if isinstance(block, AbstractAsyncContextManager):
+        await stack.enter_async_context(block)
+    elif isinstance(block, AbstractContextManager):
+        stack.enter_context(block)
+    else:
+        raise ConfigError(
+            f"lifespan must return a block, and {name_of_function(lifespan)} returned {type(block).__name__}; "
+            "decorate it with contextlib.asynccontextmanager"
+        )
+
+
+async def _call_hook(hook: Callable[[], Any]) -> None:
+    result = hook()
+    if inspect.isawaitable(result):
+        await result
+
+
+def _checked_hook(what: str, hook: Callable[[], Any]) -> Callable[[], Any]:
+    check_callable(what, hook, "nothing")
+    if needed := required(hook):
+        raise ConfigError(
+            f"{what} must be a function that takes nothing, and {name_of_function(hook)} needs {needed[0]}"
+        )
+    return hook
+
+
+@asynccontextmanager
+async def _forwarded(stop: asyncio.Event | None, into: asyncio.Event) -> AsyncIterator[None]:
+    """Inside the block, set *into* as soon as *stop* is set."""
+    if stop is None:
+        yield
+        return
+
+    async def wait() -> None:
+        await stop.wait()
+        into.set()
+
+    if stop.is_set():
+        into.set()
+    waiting = asyncio.create_task(wait())
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
+def _log_interrupt() -> None:
+    _log.warning("interrupted: handlers may finish; interrupt again to stop without waiting")
+
+
+def _described(kind: Any, settings: QueueOptions) -> str:
+    given = ", ".join(f"{name}={value!r}" for name, value in cast("dict[str, object]", settings).items())
+    return f"{name_of(kind)}{f' with {given}' if given else ''}"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

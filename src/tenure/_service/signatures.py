@@ -1,0 +1,206 @@
+"""How a handler of a service is called, by its signature: with the body, the message, or both."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, Union
+
+import tenure.sync
+from tenure import ConfigError, Message, Received, Reject, Reply, Retry
+from tenure._service.bodies import name_of
+from tenure.errors import refuse_generator
+
+Argument = Literal["body", "message"]
+
+
+class Unknown(Enum):
+    """A type that is not written."""
+
+    UNKNOWN = "unknown"
+
+
+UNKNOWN = Unknown.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How a handler is called, and what its result means."""
+
+    arguments: tuple[Argument, ...]
+    body: Any
+    """The type of the body, if it takes one."""
+    reply: Any
+    """The type of what it returns; None if it returns nothing, ``UNKNOWN`` if that is not written."""
+
+
+def is_async(function: object) -> bool:
+    """Return whether calling *function* makes a coroutine."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def name_of_function(function: object) -> str:
+    """Return what messages call *function*."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def check_callable(what: str, function: object, takes: str) -> None:
+    """Refuse, when it is declared, what can't be called with one or two arguments as *takes* says.
+
+    Raises:
+        ConfigError: It is no function, or takes more or fewer.
+    """
+    if not callable(function):
+        raise ConfigError(f"{what} must be a function that takes {takes}, not {function!r:.80}")
+    refuse_generator(what, function)
+
+
+def required(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the parameters that a caller must give.
+
+    Raises:
+        ConfigError: They can't be read, as of some functions that are written in C.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the parameters of {name_of_function(function)} can't be read ({error}); write a function around it"
+        ) from error
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one for one in parameters if one.default is inspect.Parameter.empty and one.kind not in optional]
+
+
+def check_parameters(function: Callable[..., object]) -> None:
+    """Refuse a handler, when it is declared, that can't be called with a body, a message, or both.
+
+    Raises:
+        ConfigError: It needs none, more than two, or one by name.
+    """
+    parameters = required(function)
+    named = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    if named or not 1 <= len(parameters) <= 2:
+        needs = ", ".join(one.name for one in parameters) or "nothing"
+        raise ConfigError(
+            f"the handler {name_of_function(function)} needs {needs}; a handler takes the body, the message, or both: "
+            "async def serve(order: Order, message: tenure.Message)"
+        )
+
+
+def signature_of(function: Callable[..., object], kind: Any, run_in: str) -> Signature:
+    """Return how a handler is called.
+
+    Args:
+        function: The handler.
+        kind: The type of the queue's bodies, if the queue has one; else ``UNKNOWN``.
+        run_in: Where it runs, as for ``Queue.consume``.
+
+    Raises:
+        ConfigError: Its annotations can't be resolved, or don't fit the queue.
+    """
+    name = name_of_function(function)
+    hints = _hints_of(function, kind)
+    parameters = required(function)
+    arguments: list[Argument] = []
+    body: Any = UNKNOWN
+    for parameter in parameters:
+        hint = hints.get(parameter.name, UNKNOWN)
+        if _is_message(hint):
+            _check_message(name, hint, function, run_in)
+            arguments.append("message")
+        elif hint is UNKNOWN and "body" in arguments:
+            arguments.append("message")
+        else:
+            arguments.append("body")
+            body = _body_kind(name, parameter.name, hint, kind)
+    if len(set(arguments)) < len(arguments):
+        twice = " and ".join(one.name for one in parameters)
+        raise ConfigError(
+            f"the handler {name} takes {twice}, both as the {arguments[0]}; annotate the one that is to be the message "
+            "as tenure.Message"
+        )
+    return Signature(tuple(arguments), body, _reply_kind(hints.get("return", UNKNOWN)))
+
+
+def _hints_of(function: Callable[..., object], kind: Any) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    annotated = function if hasattr(function, "__annotations__") else type(function).__call__
+    try:
+        return typing.get_type_hints(annotated, include_extras=True)
+    except Exception as error:  # an annotation is an expression
+        if kind is not UNKNOWN:  # its parameters are told apart by their order
+            return {}
+        raise ConfigError(
+            f"the annotations of the handler {name_of_function(function)} can't be resolved ({error}); define what "
+            "they name at the top of a module, or give the handler a typed queue: "
+            "@service.handler(service.queue('orders', Order))"
+        ) from error
+
+
+def _is_message(hint: Any) -> bool:
+    return inspect.isclass(hint) and not hasattr(hint, "__origin__") and issubclass(hint, Received)
+
+
+def _check_message(name: str, hint: type[Received], function: object, run_in: str) -> None:
+    gets: type[Received] = Message if is_async(function) else tenure.sync.Message
+    if run_in == "process":
+        gets = Received
+    if not issubclass(gets, hint):
+        kind = "async" if is_async(function) else "a plain function"
+        where = " in a process" if run_in == "process" else ""
+        raise ConfigError(
+            f"the handler {name} is {kind}{where}, and gets a {gets.__module__}.{gets.__qualname__}, not a "
+            f"{hint.__module__}.{hint.__qualname__}"
+        )
+
+
+def _body_kind(name: str, parameter: str, hint: Any, kind: Any) -> Any:
+    """Return the type of the body: that of the queue, or else that of the parameter."""
+    if kind is UNKNOWN:
+        if hint is UNKNOWN:
+            raise ConfigError(
+                f"the parameter {parameter} of the handler {name} has no type; annotate it with the type of the body, "
+                "or as tenure.Message"
+            )
+        return hint
+    if hint in (UNKNOWN, Any, object) or hint == kind:
+        return kind
+    if inspect.isclass(hint) and inspect.isclass(kind) and _is_subclass(kind, hint):
+        return kind
+    raise ConfigError(
+        f"the parameter {parameter} of the handler {name} is {name_of(hint)}, but the bodies of its queue are "
+        f"{name_of(kind)}"
+    )
+
+
+def _is_subclass(kind: type, of: type) -> bool:
+    try:
+        return issubclass(kind, of)
+    except TypeError:  # a protocol, or a generic alias: type checkers know more
+        return True
+
+
+_VERDICTS = (Retry, Reject, Reply)
+
+
+def _reply_kind(hint: Any) -> Any:
+    """Return the type of the answer: the result without the verdicts that a handler may return in its place."""
+    if hint is UNKNOWN:
+        return UNKNOWN
+    members: Sequence[Any] = (hint,)
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        members = typing.get_args(hint)
+    answers = [one for one in members if not (inspect.isclass(one) and issubclass(one, _VERDICTS))]
+    if all(one in (None, type(None), typing.NoReturn, typing.Never) for one in answers):
+        return None
+    return answers[0] if len(answers) == 1 else hint

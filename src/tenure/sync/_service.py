@@ -1,0 +1,141 @@
+"""Services for programs without asyncio."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar, Unpack, overload
+
+import tenure
+from tenure import ConsumeOptions, ElectionOptions, Event, QueueOptions
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure.sync._elections import Work
+from tenure.sync._typed_queues import TypedQueue
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+WorkT = TypeVar("WorkT", bound=Work)
+HookT = TypeVar("HookT", bound=Callable[[], Any])
+
+
+class Service:
+    """Handlers of queues, leaders and hooks, declared in one place. See :class:`tenure.Service`.
+
+    Its functions are plain ones, and run in threads: a handler takes the body, a :class:`tenure.sync.Message`, or both,
+    and a leader a :class:`tenure.sync.Term`. Its queues block. Hooks run on the thread that calls :meth:`run`.
+
+    Example::
+
+        service = tenure.sync.Service("sqlite:///work.db")
+        receipts = service.queue("receipts", Receipt)
+
+
+        @service.handler("orders", concurrency=10)
+        def serve(order: Order) -> None:
+            receipts.send(Receipt(order.id))
+
+
+        if __name__ == "__main__":
+            service.run()
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        lifespan: tenure.Lifespan | None = None,
+    ) -> None:
+        self._behind = tenure.Service(url, on_event=on_event, lifespan=lifespan)
+        self._entered: RenewalThread | None = None
+        self._turn = threading.Lock()  # while it is opened or closed
+        self._pid = os.getpid()
+
+    @overload
+    def queue(self, name: str, **settings: Unpack[QueueOptions]) -> TypedQueue[bytes]: ...
+    @overload
+    def queue(self, name: str, kind: type[T], **settings: Unpack[QueueOptions]) -> TypedQueue[T]: ...
+    @overload
+    def queue(self, name: str, kind: object, **settings: Unpack[QueueOptions]) -> TypedQueue[Any]: ...
+    def queue(self, name: str, kind: Any = bytes, **settings: Unpack[QueueOptions]) -> TypedQueue[Any]:
+        """Return the queue called *name*, whose bodies are all of one type. See :meth:`tenure.Service.queue`."""
+        return self._behind.queue(name, kind, **settings).blocking
+
+    @overload
+    def handler(self, queue: str, **options: Unpack[ConsumeOptions]) -> Callable[[F], F]: ...
+    @overload
+    def handler(self, queue: TypedQueue[T], **options: Unpack[ConsumeOptions]) -> tenure.TypedHandler[T]: ...
+    def handler(self, queue: str | TypedQueue[Any], **options: Unpack[ConsumeOptions]) -> Any:
+        """Declare the decorated function as the handler of a queue. See :meth:`tenure.Service.handler`."""
+        return self._behind.handler(queue if isinstance(queue, str) else queue._behind, **options)
+
+    def leader(self, name: str, *, again: bool = False, **options: Unpack[ElectionOptions]) -> Callable[[WorkT], WorkT]:
+        """Declare the decorated function as the work of the leader of *name*. See :meth:`tenure.Service.leader`."""
+        return self._behind.leader(name, again=again, **options)
+
+    def on_startup(self, hook: HookT) -> HookT:
+        """Declare a hook that is called before any handler or leader. See :meth:`tenure.Service.on_startup`."""
+        return self._behind.on_startup(hook)
+
+    def on_shutdown(self, hook: HookT) -> HookT:
+        """Declare a hook that is called after all handlers and leaders. See :meth:`tenure.Service.on_shutdown`."""
+        return self._behind.on_shutdown(hook)
+
+    @property
+    def backend(self) -> tenure.sync.Backend:
+        """The open backend.
+
+        Raises:
+            ConfigError: The service is not open.
+        """
+        return self._behind.blocking
+
+    def open(self) -> Service:
+        """Open the backend unless it is open, so that queues can be used, and return the service.
+
+        ``with service:`` does the same, and closes it. In a child by fork of a process that has it open, it is opened
+        anew. Any number of threads may call it.
+
+        Raises:
+            ConfigError: No store is named, or it can never be used as it is.
+        """
+        if self._pid != os.getpid():
+            self._turn, self._pid = threading.Lock(), os.getpid()
+        with self._turn:
+            if self._entered is None or self._entered.is_forked:
+                renewal_thread = RenewalThread.enter()
+                try:
+                    renewal_thread.call_blocking(self._behind.open)
+                except BaseException:
+                    renewal_thread.leave()
+                    raise
+                self._entered = renewal_thread
+        return self
+
+    def close(self) -> None:
+        """Close the backend, if :meth:`open` has opened it."""
+        with self._turn:
+            renewal_thread, self._entered = self._entered, None
+            if renewal_thread is None or renewal_thread.is_forked:
+                return
+            try:
+                renewal_thread.call_blocking(self._behind.aclose)
+            finally:
+                renewal_thread.leave()
+
+    def __enter__(self) -> Service:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, *, until_empty: bool = False) -> None:
+        """Run the service until SIGTERM or Ctrl-C, or until all its work has ended. See :meth:`tenure.Service.run`."""
+        self._behind.run(until_empty=until_empty)
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
