@@ -125,6 +125,11 @@ class Consumer:
             self._driver.drain(grace)
 
     @property
+    def received(self) -> int:
+        """How many messages it has received so far, those included that it gave back."""
+        return self._driver.pump.received if self._driver is not None else 0
+
+    @property
     def timing(self) -> Timing:
         """The times of the locks, as of a lease: its ``grace`` is what a handler has to stop before the lock ends."""
         return self._settings.timing

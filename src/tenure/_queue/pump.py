@@ -104,6 +104,7 @@ class Pump:
         self.settings = settings
         self.state: State = RUNNING
         self.busy: int = 0  # handlers that run
+        self.received: int = 0  # messages that were received so far
         self._holder = holder
         self._rng = rng
         self._groups = groups
@@ -349,6 +350,7 @@ class Pump:
 
     def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         timing, asked_at = self.settings.timing, self._claim_asked_at
+        self.received += len(deliveries)
         token = deliveries[0].token
         renew_at = asked_at + sooner(timing.renew_every, self._rng)
         group = LockGroup(token, len(deliveries), lock_trusted_until(asked_at, timing), renew_at, deque(deliveries))

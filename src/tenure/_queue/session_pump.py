@@ -276,6 +276,7 @@ class SessionPump(Pump):
 
     def _received(self, session: HeldSession, event: Claimed, now: float, effects: list[PumpEffect]) -> None:
         session.is_receiving = False
+        self.received += len(event.deliveries)
         self._misses = self._receive_misses = 0
         self._claim_times.resume()
         if session.is_lost:

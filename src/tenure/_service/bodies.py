@@ -6,6 +6,7 @@ import inspect
 from typing import Any, TypeGuard
 
 from tenure import ConfigError, Outgoing, Received, SendOptions
+from tenure._queue.typed import reader
 
 TEXT_TYPE = "text/plain; charset=utf-8"
 
@@ -45,6 +46,16 @@ def body_of(message: Received, kind: Any) -> Any:
     return message.decode(kind)
 
 
+def check_kind(kind: Any) -> None:
+    """Refuse a type that no body can be read as, before there is any.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if kind not in (bytes, str):
+        reader(kind)
+
+
 def name_of(kind: Any) -> str:
     """Return how *kind* is written in a program."""
     return str(kind.__name__) if inspect.isclass(kind) and not hasattr(kind, "__origin__") else str(kind)
@@ -52,7 +63,7 @@ def name_of(kind: Any) -> str:
 
 def _is_plain_class(kind: Any) -> TypeGuard[type]:
     """Return whether a value of this *kind* is an instance of it: not so for numbers, ``TypedDict`` and protocols."""
-    if not inspect.isclass(kind) or hasattr(kind, "__origin__") or kind is object:
+    if not inspect.isclass(kind) or hasattr(kind, "__origin__") or kind in (Any, object):  # Any is a class, too
         return False
     if kind in (bytes, str):
         return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tenure.sync
-from tenure import Backend, ConsumeOptions, ElectionOptions, Queue, Work
+from tenure import Backend, ConsumeOptions, Election, ElectionOptions, Queue, Work
 
 
 class Part(Protocol):
@@ -45,7 +45,7 @@ class Consumption:
 
 @dataclass(frozen=True, slots=True)
 class UntilEmpty:
-    """All handlers, until none of their queues has anything ready: what one handler sends, another may consume."""
+    """All handlers, until none of their queues has anything for them: what one sends, another may consume."""
 
     consumptions: Sequence[Consumption]
 
@@ -54,17 +54,30 @@ class UntilEmpty:
         return ", ".join(f"{one.title} until it is empty" for one in self.consumptions)
 
     async def run(self, stop: asyncio.Event) -> None:
-        before: list[int] = []
         while not stop.is_set():
-            await run_parts([_once_empty(one) for one in self.consumptions], stop)
-            ready = [(await one.queue.stats()).ready for one in self.consumptions]
-            if not any(ready) or ready == before:  # what is left is of sessions that no handler here consumes
+            passes = [_Pass(one) for one in self.consumptions]
+            await run_parts(passes, stop)
+            if not any(one.received for one in passes):
                 stop.set()
-            before = ready
 
 
-def _once_empty(one: Consumption) -> Consumption:
-    return Consumption(one.queue, one.handler, {**one.options, "until_empty": True})
+class _Pass:
+    """One handler, until its queue has nothing for it."""
+
+    def __init__(self, consumption: Consumption) -> None:
+        self._consumption = consumption
+        self.received = 0
+
+    @property
+    def title(self) -> str:
+        return self._consumption.title
+
+    async def run(self, stop: asyncio.Event) -> None:
+        one = self._consumption
+        options: ConsumeOptions = {**one.options, "sigterm": False, "until_empty": True}
+        consumer = one.queue.consumer(one.handler, **options)
+        await consumer.run(stop)
+        self.received = consumer.received
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,7 @@ class Leadership:
 
     async def run(self, stop: asyncio.Event) -> None:
         election = self.backend.election(self.name, **self.options)
-        leading = asyncio.create_task(election.run(self.work, again=self.again, sigterm=False))
+        leading = asyncio.create_task(self._lead(election))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,8 +104,18 @@ class Leadership:
             stopping.cancel()
             leading.cancel()  # the work is cancelled, and the lease released once it has ended
             await _wait_through_cancellation({leading})
-        if not leading.cancelled():
-            leading.result()
+        if not leading.cancelled() and (error := leading.result()) is not None:
+            raise error
+
+    async def _lead(self, election: Election) -> BaseException | None:
+        """Campaign, and return the error that ends it: a ``SystemExit`` that a task raises would end the loop."""
+        try:
+            await election.run(self.work, again=self.again, sigterm=False)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return error
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar, Unpack, cast, overload
 import tenure.sync
 from tenure import Backend, ConfigError, ConsumeOptions, ElectionOptions, Event, Message, QueueOptions, Term
 from tenure._runtime.signals import on_shutdown_signal
-from tenure._service.bodies import name_of
+from tenure._service.bodies import check_kind, name_of
 from tenure._service.calls import called
 from tenure._service.parts import Consumption, Leadership, Part, ThreadLeadership, UntilEmpty, run_parts
 from tenure._service.signatures import (
@@ -271,7 +271,9 @@ class Service:
         Raises:
             ConfigError: The service is not open.
         """
-        return self._opened().for_threads.open()
+        opening = self._opened()
+        opening.is_used_from_threads = True
+        return opening.for_threads.open()
 
     @property
     def opening(self) -> object:
@@ -317,7 +319,8 @@ class Service:
         if self._users > 0 or opening is None or opening.pid != os.getpid():
             return
         self._opening, self._users = None, 0
-        await asyncio.to_thread(opening.for_threads.close)  # it ends a thread, if one consumes there
+        if opening.is_used_from_threads:
+            await asyncio.to_thread(opening.for_threads.close)  # it ends a thread, if one consumes there
         if self._is_owner:
             await opening.backend.aclose()
 
@@ -449,12 +452,17 @@ class Service:
         """Return the handlers, each with the function that is called with a message.
 
         Raises:
-            ConfigError: The annotations of one of them can't be resolved, or don't fit its queue.
+            ConfigError: The annotations of one of them can't be resolved or don't fit its queue, or no body can be read
+                as its type.
         """
+        for queue in self._queues.values():
+            check_kind(queue.kind)
         made = []
         for one in self._handlers:
             kind = self._queues[one.queue].kind if one.queue in self._queues else UNKNOWN
             signature = signature_of(one.function, kind, one.options.get("run_in", "auto"))
+            if signature.body is not UNKNOWN:
+                check_kind(signature.body)
             made.append((one, called(one.function, signature)))
         return made
 
@@ -512,6 +520,7 @@ class _Opening:
         self.loop = asyncio.get_running_loop()
         self.for_threads = tenure.sync.Backend(backend)
         """Opened when it is first needed."""
+        self.is_used_from_threads = False
 
 
 async def _enter(stack: AsyncExitStack, lifespan: Lifespan | None, service: Service) -> None:

@@ -36,7 +36,7 @@ class Signature:
     body: Any
     """The type of the body, if it takes one."""
     reply: Any
-    """The type of what it returns; None if it returns nothing, ``UNKNOWN`` if that is not written."""
+    """The type of what it returns; None if it returns nothing, ``UNKNOWN`` if that is not written, or anything."""
 
 
 def is_async(function: object) -> bool:
@@ -195,7 +195,7 @@ _VERDICTS = (Retry, Reject, Reply)
 
 def _reply_kind(hint: Any) -> Any:
     """Return the type of the answer: the result without the verdicts that a handler may return in its place."""
-    if hint is UNKNOWN:
+    if hint in (UNKNOWN, Any, object):
         return UNKNOWN
     members: Sequence[Any] = (hint,)
     if typing.get_origin(hint) in (Union, types.UnionType):

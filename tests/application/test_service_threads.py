@@ -1,0 +1,159 @@
+"""tenure.sync.Service: plain functions, blocking queues; opened by threads, and in forked children."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+import tenure
+import tenure.sync
+from tenure import ConfigError, Stats
+from tenure.sync import Service, Term
+
+TTL = 30.0
+
+
+@dataclass
+class Order:
+    item: str
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory:{uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = threading.enumerate()
+    yield
+    left = [one for one in threading.enumerate() if one.name.startswith("tenure") and one not in before]
+    for one in left:
+        one.join(60.0)
+        assert not one.is_alive()
+
+
+def test_a_service_of_plain_functions(url: str) -> None:
+    log: list[str] = []
+
+    @contextmanager
+    def lifespan(service: tenure.Service) -> Iterator[None]:
+        log.append("enter")
+        yield
+        log.append("leave")
+
+    service = Service(url, lifespan=lifespan)
+    orders = service.queue("orders", Order)
+    mails = service.queue("mails", str)
+    may_ask = threading.Event()
+
+    @service.on_startup
+    def fill() -> None:
+        orders.send_batch([Order("tea"), orders.outgoing(Order("cup"), id="cup")])
+
+    @service.handler(orders, concurrency=1)
+    def serve(order: Order, message: tenure.sync.Message) -> str:
+        assert orders.decode(message) == order
+        if order.item != "asked":
+            mails.send(order.item)
+        return order.item.upper()
+
+    @service.handler(mails)
+    def mail(text: str) -> None:
+        log.append(text)
+        if log.count("tea") + log.count("cup") == 2:
+            may_ask.set()
+
+    @service.leader("chair", ttl=TTL)
+    def lead(term: Term) -> None:
+        may_ask.wait(60.0)
+        log.append(orders.request(Order("asked"), str, timeout=60.0))
+        log.append(f"term {term.token}")
+
+    @service.on_shutdown
+    def look() -> None:
+        assert service.backend.queue("orders").stats() == orders.queue.stats() == Stats()
+        log.append("down")
+
+    run_until_led(service, log)
+    assert log[0] == "enter"
+    assert sorted(log[1:3]) == ["cup", "tea"]
+    assert log[3:] == ["ASKED", "term 1", "down", "leave"]
+
+
+def run_until_led(service: Service, log: list[str]) -> None:
+    """Run until the leader has asked, and all queues are empty."""
+    service.run(until_empty=True)
+    assert "ASKED" in log
+
+
+def test_any_number_of_threads_may_open_it(url: str) -> None:
+    service = Service(url)
+    orders = service.queue("orders", Order)
+    with pytest.raises(ConfigError, match="the service is not open"):
+        orders.send(Order("tea"))
+
+    def open_and_send(number: int) -> str:
+        service.open()
+        return orders.send(Order(f"{number}"))
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(open_and_send, range(50)))
+    assert len(set(ids)) == 50
+    with service:  # it stays open until it is closed
+        assert orders.queue.stats().ready == 50
+    with pytest.raises(ConfigError, match="the service is not open"):
+        orders.send(Order("tea"))
+    service.close()
+    service.open()
+    assert orders.queue.stats().ready == 50
+    service.close()
+
+
+@pytest.mark.process
+def test_a_forked_child_opens_it_anew(tmp_path: Path) -> None:
+    service = Service(f"sqlite:///{tmp_path}/work.db")
+    orders = service.queue("orders", Order)
+    with service:
+        orders.send(Order("of the parent"))
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                try:
+                    orders.send(Order("not open"))
+                except ConfigError as error:
+                    if "the service is not open" in str(error):
+                        service.open()
+                        orders.send(Order("of the child"))
+                        code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert orders.queue.stats().ready == 2
+
+
+def test_wrong_inputs(url: str) -> None:
+    service = Service(url)
+    orders = service.queue("orders", Order)
+    with pytest.raises(ConfigError, match="<TypedQueue 'orders' of Order> is a queue of another service"):
+        Service(url).handler(orders)
+    with pytest.raises(ConfigError, match="the service has nothing to run"):
+        service.run()
+
+    @service.handler(orders)
+    def serve(order: Order, message: tenure.Message) -> None: ...
+
+    with pytest.raises(
+        ConfigError, match=r"is a plain function, and gets a tenure\.sync\.Message, not a tenure\.Message"
+    ):
+        service.run()
+    with service, pytest.raises(ConfigError, match="the body must be Order, not str: 'tea'"):
+        orders.send("tea")  # type: ignore[arg-type]
