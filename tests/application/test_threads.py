@@ -23,6 +23,7 @@ import tenure
 import tenure.sync
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event, TermBegan, TermEnding
+from tenure.sync._stopping import forwarded
 
 PATIENCE = 60.0
 """Seconds after which a test fails as hanging."""
@@ -697,6 +698,24 @@ def test_interrupted_at_any_line_nothing_is_held_for_ever(url: str, form: str) -
             step += 1
         assert step > 10
     assert sys.exc_info() == (None, None, None)
+
+
+def test_a_stop_that_comes_when_the_loop_is_closed_harms_nothing() -> None:
+    looked, closed = threading.Event(), threading.Event()
+
+    class Late(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            looked.set()
+            return closed.wait(PATIENCE)
+
+    async def until_it_looks() -> None:
+        with forwarded(Late()):
+            await asyncio.to_thread(looked.wait, PATIENCE)
+
+    asyncio.run(until_it_looks())
+    (waiting,) = [thread for thread in threading.enumerate() if thread.name == "tenure-stop"]
+    closed.set()
+    waiting.join(PATIENCE)  # an exception in it would fail the test
 
 
 async def test_a_backend_of_a_loop_is_used_from_threads(url: str) -> None:

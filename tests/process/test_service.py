@@ -56,6 +56,7 @@ async def lead(term: tenure.Term) -> None:
 
 @service.leader("clerk", ttl=3)
 def clerk(term: tenure.sync.Term) -> None:
+    say("clerk leads")
     term.lost.wait()
     say("clerk ends")
 
@@ -134,7 +135,7 @@ def test_a_signal_lets_handlers_finish_and_releases_the_leases(start: Callable[.
         one = start()
         orders.send(json=-1)
         one.wait_for("begins")
-        wait_until(lambda one=one: any(line.startswith("leads") for line in one.lines()), lambda: "no leader")  # type: ignore[misc]
+        one.wait_for("clerk leads")
         one.send_signal(number)
         assert one.ended() == 0
         interrupted = ["interrupted: handlers may finish; interrupt again to stop without waiting"]
@@ -166,6 +167,7 @@ def test_a_second_sigterm_ends_the_process_and_the_message_comes_back(
     one = start()
     orders.send(json=-40)
     one.wait_for("begins")
+    one.wait_for("clerk leads")
     one.send_signal(signal.SIGTERM)
     one.wait_for("clerk ends")
     one.send_signal(signal.SIGTERM)

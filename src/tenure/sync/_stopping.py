@@ -51,7 +51,8 @@ def forwarded(stop: threading.Event | None, into: asyncio.Event | None = None) -
     def wait() -> None:
         while not ended.is_set():
             if stop.wait(CHECK_EVERY):
-                loop.call_soon_threadsafe(stopping.set)
+                with suppress(RuntimeError):  # the loop is closed: what was to stop has ended by itself
+                    loop.call_soon_threadsafe(stopping.set)
                 return
 
     threading.Thread(target=wait, name="tenure-stop", daemon=True).start()
