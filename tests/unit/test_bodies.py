@@ -25,7 +25,7 @@ import pydantic.dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typing_extensions import ReadOnly
+from typing_extensions import ReadOnly, TypeAliasType
 
 from tenure._queue.bodies import decode, encode
 from tenure.errors import ConfigError, DecodeError
@@ -524,6 +524,149 @@ def test_a_union_is_read_in_the_order_written_where_text_may_be_both() -> None:
     assert decode(body, list[UUID | str] | UUID) == ID
 
 
+@dataclass
+class Nothing:
+    pass
+
+
+class Blank(pydantic.BaseModel):
+    pass
+
+
+class Numbers(pydantic.RootModel[dict[str, int]]):
+    pass
+
+
+PlacedOne = NewType("PlacedOne", Placed)
+AnyPlaced = TypeAliasType("AnyPlaced", Placed | None)
+Maybe = TypeAliasType("Maybe", T | None, type_params=(T,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (PlacedOne | Cancelled, Cancelled(1, "late")),  # a type with another name is told apart as well
+        (Annotated[Placed, "a"] | Annotated[Cancelled, "b"], Cancelled(1, "late")),
+        (Annotated[Placed, pydantic.Tag("a")] | Cancelled, Cancelled(1, "late")),
+        (AnyPlaced | Cancelled, Cancelled(1, "late")),
+        (Maybe[Placed] | Cancelled, Cancelled(1, "late")),
+        (Nothing | Placed, Placed(1)),  # fields are not ignored by a type that has none
+        (Nothing | Placed, Nothing()),
+        (Blank | Model, Model(number=1)),
+        (Line | Numbers, Numbers({"article": 3})),  # "root" is no field in JSON
+        (Level | int, Level.HIGH),
+        (Level | int, 7),
+        (int | Level, 2),
+        (float | CustomerId, 2**60 + 1),
+        (datetime | str | date, date(2026, 1, 2)),
+        (datetime | str | date, datetime(2026, 1, 2)),
+        (date | str | datetime, date(2026, 1, 2)),
+        (dict[int | str, int], {1: 2, "a": 3}),
+        (dict[str | int, int], {"1": 2}),
+    ],
+)
+def test_a_member_of_a_union_survives_writing_and_reading(kind: Any, value: Any) -> None:
+    came = decode(encode(value), kind)
+    assert came == value
+    assert type(came) is type(value)
+
+
+@dataclass
+class Pair(Generic[T]):
+    first: T
+    second: list[T]
+
+
+@dataclass
+class Lists(Pair[list[T]], Generic[T]):
+    second: T  # type: ignore[assignment]
+    third: T | None = None
+
+
+@dataclass
+class Last(Lists[int]):
+    fourth: int = 0
+
+
+def test_a_type_variable_is_that_of_the_class_which_declares_the_field() -> None:
+    for kind, value in [(Lists[int], Lists([1], 2, 3)), (Last, Last([1], 2, 3, 4))]:
+        assert decode(encode(value), kind) == value
+    with pytest.raises(DecodeError, match=r"the body\.first must be a list, not 1"):
+        decode(b'{"first":1,"second":2}', Lists[int])
+
+
+@dataclass
+class Sealed:
+    data: bytes
+
+
+class Sent(pydantic.BaseModel):
+    data: bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Annotated[bytes, pydantic.Field(min_length=1)], b"\xfb\xff?"),  # base64, though pydantic itself has text
+        (Annotated[list[Sealed], pydantic.Field(min_length=1)], [Sealed(b"ab")]),
+        (Annotated[list[Sent], pydantic.Field(min_length=1)], [Sent(data=b"ab")]),
+        (Annotated[Sent | None, pydantic.Field(strict=True)], Sent(data=b"ab")),
+        (pydantic.Base64Bytes, b"raw"),
+        (Annotated[list[Struct], pydantic.Field(description="of any type")], [Struct(1)]),
+        (Annotated[Path, msgspec.Meta(description="of any type")], Path("a")),
+    ],
+)
+def test_a_type_with_an_annotation_of_a_library_survives_writing_and_reading(kind: Any, value: Any) -> None:
+    assert decode(encode(value), kind) == value
+
+
+@dataclass
+class Endless(Generic[T]):
+    inner: Endless[list[T]] | None = None
+
+
+class Untagged(msgspec.Struct):
+    either: Struct | Closed | None = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (Untagged, "Untagged: msgspec can't read it (If a type union contains multiple Struct types"),
+        (Annotated[list[Struct], pydantic.Field(min_length=1)], "pydantic can't read it (Unable to generate"),
+        (Endless[int], "as there is no end to the types in it"),
+        ([int], "[<class 'int'>]; there are dataclasses"),
+        (Line("x"), "Line(article='x', count=1); there are"),
+        (Struct(1), "Struct(number=1, when=None); there are"),
+        (Model(number=1), "; there are dataclasses"),
+    ],
+)
+def test_a_type_that_its_library_can_not_read_or_that_is_none_is_refused(kind: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match="a body can't be read as") as caught:
+        decode(b"{}", kind)
+    assert complaint in str(caught.value)
+
+
+@dataclass
+class Asserted:
+    number: int
+
+    def __post_init__(self) -> None:
+        assert self.number > 0, "not positive"
+
+
+class Two(str):
+    def __new__(cls, one: str, two: str) -> Two:
+        return super().__new__(cls, one + two)
+
+
+def test_an_error_of_the_own_code_of_a_type_is_a_decode_error() -> None:
+    with pytest.raises(DecodeError, match=r"the body\[0\] is no valid Asserted: not positive"):
+        decode(b'[{"number":-1}]', list[Asserted])
+    with pytest.raises(DecodeError, match="the body must be Two, not 'x'"):
+        decode(b'"x"', Two)
+
+
 @pytest.mark.parametrize("kind", [object(), complex, Line | complex, dict[str, collections.abc.Callable[[], int]]])
 def test_a_type_that_can_never_be_read_is_refused_for_any_body(kind: Any) -> None:
     with pytest.raises(ConfigError, match="a body can't be read as"):
@@ -564,6 +707,11 @@ def test_a_field_that_is_read_only_is_read_as_its_type() -> None:
         decode(b'{"kind":"tariff","price":7,"note":1}', Tariff)
 
 
+@dataclass
+class Half:
+    number: int = field(init=False)
+
+
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
@@ -573,6 +721,9 @@ def test_a_field_that_is_read_only_is_read_as_its_type() -> None:
         (math.nan, "not JSON compliant"),
         ({"a": Decimal("NaN")}, "NaN is not a number in JSON"),
         ("\ud800", "can't be written as JSON"),
+        ({Decimal("NaN"), Decimal(1)}, "can't be written as JSON"),
+        (Half(), r"^json, a Half, can't be written as JSON: 'Half' object has no attribute 'number'$"),
+        ([10**5000], "^json, a list, can't be written as JSON: Exceeds the limit"),
     ],
 )
 def test_a_value_without_a_json_form_is_refused_with_its_place(value: object, complaint: str) -> None:

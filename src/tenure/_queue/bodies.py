@@ -33,8 +33,15 @@ def encode(value: object) -> bytes:
             return _dumps(spelled_out(value))
     except RecursionError as error:  # its repr would be one more
         raise ConfigError(f"json, a {type(value).__name__}, is nested too deeply, or in itself") from error
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"json={value!r:.80} can't be written as JSON: {error}") from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ConfigError(f"{_named(value)} can't be written as JSON: {error}") from error
+
+
+def _named(value: object) -> str:
+    try:
+        return f"json={value!r:.80}"
+    except Exception:  # an int of too many digits, or raised by the type's own code
+        return f"json, a {type(value).__name__},"
 
 
 def _dumps(value: object) -> bytes:

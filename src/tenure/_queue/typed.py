@@ -15,26 +15,33 @@ from __future__ import annotations
 import collections
 import collections.abc
 import dataclasses
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime
+from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from tenure._queue.typed_kinds import (
+    aliased,
+    bare,
     bound_of,
     discriminators_of,
     fields_of,
     flattened,
     hints_of,
+    is_alias,
     is_mark,
     is_named_tuple,
+    is_record,
     is_typed_dict,
     key_values,
     keys_of,
-    matched_variables,
     required_keys,
     variables_of,
+    variables_of_fields,
 )
 from tenure._queue.typed_libraries import constrained_by, is_of, library_of, library_reader
 from tenure._queue.typed_readers import (
@@ -86,14 +93,31 @@ def reader(kind: Any) -> Reader:
         ConfigError: Bodies can't be read as a *kind*.
     """
     try:
-        return _built(kind, repr(kind))  # equal unions may have another order, in which they are read
-    except TypeError:  # it can't be hashed
-        return _ReaderBuilder().whole(kind)
+        hash(kind)
+    except TypeError:
+        return _build(kind)
+    return _built(kind, repr(kind))  # equal unions may have another order, in which they are read
 
 
 @lru_cache(maxsize=512)
 def _built(kind: Any, text: str) -> Reader:
-    return _ReaderBuilder().whole(kind)
+    return _build(kind)
+
+
+def _build(kind: Any) -> Reader:
+    try:
+        return _ReaderBuilder().whole(kind)
+    except RecursionError as error:
+        raise ConfigError(
+            f"a body can't be read as {name_of_type(kind)}, as there is no end to the types in it"
+        ) from error
+
+
+def _unreadable(kind: Any) -> ConfigError:
+    return ConfigError(
+        f"a body can't be read as {name_of_type(kind)}; there are dataclasses, TypedDict, NamedTuple, pydantic "
+        "models, msgspec structs, and what can stand in their fields. For another type, make it of message.json()"
+    )
 
 
 class _ReaderBuilder:
@@ -138,13 +162,15 @@ class _ReaderBuilder:
         if isinstance(kind, (typing.NewType, dataclasses.InitVar)):
             return self.of(kind.__supertype__ if isinstance(kind, typing.NewType) else kind.type, bound)
         alias = kind if origin is None else origin
-        if type(alias).__name__ == "TypeAliasType":
-            given = {**bound, **matched_variables(getattr(alias, "__type_params__", ()), arguments, bound)}
-            return self._once(alias, given, lambda: self.of(alias.__value__, given))
+        if is_alias(alias):
+            value, given = aliased(kind, bound)
+            return self._once(alias, given, lambda: self.of(value, given))
         if origin in (Union, types.UnionType):
             return self._union(arguments, bound)
         if origin is Literal:
             return choice_of(arguments)
+        if kind is not None and not isinstance(alias, type):
+            raise _unreadable(kind)
         if (library := library_of(alias)) is not None:
             return self._plain(library_reader(library, kind))
         if kind is Any or kind is object:
@@ -167,20 +193,21 @@ class _ReaderBuilder:
         if dataclasses.is_dataclass(alias) or is_named_tuple(alias) or is_typed_dict(alias):
             given = variables_of(alias, arguments, bound)
             return self._once(alias, given, lambda: self._record(alias, given))
-        raise ConfigError(
-            f"a body can't be read as {name_of_type(kind)}; there are dataclasses, TypedDict, NamedTuple, pydantic "
-            "models, msgspec structs, and what can stand in their fields. For another type, make it of message.json()"
-        )
+        raise _unreadable(kind)
 
     def _union(self, kinds: tuple[Any, ...], bound: Mapping[Any, Any]) -> Read:
-        flat = tuple(flattened(kinds, bound))
+        flat = _dates_first(flattened(kinds, bound), bound)
         reads = [(kind, self.of(kind, bound)) for kind in flat]
-        scalars = (bool, int, float, type(None))
-        exact = {one: read for kind, read in reads for one in scalars if kind is one}
-        records = [
-            _Candidate(kind, read, keys_of(kind), discriminators_of(kind)) for kind, read in reads if fields_of(kind)
-        ]
-        others = [(kind, read) for kind, read in reads if not fields_of(kind)]
+        exact = _exact_of(reads, bound)
+        records: list[_Candidate] = []
+        others: list[tuple[Any, Read]] = []
+        for kind, read in reads:
+            inner = bare(kind, bound, constrained=True)
+            if is_record(inner):
+                records.append(_Candidate(kind, read, keys_of(inner), discriminators_of(inner)))
+            else:
+                others.append((kind, read))
+        of_objects = {id(one.read) for one in records}
         only = [read for kind, read in reads if kind is not type(None)]
         named = ", ".join(name_of_type(kind) for kind in flat)
         if len(only) > 1:
@@ -202,7 +229,9 @@ class _ReaderBuilder:
                 try:
                     return read(value)
                 except Misfit as misfit:
-                    if misfit.at or (isinstance(value, dict) and fields_of(kind)):  # the error is inside of the value
+                    if misfit.at or (
+                        isinstance(value, dict) and id(read) in of_objects
+                    ):  # the error is inside of the value
                         problems.append(f"{name_of_type(kind)}: {misfit.at.lstrip('.') or 'it'} {misfit.problem}")
                         last = misfit
             if last is not None and len(likely) == len(problems) == 1:
@@ -232,17 +261,16 @@ class _ReaderBuilder:
         read = self.of(kind, bound)
         if kind is str or kind is Any:
             return read
+        reads = [self.of(one, bound) for one in flattened((kind,), bound)]
 
         def read_key(text: str) -> Any:
-            try:
-                return read(text)
-            except Misfit as misfit:
-                for form in key_values(text):
+            for one in reads:
+                for form in itertools.chain((text,), key_values(text)):
                     try:
-                        return read(form)
+                        return one(form)
                     except Misfit:
                         continue
-                raise misfit
+            return read(text)  # which tells why it fits none
 
         return read_key
 
@@ -260,12 +288,35 @@ class _ReaderBuilder:
         """Return the reader of a type with named fields."""
         hints = hints_of(kind)
         fields = fields_of(kind)
-        reads = {name: self.of(hints.get(name, Any), bound) for name in fields}
+        variables = variables_of_fields(kind, dict(bound))
+        reads = {name: self.of(hints.get(name, Any), variables[name]) for name in fields}
         required = frozenset(name for name in fields if name in required_keys(kind, hints))
         made = structure_of(kind, reads, required)
         if is_named_tuple(kind):
             return named_tuple_of(kind, made, list(reads.values()), len(required))
         return made
+
+
+def _dates_first(kinds: Iterable[Any], bound: Mapping[Any, Any]) -> list[Any]:
+    """Return *kinds* with ``date`` before ``datetime``, which could also be read from the text of a ``date``."""
+    ordered = list(kinds)
+    inner = [bare(kind, bound) for kind in ordered]
+    if date in inner and datetime in inner and inner.index(datetime) < inner.index(date):
+        ordered.insert(inner.index(datetime), ordered.pop(inner.index(date)))
+    return ordered
+
+
+def _exact_of(reads: Iterable[tuple[Any, Read]], bound: Mapping[Any, Any]) -> dict[Any, Read]:
+    """Return the readers of those values of JSON that are of a type of the union, and of no ``Enum`` before it."""
+    exact: dict[Any, Read] = {}
+    scalars = [bool, int, float, type(None)]
+    for kind, read in reads:
+        inner = bare(kind, bound)
+        if inner in scalars or inner is None:
+            exact.setdefault(type(None) if inner is None else inner, read)
+        elif isinstance(inner, type) and issubclass(inner, Enum):
+            scalars = [type(None)]
+    return exact
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar, Union
 
+from tenure._queue.typed_libraries import constrained_by
 from tenure._queue.typed_readers import choice_of
 from tenure._queue.typed_values import Read, name_of_type
 from tenure.errors import ConfigError
@@ -20,6 +21,15 @@ def is_named_tuple(kind: Any) -> bool:
 
 def is_typed_dict(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, dict) and hasattr(kind, "__required_keys__")
+
+
+def is_record(kind: Any) -> bool:
+    """Return whether objects of this *kind* have named fields, if perhaps none yet."""
+    kind = typing.get_origin(kind) or kind
+    if not isinstance(kind, type) or getattr(kind, "__pydantic_root_model__", False):  # it is what it holds
+        return False
+    known = dataclasses.is_dataclass(kind) or is_named_tuple(kind) or is_typed_dict(kind)
+    return known or hasattr(kind, "model_fields") or hasattr(kind, "__struct_fields__")
 
 
 def fields_of(kind: Any) -> Mapping[str, object]:
@@ -109,6 +119,8 @@ def hints_of(kind: Any) -> dict[str, Any]:
         except NameError:  # the early releases of Python 3.12 don't find type parameters that are named as text
             variables = {one.__name__: one for one in getattr(kind, "__type_params__", ())}
             return typing.get_type_hints(kind, localns={**vars(kind), **variables}, include_extras=True)
+    except RecursionError:  # of types without end, which is told of the whole type
+        raise
     except Exception as error:  # an annotation is an expression: as text, and from Python 3.14 on, first evaluated here
         raise ConfigError(
             f"a body can't be read as {name_of_type(kind)}, as its annotations can't be resolved ({error}); "
@@ -142,21 +154,55 @@ def _closed(kind: Any, bound: Mapping[Any, Any]) -> Any:
 
 
 def variables_of(kind: Any, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the types of the type variables of *kind* and of its bases."""
-    matched = matched_variables(getattr(kind, "__parameters__", ()), arguments, bound)
-    for base in getattr(kind, "__orig_bases__", ()):
-        if (origin := typing.get_origin(base)) is not None and origin is not typing.Generic:
-            matched = {**variables_of(origin, typing.get_args(base), matched), **matched}
-    return matched
+    return matched_variables(getattr(kind, "__parameters__", ()), arguments, bound)
+
+
+def variables_of_fields(kind: Any, own: dict[Any, Any]) -> dict[str, dict[Any, Any]]:
+    """Return the types of type variables for each field: in a base, the same variable may be another type."""
+    fields = fields_of(kind)
+    variables = dict.fromkeys(fields, own)
+    for base in reversed(vars(kind).get("__orig_bases__", kind.__bases__)):
+        origin = typing.get_origin(base) or base
+        if inherited := fields_of(origin):
+            of_base = variables_of_fields(origin, variables_of(origin, typing.get_args(base), own))
+            for name, field in inherited.items():
+                if name in fields and field is fields[name]:  # a dataclass that declares it again has a new one
+                    variables[name] = of_base[name]
+    return variables
+
+
+def is_alias(kind: Any) -> bool:
+    return type(kind).__name__ == "TypeAliasType"  # of Python 3.12, or of typing_extensions
+
+
+def aliased(kind: Any, bound: Mapping[Any, Any]) -> tuple[Any, dict[Any, Any]]:
+    """Return the type that an alias names, and the types of the variables in it."""
+    alias = typing.get_origin(kind) or kind
+    matched = matched_variables(getattr(alias, "__type_params__", ()), typing.get_args(kind), bound)
+    return alias.__value__, {**bound, **matched}
+
+
+def bare(kind: Any, bound: Mapping[Any, Any], *, constrained: bool = False) -> Any:
+    """Return the type that *kind* is another name for; with *constrained*, that within constraints of a library too."""
+    if isinstance(kind, TypeVar):
+        return bare(bound_of(kind, bound), bound, constrained=constrained)
+    if isinstance(kind, typing.NewType):
+        return bare(kind.__supertype__, bound, constrained=constrained)
+    if is_alias(typing.get_origin(kind) or kind):
+        return bare(_closed(*aliased(kind, bound)), bound, constrained=constrained)
+    if typing.get_origin(kind) is Annotated and (constrained or not constrained_by(kind.__metadata__)):
+        return bare(typing.get_args(kind)[0], bound, constrained=constrained)
+    return kind
 
 
 def flattened(kinds: Iterable[Any], bound: Mapping[Any, Any]) -> Iterable[Any]:
+    """Yield the members of a union of *kinds*, and those of the unions that they name."""
     for kind in kinds:
-        closed = bound_of(kind, bound) if isinstance(kind, TypeVar) else kind
-        if typing.get_origin(closed) in (Union, types.UnionType):
-            yield from flattened(typing.get_args(closed), bound)
+        inner = bare(kind, bound)
+        if typing.get_origin(inner) in (Union, types.UnionType):
+            yield from flattened(typing.get_args(inner), bound)
         else:
-            yield closed
+            yield bound_of(kind, bound) if isinstance(kind, TypeVar) else kind
 
 
 def key_values(text: str) -> Iterable[Any]:

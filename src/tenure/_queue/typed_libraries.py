@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import typing
 from functools import lru_cache
 from typing import Any
 
-from tenure._queue.typed_values import Misfit, Read, shown_briefly
+from tenure._queue.typed_values import Misfit, Read, name_of_type, shown_briefly
+from tenure.errors import ConfigError
 
 
 def is_of(module: str, name: str, kind: Any) -> bool:
@@ -29,6 +31,8 @@ def constrained_by(metadata: tuple[Any, ...]) -> str | None:
     """Return the library that checks the constraints of an ``Annotated``, if it is imported."""
     for one in metadata:
         home = type(one).__module__.partition(".")[0]
+        if _only_describes(one):
+            continue
         if home in ("annotated_types", "pydantic", "pydantic_core") and "pydantic" in sys.modules:
             return "pydantic"
         if home == "msgspec":
@@ -36,8 +40,28 @@ def constrained_by(metadata: tuple[Any, ...]) -> str | None:
     return None
 
 
+def _only_describes(one: Any) -> bool:
+    """Return whether *one*, in an ``Annotated``, constrains nothing: types unknown to its library may have it."""
+    if is_of("msgspec", "Meta", type(one)):
+        names = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
+        return all(getattr(one, name) is None for name in names)
+    field = is_of("pydantic.fields", "FieldInfo", type(one))
+    return field and not one.metadata and one.discriminator is None
+
+
 def library_reader(library: str, kind: Any) -> Read:
-    return _by_pydantic(kind) if library == "pydantic" else _by_msgspec(kind)
+    """Return the reader of *kind* by its library.
+
+    Raises:
+        ConfigError: The library can't read it.
+    """
+    try:
+        return _by_pydantic(kind) if library == "pydantic" else _by_msgspec(kind)
+    except RecursionError:
+        raise
+    except Exception as error:  # also a NameError of an annotation, and an ImportError of an optional package
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"a body can't be read as {name_of_type(kind)}: {library} can't read it ({why})") from error
 
 
 @lru_cache(maxsize=512)
@@ -46,7 +70,7 @@ def adapter_of(kind: Any) -> Any:
 
 
 def _by_pydantic(kind: Any) -> Read:
-    adapter = sys.modules["pydantic"].TypeAdapter(kind)  # an Annotated may have no hash
+    adapter = _reading_adapter(kind)
     invalid = sys.modules["pydantic"].ValidationError
 
     def read_with_pydantic(value: Any) -> Any:
@@ -56,6 +80,19 @@ def _by_pydantic(kind: Any) -> Read:
             raise _as_misfit(error) from error
 
     return read_with_pydantic
+
+
+def _reading_adapter(kind: Any) -> Any:
+    pydantic = sys.modules["pydantic"]
+    base64 = typing.get_origin(kind) is typing.Annotated and not any(
+        is_of("pydantic", "EncodedBytes", type(one)) for one in kind.__metadata__
+    )
+    if base64:  # it is not pydantic that writes the bytes in such types
+        try:
+            return pydantic.TypeAdapter(kind, config={"val_json_bytes": "base64"})
+        except pydantic.PydanticUserError:  # a model, which has a configuration of its own
+            pass
+    return pydantic.TypeAdapter(kind)  # an Annotated may have no hash
 
 
 def _as_misfit(error: Any) -> Misfit:
@@ -68,11 +105,12 @@ def _as_misfit(error: Any) -> Misfit:
 
 def _by_msgspec(kind: Any) -> Read:
     msgspec = sys.modules["msgspec"]
+    decoder = msgspec.json.Decoder(kind)
 
     def read_with_msgspec(value: Any) -> Any:
         try:
             if isinstance(value, bytes):
-                return msgspec.json.decode(value, type=kind)
+                return decoder.decode(value)
             return msgspec.convert(value, kind, str_keys=True)
         except (msgspec.MsgspecError, ValueError) as error:
             text, _, place = str(error).partition(" - at `$")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import collections
 import collections.abc
 from collections.abc import Callable, Iterable
@@ -145,7 +144,7 @@ def _timedelta(value: Any) -> Any:
 def _made_of(make: Callable[[Any], Any], value: Any, must: str) -> Any:
     try:
         return make(value)
-    except (ValueError, OverflowError, binascii.Error) as error:
+    except Exception as error:  # raised by a derived type's own code, too
         raise Misfit(f"{must}, not {shown_briefly(value)}") from error
 
 
@@ -248,7 +247,7 @@ def structure_of(kind: Any, reads: dict[str, Read], required: frozenset[str]) ->
             raise Misfit(f"has no {names}, which {kind.__name__} must have")
         try:
             return kind(**given)
-        except (TypeError, ValueError) as error:  # its own checks
+        except Exception as error:  # of its own checks, which may be assertions
             raise Misfit(f"is no valid {kind.__name__}: {error}") from error
 
     return read_structure
