@@ -8,12 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
 
 import tenure
-
-backend = tenure.connect()  # to the store that TENURE_URL names
-served: list[str] = []
 
 
 @dataclass
@@ -22,10 +19,17 @@ class Order:
     count: int = 1
 
 
-async def handle(message: tenure.Message) -> None:
-    served.append(message.decode(Order).item)
+service = tenure.Service()  # on the store that TENURE_URL names
+orders = service.queue("orders", Order)
+served: list[str] = []
 
 
+@service.handler(orders)
+async def serve(order: Order) -> None:
+    served.append(order.item)
+
+
+@service.leader("tidy")
 async def tidy(term: tenure.Term) -> None:
     while True:
         term.check()
@@ -34,14 +38,8 @@ async def tidy(term: tenure.Term) -> None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    stop = asyncio.Event()
-    async with backend, asyncio.TaskGroup() as group:
-        group.create_task(backend.queue("orders").consume(handle, stop=stop, sigterm=False))
-        app.state.election = election = backend.election("tidy")
-        leading = group.create_task(election.run(tidy, sigterm=False))
+    async with service.running():
         yield
-        stop.set()  # handlers may finish; what they leave is given back
-        leading.cancel()  # the lease is released
 
 
 app = FastAPI(lifespan=lifespan)
@@ -49,22 +47,14 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/orders", status_code=202)
 async def take(order: Order) -> str:
-    return await backend.queue("orders").send(json=order)
+    return await orders.send(order)
 
 
 @app.get("/stats")
 async def stats() -> tenure.Stats:
-    return await backend.queue("orders").stats()
+    return await orders.queue.stats()
 
 
 @app.get("/leader")
 async def leader() -> tenure.Leader | None:
-    return await backend.election("tidy").leader()
-
-
-@app.get("/ready")
-async def ready(response: Response) -> tenure.CandidateStatus:
-    async with asyncio.timeout(1):  # a process that hangs fails the probe
-        status: tenure.CandidateStatus = await app.state.election.status()
-    response.status_code = 200 if status.is_ready else 503
-    return status
+    return await service.backend.election("tidy").leader()

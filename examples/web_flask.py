@@ -5,29 +5,41 @@ TENURE_URL=sqlite:///work.db python web_flask.py
 """
 
 import atexit
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask, request
 
 import tenure.sync
 
+
+@dataclass
+class Order:
+    item: str
+    count: int = 1
+
+
 app = Flask(__name__)
-backend = tenure.sync.connect()  # to the store that TENURE_URL names
-atexit.register(backend.close)
+service = tenure.sync.Service()  # on the store that TENURE_URL names
+orders = service.queue("orders", Order)
+atexit.register(service.close)
 
 
-def orders() -> tenure.sync.Queue:
-    return backend.open().queue("orders")  # the first call opens it, in each process that the server forks
+@app.before_request
+def open_service() -> None:
+    service.open()  # in each process that the server forks; it returns at once if it is open
 
 
 @app.post("/orders")
 def take() -> tuple[dict[str, Any], int]:
-    return {"id": orders().send(json=request.get_json())}, 202
+    order = Order(request.form["item"], request.form.get("count", 1, type=int))
+    return {"id": orders.send(order)}, 202
 
 
-def handle(message: tenure.sync.Message) -> None:
-    print(f"{message.json()['item']} is served")
+@service.handler(orders)
+def serve(order: Order) -> None:
+    print(f"{order.count} × {order.item} served")
 
 
 if __name__ == "__main__":
-    orders().consume(handle)  # until SIGTERM or Ctrl-C
+    service.run()  # until SIGTERM or Ctrl-C

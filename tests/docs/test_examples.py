@@ -15,7 +15,7 @@ from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, ZooKeeper,
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker", "servicebus_worker"}  # run by the tests of its server
-WEB = {"web_fastapi", "web_flask"}  # these need a framework: see test_frameworks.py
+WEB = {"web_django", "web_fastapi", "web_flask", "web_starlette"}  # these need a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)
 WHOLE = (

@@ -314,7 +314,7 @@ class Service:
 
     async def aclose(self) -> None:
         """Close the backend; if :meth:`open` was called several times, only the last of these calls does."""
-        self._users -= 1
+        self._users = max(self._users - 1, 0)
         opening = self._opening
         if self._users > 0 or opening is None or opening.pid != os.getpid():
             return

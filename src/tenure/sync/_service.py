@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 import tenure
 from tenure import ConsumeOptions, ElectionOptions, Event, QueueOptions
@@ -51,7 +52,7 @@ class Service:
         self._behind = tenure.Service(url, on_event=on_event, lifespan=lifespan)
         self._entered: RenewalThread | None = None
         self._turn = threading.Lock()  # while it is opened or closed
-        self._pid = os.getpid()
+        _made.add(self)
 
     @overload
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> TypedQueue[bytes]: ...
@@ -101,8 +102,6 @@ class Service:
         Raises:
             ConfigError: No store is named, or it can never be used as it is.
         """
-        if self._pid != os.getpid():
-            self._turn, self._pid = threading.Lock(), os.getpid()
         with self._turn:
             if self._entered is None or self._entered.is_forked:
                 renewal_thread = RenewalThread.enter()
@@ -139,3 +138,15 @@ class Service:
 
     def __repr__(self) -> str:
         return repr(self._behind)
+
+
+_made: WeakSet[Service] = WeakSet()
+
+
+def _note_fork() -> None:
+    for service in list(_made):
+        service._turn = threading.Lock()  # a thread of the parent may have held the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
