@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -45,7 +46,8 @@ def test_a_service_of_plain_functions(url: str) -> None:
     log: list[str] = []
 
     @contextmanager
-    def lifespan(service: tenure.Service) -> Iterator[None]:
+    def lifespan(given: Service) -> Iterator[None]:
+        assert given is service
         log.append("enter")
         yield
         log.append("leave")
@@ -57,6 +59,9 @@ def test_a_service_of_plain_functions(url: str) -> None:
 
     @service.on_startup
     def fill() -> None:
+        assert threading.current_thread() is threading.main_thread()
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
         orders.send_batch([Order("tea"), orders.outgoing(Order("cup"), id="cup")])
 
     @service.handler(orders, concurrency=1)
@@ -140,8 +145,38 @@ def test_a_forked_child_opens_it_anew(tmp_path: Path) -> None:
         assert orders.queue.stats().ready == 2
 
 
+def test_all_shutdown_hooks_are_called_and_nothing_starts_after_a_failure(url: str) -> None:
+    log: list[str] = []
+    service = Service(url)
+    service.leader("chair", ttl=TTL)(lambda term: log.append("led"))
+    service.on_shutdown(lambda: log.append("down"))
+
+    @service.on_startup
+    def fail() -> None:
+        if not log:
+            raise KeyError("no database")
+
+    with pytest.raises(KeyError, match="no database"):
+        service.run()
+    assert log == []
+    log.append("now")
+    service.run()
+    assert log == ["now", "led", "down"]
+    with pytest.raises(ConfigError, match="the service is not open"):
+        _ = service.backend
+
+
 def test_wrong_inputs(url: str) -> None:
     service = Service(url)
+
+    async def hook() -> None: ...
+
+    with pytest.raises(
+        ConfigError, match=r"on_startup of a tenure.sync.Service must be a plain function, and .*hook is"
+    ):
+        service.on_startup(hook)
+    with pytest.raises(ConfigError, match="on_shutdown must be a function that takes nothing, not 7"):
+        service.on_shutdown(7)  # type: ignore[type-var]
     orders = service.queue("orders", Order)
     with pytest.raises(ConfigError, match="<TypedQueue 'orders' of Order> is a queue of another service"):
         Service(url).handler(orders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -44,9 +45,40 @@ for _ in range(20):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
+FORK_WHILE_RUNNING = """
+import asyncio, os
+import tenure
+
+service = tenure.Service("sqlite:///work.db")
+orders = service.queue("orders", int)
+codes = []
+parent = os.getpid()
+
+@service.handler(orders)
+def serve(number: int) -> None:
+    if number:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                asyncio.run(service.serve(until_empty=True, sigterm=False))
+                code = 0
+            finally:
+                os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+@service.on_startup
+async def fill() -> None:
+    if os.getpid() == parent:
+        await orders.send_batch([1, 0, 0])
+
+service.run(until_empty=True)
+assert codes == [0], codes
+"""
+
 
 @pytest.mark.process
-@pytest.mark.parametrize("program", [FORK_WHILE_OPENED, OPEN_IN_THREADS])
+@pytest.mark.parametrize("program", [FORK_WHILE_OPENED, OPEN_IN_THREADS, FORK_WHILE_RUNNING])
 def test_a_forked_child_opens_and_closes_its_own(program: str, tmp_path: Path) -> None:
     line = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", program]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
@@ -60,3 +92,19 @@ async def test_closing_a_service_that_is_not_open_does_nothing() -> None:
         await service.open()
         await service.aclose()
         assert await service.queue("orders").queue.stats() == tenure.Stats()
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_an_opening_during_a_closing_stays_open(steps: int, tmp_path: Path) -> None:
+    service = tenure.Service(f"sqlite:///{tmp_path}/work.db")
+    orders = service.queue("orders", str)
+    await service.open()
+    await asyncio.to_thread(lambda: orders.blocking.send("before"))
+    closing = asyncio.create_task(service.aclose())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    async with service:
+        await closing
+        await orders.send("after")
+        assert (await orders.queue.stats()).ready == 2
+        await asyncio.to_thread(lambda: orders.blocking.send("from a thread"))

@@ -12,7 +12,6 @@ from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    suppress,
 )
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, cast, overload
@@ -66,7 +65,8 @@ class Service:
     Args:
         url: The store, as for :func:`tenure.connect`; without, the environment variable ``TENURE_URL`` names it when
             the service is opened. A :class:`tenure.Backend` in its place is opened and closed by its owner.
-        on_event: As for :func:`tenure.connect`.
+        on_event: As for :func:`tenure.connect`; events of leaders that are plain functions come on a thread of
+            tenure's own.
         lifespan: ``lifespan(service)`` returns a block, async or not, that is entered once the backend is open, and
             left when all handlers and leaders have ended: the place for what they depend on.
 
@@ -105,7 +105,7 @@ class Service:
         self._is_owner = not isinstance(url, Backend)
         self._given: Backend | None = None
         if url is not None:
-            self._given = url if isinstance(url, Backend) else self._connect(url)
+            self._given = url if isinstance(url, Backend) else tenure.connect(url, on_event=on_event)
         self._queues: dict[str, TypedQueue[Any]] = {}
         self._handlers: list[_Handler] = []
         self._leaders: list[_Leader] = []
@@ -242,7 +242,7 @@ class Service:
         If it raises, the service does not start. Hooks are called in the order in which they were declared, plain ones
         on the loop. *lifespan* does the same with a block.
         """
-        self._startup.append(_checked_hook("on_startup", hook))
+        self._startup.append(self._checked_hook("on_startup", hook))
         return hook
 
     def on_shutdown(self, hook: HookT) -> HookT:
@@ -250,7 +250,16 @@ class Service:
 
         The last one declared is called first; each is called, also if another one raises.
         """
-        self._shutdown.append(_checked_hook("on_shutdown", hook))
+        self._shutdown.append(self._checked_hook("on_shutdown", hook))
+        return hook
+
+    @staticmethod
+    def _checked_hook(what: str, hook: HookT) -> HookT:
+        check_callable(what, hook, "nothing")
+        if needed := required(hook):
+            raise ConfigError(
+                f"{what} must be a function that takes nothing, and {name_of_function(hook)} needs {needed[0].name}"
+            )
         return hook
 
     # --- opening ---
@@ -287,8 +296,8 @@ class Service:
     def _opened(self) -> _Opening:
         if self._opening is None or self._opening.pid != os.getpid():
             raise ConfigError(
-                "the service is not open; use it in its handlers, leaders and hooks, inside 'async with service:', or "
-                "after 'await service.open()'"
+                "the service is not open; use it in its handlers, leaders and hooks, in a block 'async with service:' "
+                "(of tenure.sync: 'with service:'), or after its open()"
             )
         return self._opening
 
@@ -300,10 +309,9 @@ class Service:
         Raises:
             ConfigError: No store is named, or it can never be used as it is.
         """
-        if self._opening is not None and self._opening.pid != os.getpid():  # it stayed with the parent of this process
-            self._opening, self._users, self._is_running = None, 0, False
+        self._leave_to_parent()
         if self._given is None:
-            self._given = self._connect(None)
+            self._given = tenure.connect(on_event=self._on_event)
         backend = self._given
         if self._is_owner:
             await backend.open()
@@ -312,6 +320,11 @@ class Service:
         self._users += 1
         return self
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child, forget what the parent has opened and runs."""
+        if self._opening is not None and self._opening.pid != os.getpid():
+            self._opening, self._users, self._is_running = None, 0, False
+
     async def aclose(self) -> None:
         """Close the backend; if :meth:`open` was called several times, only the last of these calls does."""
         self._users = max(self._users - 1, 0)
@@ -319,10 +332,12 @@ class Service:
         if self._users > 0 or opening is None or opening.pid != os.getpid():
             return
         self._opening, self._users = None, 0
-        if opening.is_used_from_threads:
-            await asyncio.to_thread(opening.for_threads.close)  # it ends a thread, if one consumes there
-        if self._is_owner:
-            await opening.backend.aclose()
+        try:
+            if self._is_owner:
+                await opening.backend.aclose()  # first, so that a call of open() that comes meanwhile waits for it
+        finally:
+            if opening.is_used_from_threads:
+                await asyncio.to_thread(opening.for_threads.close)  # it ends a thread, if one consumes there
 
     async def __aenter__(self) -> Service:
         return await self.open()
@@ -331,19 +346,6 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    def _connect(self, url: str | None) -> Backend:
-        return tenure.connect(url, on_event=None if self._on_event is None else self._forward)
-
-    def _forward(self, event: Event) -> None:
-        """Call the hook on the loop of the service: events of leaders in threads come on another thread."""
-        assert self._on_event is not None
-        opening = self._opening
-        if opening is None or opening.loop is _running_loop():
-            self._on_event(event)
-        else:
-            with suppress(RuntimeError):  # that loop is closed
-                opening.loop.call_soon_threadsafe(self._on_event, event)
 
     # --- running ---
 
@@ -377,7 +379,7 @@ class Service:
             ConfigError: It can't work as it is declared.
         """
         stopping = asyncio.Event()
-        with on_shutdown_signal(stopping.set, sigterm, _log_interrupt):
+        with on_shutdown_signal(stopping.set, sigterm, self._log_interrupt):
             async with AsyncExitStack() as stack:
                 parts = await stack.enter_async_context(self._started(until_empty))
                 await stack.enter_async_context(_forwarded(stop, stopping))
@@ -405,7 +407,7 @@ class Service:
                     yield
         """
         stopping = asyncio.Event()
-        with on_shutdown_signal(stopping.set, sigterm, _log_interrupt):
+        with on_shutdown_signal(stopping.set, sigterm, self._log_interrupt):
             async with self._started(until_empty=False) as parts:
                 try:
                     async with asyncio.TaskGroup() as group:
@@ -423,16 +425,7 @@ class Service:
     @asynccontextmanager
     async def _started(self, until_empty: bool) -> AsyncIterator[list[Part]]:
         """Open the backend, enter the lifespan and call the hooks around the block; yield the parts to run."""
-        handlers = self._called_handlers()
-        if not handlers and not self._leaders:
-            raise ConfigError(
-                "the service has nothing to run: declare a handler or a leader, as with @service.handler('orders'); "
-                "to only send, use 'async with service:'"
-            )
-        if until_empty and not handlers:
-            raise ConfigError("until_empty is for services with handlers, and this one has leaders only")
-        if self._is_running:
-            raise ConfigError("the service runs already; one object runs once at a time")
+        handlers = self._check(until_empty)
         self._is_running = True
         try:
             async with AsyncExitStack() as stack:
@@ -447,6 +440,25 @@ class Service:
                 yield parts
         finally:
             self._is_running = False
+
+    def _check(self, until_empty: bool) -> list[tuple[_Handler, Callable[..., Any]]]:
+        """Refuse to run what can't work as it is declared; return the handlers, as :meth:`_called_handlers` does.
+
+        Raises:
+            ConfigError: It can't work, or runs already.
+        """
+        handlers = self._called_handlers()
+        if not handlers and not self._leaders:
+            raise ConfigError(
+                "the service has nothing to run: declare a handler or a leader, as with @service.handler('orders'); "
+                "to only send, use 'async with service:'"
+            )
+        if until_empty and not handlers:
+            raise ConfigError("until_empty is for services with handlers, and this one has leaders only")
+        self._leave_to_parent()
+        if self._is_running:
+            raise ConfigError("the service runs already; one object runs once at a time")
+        return handlers
 
     def _called_handlers(self) -> list[tuple[_Handler, Callable[..., Any]]]:
         """Return the handlers, each with the function that is called with a message.
@@ -481,6 +493,10 @@ class Service:
             else:
                 parts.append(ThreadLeadership(self.blocking, *what))
         return parts
+
+    @staticmethod
+    def _log_interrupt() -> None:
+        _log.warning("interrupted: handlers may finish; interrupt again to stop without waiting")
 
     def __repr__(self) -> str:
         count = f"{len(self._handlers)} handlers, {len(self._leaders)} leaders"
@@ -517,7 +533,6 @@ class _Opening:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.pid = os.getpid()
-        self.loop = asyncio.get_running_loop()
         self.for_threads = tenure.sync.Backend(backend)
         """Opened when it is first needed."""
         self.is_used_from_threads = False
@@ -544,15 +559,6 @@ async def _call_hook(hook: Callable[[], Any]) -> None:
         await result
 
 
-def _checked_hook(what: str, hook: Callable[[], Any]) -> Callable[[], Any]:
-    check_callable(what, hook, "nothing")
-    if needed := required(hook):
-        raise ConfigError(
-            f"{what} must be a function that takes nothing, and {name_of_function(hook)} needs {needed[0]}"
-        )
-    return hook
-
-
 @asynccontextmanager
 async def _forwarded(stop: asyncio.Event | None, into: asyncio.Event) -> AsyncIterator[None]:
     """Inside the block, set *into* as soon as *stop* is set."""
@@ -571,10 +577,6 @@ async def _forwarded(stop: asyncio.Event | None, into: asyncio.Event) -> AsyncIt
         yield
     finally:
         waiting.cancel()
-
-
-def _log_interrupt() -> None:
-    _log.warning("interrupted: handlers may finish; interrupt again to stop without waiting")
 
 
 def _described(kind: Any, settings: QueueOptions) -> str:

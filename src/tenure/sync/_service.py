@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 import tenure
-from tenure import ConsumeOptions, ElectionOptions, Event, QueueOptions
+from tenure import ConfigError, ConsumeOptions, ElectionOptions, Event, QueueOptions
 from tenure._runtime.renewal_thread import RenewalThread
+from tenure._runtime.signals import on_shutdown_signal
 from tenure.sync._elections import Work
+from tenure.sync._stopping import StopRequest
 from tenure.sync._typed_queues import TypedQueue
 
 T = TypeVar("T")
@@ -25,7 +30,13 @@ class Service:
     """Handlers of queues, leaders and hooks, declared in one place. See :class:`tenure.Service`.
 
     Its functions are plain ones, and run in threads: a handler takes the body, a :class:`tenure.sync.Message`, or both,
-    and a leader a :class:`tenure.sync.Term`. Its queues block. Hooks run on the thread that calls :meth:`run`.
+    and a leader a :class:`tenure.sync.Term`. Its queues block. Hooks and the lifespan run on
+    the thread that calls :meth:`run`, outside of any event loop.
+
+    Args:
+        url: As for :class:`tenure.Service`.
+        on_event: As for :class:`tenure.Service`.
+        lifespan: ``lifespan(service)`` returns a block, which is around all handlers, leaders and hooks.
 
     Example::
 
@@ -47,9 +58,12 @@ class Service:
         url: str | None = None,
         *,
         on_event: Callable[[Event], None] | None = None,
-        lifespan: tenure.Lifespan | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
-        self._behind = tenure.Service(url, on_event=on_event, lifespan=lifespan)
+        self._behind = tenure.Service(url, on_event=on_event)
+        self._lifespan = lifespan
+        self._startup: list[Callable[[], Any]] = []
+        self._shutdown: list[Callable[[], Any]] = []
         self._entered: RenewalThread | None = None
         self._turn = threading.Lock()  # while it is opened or closed
         _made.add(self)
@@ -78,11 +92,13 @@ class Service:
 
     def on_startup(self, hook: HookT) -> HookT:
         """Declare a hook that is called before any handler or leader. See :meth:`tenure.Service.on_startup`."""
-        return self._behind.on_startup(hook)
+        self._startup.append(_checked_hook("on_startup", hook))
+        return hook
 
     def on_shutdown(self, hook: HookT) -> HookT:
         """Declare a hook that is called after all handlers and leaders. See :meth:`tenure.Service.on_shutdown`."""
-        return self._behind.on_shutdown(hook)
+        self._shutdown.append(_checked_hook("on_shutdown", hook))
+        return hook
 
     @property
     def backend(self) -> tenure.sync.Backend:
@@ -134,10 +150,35 @@ class Service:
 
     def run(self, *, until_empty: bool = False) -> None:
         """Run the service until SIGTERM or Ctrl-C, or until all its work has ended. See :meth:`tenure.Service.run`."""
-        self._behind.run(until_empty=until_empty)
+        if self._lifespan is not None and not callable(self._lifespan):
+            raise ConfigError(f"lifespan must be a function that returns a block, not {self._lifespan!r:.80}")
+        self._behind._check(until_empty)
+        request = StopRequest()
+
+        async def serve() -> None:
+            await self._behind.serve(stop=request.event(), until_empty=until_empty, sigterm=False)
+
+        with on_shutdown_signal(request.make, hint=self._behind._log_interrupt), self, ExitStack() as stack:
+            if self._lifespan is not None:
+                stack.enter_context(self._lifespan(self))
+            for hook in self._startup:
+                hook()
+            for hook in self._shutdown:
+                stack.callback(hook)
+            asyncio.run(serve())
 
     def __repr__(self) -> str:
         return repr(self._behind)
+
+
+Lifespan = Callable[[Service], AbstractContextManager[Any]]
+"""``lifespan(service)``: a block around all that the service does."""
+
+
+def _checked_hook(what: str, hook: HookT) -> HookT:
+    if inspect.iscoroutinefunction(hook):
+        raise ConfigError(f"{what} of a tenure.sync.Service must be a plain function, and {hook.__qualname__} is async")
+    return tenure.Service._checked_hook(what, hook)
 
 
 _made: WeakSet[Service] = WeakSet()
