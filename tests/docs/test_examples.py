@@ -14,7 +14,7 @@ import pytest
 from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, ZooKeeper, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVED = {"azure_worker", "servicebus_worker"}  # run by the tests of its server
+SERVED = {"azure_worker", "service", "servicebus_worker"}  # run by tests of their own
 WEB = {"web_django", "web_fastapi", "web_flask", "web_starlette"}  # these need a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)
@@ -34,6 +34,7 @@ GUIDES = (
     "docs/elections.md",
     "docs/frameworks.md",
     "docs/queues.md",
+    "docs/service.md",
     "docs/testing.md",
 )  # they show pieces of the examples
 DOCUMENTS = WHOLE + GUIDES
@@ -60,6 +61,8 @@ PRINTS = {
     "rabbitmq_worker": r"two kettles is served, delivery 1\n"
     r"no such customer is dead: unknown customer; no customer of this name\n",
     "request_reply": r"kettle: 12\.5\n",
+    "service_settings": r"([\w-]+ asks for (kettle|cup)\n|a cup costs 3\.0\n){3}"
+    r"(dead: unknown item, spoon\n){2}",
     "typed_bodies": r"tea for 5\.00\ncup for 4\nundecodable: the body\.lines\[0\]\.price must be a Decimal, .*\n",
     "session": r"anna has 7\nben has 7\n",
     **dict.fromkeys(
@@ -74,6 +77,7 @@ PASS = {"test_takeover": 20, "test_handlers": 5}
 
 LOGS = {
     "nats_worker": r"orders: message .*: moved to the dead letters \(not a number\)\n",
+    "service_settings": r"questions: message 'of-spoon', delivery 1: moved to the dead letters \(unknown item\)\n",
     "consume_settings": r"((calls: message |Traceback |  |ValueError: ).*\n)+",
     "consume_threads": r"orders: message 'order-2', delivery 1: moved to the dead letters .*\n",
     "typed_bodies": r"orders: message .*: its handler failed .*\norders: message .*: moved to the dead letters .*\n",
@@ -144,7 +148,7 @@ def python_in(document: str) -> list[str]:
 
 @pytest.mark.parametrize("document", WHOLE)
 def test_python_in_the_documents_is_an_example(document: str) -> None:
-    sources = {example.read_text() for example in EXAMPLES}
+    sources = {example.read_text() for example in [*EXAMPLES, ROOT / "examples" / "service.py"]}
     for block in python_in(document):
         assert block in sources, f"{document} shows Python that is no file of examples/:\n{block}"
 

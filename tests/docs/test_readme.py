@@ -39,7 +39,7 @@ def test_the_installation_comes_first() -> None:
     assert first.startswith("git clone ")
     assert [line for block in rest for line in block.splitlines() if re.match(r"git|pip|\. ", line)] == []
     headings = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
-    assert headings[:4] == ["Install", "First steps", "Two examples", "See it work"]
+    assert headings[:5] == ["Install", "First steps", "Two examples", "A service", "See it work"]
 
 
 def test_the_first_steps_run_in_the_order_of_the_page(tmp_path: Path) -> None:
