@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from tenure._service.service import Lifespan as Lifespan
     from tenure._service.service import Service as Service
     from tenure._service.service import TypedHandler as TypedHandler
+    from tenure._service.status import HandlerStatus as HandlerStatus
+    from tenure._service.status import ServiceStatus as ServiceStatus
     from tenure._service.typed_queue import TypedQueue as TypedQueue
     from tenure._timing import Timing as Timing
     from tenure._url import Url as Url
@@ -153,6 +155,7 @@ _HOMES = {
         "Service",
         "TypedHandler",
     ),
+    "tenure._service.status": ("HandlerStatus", "ServiceStatus"),
     "tenure._service.typed_queue": ("TypedQueue",),
 }
 _MODULES = ("events", "sync")
@@ -182,6 +185,7 @@ __all__ = [
     "Failure",
     "Filter",
     "Handler",
+    "HandlerStatus",
     "HeaderValue",
     "Headers",
     "Health",
@@ -208,6 +212,7 @@ __all__ = [
     "RunIn",
     "SendOptions",
     "Service",
+    "ServiceStatus",
     "Session",
     "State",
     "Stats",

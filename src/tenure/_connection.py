@@ -171,7 +171,9 @@ class Connection:
         """Let nothing in a forked child reach the store by the parent's connections, threads or memory."""
         _of_parent.append((self.renewal_thread, self.driver, self.opened))
         self._turns.clear()  # the thread that would end it isn't in this process
+        _of_parent.append(self.queues)
         self.queues.leave_to_parent(self.require_open)
+        self.queues = OpenQueues()  # its consumers and requests stay with the parent: a close would wait for their end
 
 
 class OpenQueues:

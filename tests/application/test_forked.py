@@ -6,8 +6,11 @@ import asyncio
 import functools
 import gc
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -97,6 +100,32 @@ def test_also_a_session_of_a_thread(url: str) -> None:
         with queue.session("s") as session:
             assert in_child(session.remaining) == "0.0"
             assert session.remaining() > 0.0
+
+
+def test_a_child_that_opens_the_backend_anew_does_not_wait_for_consumers_of_its_parent(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        orders = backend.queue("orders")
+
+        def handle(message: tenure.sync.Message) -> tenure.Reply:
+            return tenure.Reply(b"yes")
+
+        consuming = threading.Thread(target=orders.consume, args=(handle,), kwargs={"sigterm": False})
+        consuming.start()
+        assert orders.request(b"?", timeout=60).body == b"yes"  # so there are requests, too
+
+        def open_anew() -> str:
+            signal.alarm(30)
+            sent = backend.open().queue("mails").send(b"of the child", id="a")
+            backend.close()
+            return sent
+
+        while orders.stats() != tenure.Stats():  # not in a transaction of SQLite, whose locks the child would inherit
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert in_child(open_anew) == "a"
+        assert orders.request(b"?", timeout=60).body == b"yes"
+        orders.drain()
+        consuming.join()
 
 
 async def test_a_child_is_refused_the_backend_of_its_parent(url: str) -> None:

@@ -564,6 +564,85 @@ async def test_a_plain_handler_sends_through_the_blocking_queue(url: str) -> Non
     assert sent == ["tea"]
 
 
+# --- its status ---
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_the_status_says_what_runs(url: str, plain: bool) -> None:
+    may_end = asyncio.Event()
+    began = asyncio.Event()
+    service = Service(url)
+    orders = service.queue("orders", Order)
+    assert await service.status() == tenure.ServiceStatus()
+
+    @service.handler(orders, concurrency=3)
+    async def serve(order: Order) -> None:
+        began.set()
+        await wait(may_end)
+
+    async def lead(term: tenure.Term) -> None:
+        await asyncio.Event().wait()
+
+    def lead_in_thread(term: tenure.sync.Term) -> None:
+        term.lost.wait()
+
+    @service.leader("once", ttl=TTL)
+    async def once(term: tenure.Term) -> None: ...
+
+    service.leader("chair", ttl=TTL)(lead_in_thread if plain else lead)
+    async with serving(service):
+
+        async def is_ready() -> bool:
+            status = await service.status()
+            return status.is_ready and [(one.name, one.state) for one in status.leaders] == [("chair", "leading")]
+
+        await until(is_ready, within=PATIENCE)
+        await orders.send(Order("tea"))
+        await wait(began)
+        status = await service.status()
+        assert status.handlers == (tenure.HandlerStatus("orders", 3, 1, True),)
+        assert status.is_live
+        may_end.set()
+    assert await service.status() == tenure.ServiceStatus()
+
+
+async def test_a_service_is_not_ready_while_its_store_does_not_answer(tmp_path: Path) -> None:
+    service = Service(f"sqlite:///{tmp_path}/work.db")
+    service.handler("orders", poll_every=0.1)(ignore)
+    async with serving(service):
+
+        async def is_ready(expected: bool) -> bool:
+            return (await service.status()).is_ready is expected
+
+        await until(lambda: is_ready(True), within=PATIENCE)
+        await service.backend.aclose()  # as if the store had gone
+        await until(lambda: is_ready(False), within=PATIENCE)
+
+
+async def test_a_service_pauses_and_drains_with_its_queue(url: str) -> None:
+    served: list[str] = []
+    service = Service(url)
+    orders = service.queue("orders", Order)
+
+    @service.handler(orders)
+    async def serve(order: Order) -> None:
+        served.append(order.item)
+
+    async def is_ready() -> bool:
+        return (await service.status()).is_ready
+
+    async with serving(service) as (task, _):
+        await until(is_ready, within=PATIENCE)
+        orders.queue.pause()
+        await orders.send(Order("tea"))
+        await asyncio.sleep(0.1)
+        assert served == []
+        orders.queue.resume()
+        await until(lambda: served == ["tea"], within=PATIENCE)
+        await orders.queue.drain()
+        await asyncio.wait_for(task, PATIENCE)  # its only handler has ended
+
+
 # --- what is refused ---
 
 

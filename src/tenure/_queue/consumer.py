@@ -8,6 +8,8 @@ Messages travel on the caller's loop, where the :class:`~tenure._queue.pump.Pump
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from tenure._queue.cancelling import wait_through_cancellation
 from tenure._queue.context import QueueContext
@@ -28,6 +30,9 @@ from tenure._queue.startup import wait_until_ready
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
 
+MISSES_MAX = 2
+"""Requests in a row without an answer, with which a consumer is not ready."""
+
 
 class Consumer:
     """A handler at work on a queue. Made by ``queue.consumer(handler, …)``, run once."""
@@ -37,8 +42,10 @@ class Consumer:
         context: QueueContext,
         handler: Handler,
         consuming: ConsumeSettings,
+        kept: Callable[[Consumer], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._context = context
+        self._kept = kept  # while it runs, so that its queue can pause and drain it
         self._consuming = consuming
         self._settings = self._get_settings()  # as known so far; the queue's own settings are read when it begins
         self._handlers = Handlers(handler, consuming.run_in, consuming.concurrency, self)
@@ -54,7 +61,7 @@ class Consumer:
         Raises:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
-        with on_shutdown_signal(self.drain, self._consuming.sigterm, lambda: log_interrupt(self._context, self._busy)):
+        with self._kept(self), on_shutdown_signal(self.drain, self._consuming.sigterm, self._log_interrupt):
             if await wait_until_ready(self._context, self._is_drained, stop, self._consuming.wait):
                 await self._consume(stop)
 
@@ -97,10 +104,24 @@ class Consumer:
             self._context.settings.lock, hints=traits.hints, connection_bound=traits.connection_bound
         )
 
+    def _log_interrupt(self) -> None:
+        log_interrupt(self._context, self.running)
+
     @property
-    def _busy(self) -> int:
+    def concurrency(self) -> int:
+        """How many handlers may run at once."""
+        return self._consuming.concurrency
+
+    @property
+    def running(self) -> int:
         """How many handlers run."""
         return self._driver.pump.busy if self._driver is not None else 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it receives messages, and the store has answered one of its last two requests."""
+        driver = self._driver
+        return driver is not None and not driver.has_ended and driver.pump.misses < MISSES_MAX
 
     def pause(self) -> None:
         """Claim nothing and give the buffer back, until :meth:`resume`; handlers that run go on."""

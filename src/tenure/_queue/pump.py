@@ -115,7 +115,7 @@ class Pump:
         self._drain_steps = DrainSteps(settings.timing.grace)
         self._backlog_max = BACKLOG_MAX * max(settings.prefetch, settings.concurrency)
         self._requests = 0  # number of the newest request
-        self._misses = 0  # requests in a row that had no answer
+        self.misses: int = 0  # requests in a row that had no answer
         self._claiming = 0  # number of the claim that is not answered; 0 for none
         self._claim_asked_at = now
         self._denied: list[Delivery] = []  # lost, unless that is due to the verdict that their handler passes
@@ -382,7 +382,7 @@ class Pump:
         settlements = self._settling.answered(request_id)
         if settlements is None:
             return
-        self._misses = 0
+        self.misses = 0
         groups = self._groups
         unanswered: list[Settlement] = []
         for settlement, answer in zip(settlements, answers, strict=True):
@@ -423,10 +423,10 @@ class Pump:
             self._groups.pop(group.token, None)
 
     def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        retry = self._retry_in(self._misses)
+        retry = self._retry_in(self.misses)
         if request_id == self._claiming:
             self._claiming = 0
-            self._misses += 1
+            self.misses += 1
             self._claim_times.unanswered(now + retry)
             self._claim_sizes.ask_less()
             effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "receive", why)))
@@ -434,7 +434,7 @@ class Pump:
         settlements = self._settling.answered(request_id)
         if settlements is None:
             return
-        self._misses += 1
+        self.misses += 1
         self._settling.ask_again(settlements, now + retry)
         effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "settle", why)))
 

@@ -293,7 +293,7 @@ class Queue:
             ConfigError: An option can't work, or the broker can never be used as it is.
             Unavailable: *wait* was given, and is over.
         """
-        await self._running.run(self.consumer(handler, **options), stop)
+        await self.consumer(handler, **options).run(stop)
 
     def consumer(self, handler: Handler, **options: Unpack[ConsumeOptions]) -> Consumer:
         """Return the pump that :meth:`consume` runs, to be run with ``await consumer.run()``.
@@ -306,7 +306,7 @@ class Queue:
             ConfigError: An option can't work.
         """
         consuming = ConsumeSettings.given(options)
-        return Consumer(self._context, handler, consuming)
+        return Consumer(self._context, handler, consuming, self._running.keeping)
 
     def pause(self) -> None:
         """Let the calls of :meth:`consume` here claim nothing, and give their buffers back, until :meth:`resume`."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tenure._queue.consumer import Consumer
@@ -13,7 +13,7 @@ from tenure._queue.handlers import CURRENT_CONSUMER
 
 
 class RunningConsumer:
-    """One call of ``consume``, on the loop that it was called on."""
+    """A consumer, on the loop that it runs on."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -34,7 +34,7 @@ class RunningConsumer:
 
 
 class RunningConsumers:
-    """The calls of ``consume`` on one queue object."""
+    """The running consumers of one queue object."""
 
     def __init__(self) -> None:
         self._running: list[RunningConsumer] = []
@@ -42,12 +42,13 @@ class RunningConsumers:
     def __len__(self) -> int:
         return len(self._running)
 
-    async def run(self, consumer: Consumer, stop: asyncio.Event | None) -> None:
-        """Run *consumer* until it has ended."""
+    @contextmanager
+    def keeping(self, consumer: Consumer) -> Iterator[None]:
+        """Keep *consumer* while it runs, in this block."""
         one = RunningConsumer(consumer)
         self._running.append(one)
         try:
-            await consumer.run(stop)
+            yield
         finally:
             self._running.remove(one)
             one.ended.set_result(None)

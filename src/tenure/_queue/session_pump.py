@@ -237,7 +237,7 @@ class SessionPump(Pump):
             effects.append(Accept(self._requests))
 
     def _accepted(self, event: Accepted, asked_at: float, now: float, effects: list[PumpEffect]) -> None:
-        self._misses = 0
+        self.misses = 0
         lock = event.session
         if lock is None:
             self._accepts_most = 1
@@ -277,7 +277,7 @@ class SessionPump(Pump):
     def _received(self, session: HeldSession, event: Claimed, now: float, effects: list[PumpEffect]) -> None:
         session.is_receiving = False
         self.received += len(event.deliveries)
-        self._misses = self._receive_misses = 0
+        self.misses = self._receive_misses = 0
         self._claim_times.resume()
         if session.is_lost:
             self._drop(session)
@@ -328,7 +328,7 @@ class SessionPump(Pump):
             self._drop(session)
         elif request_id in self._releasing:
             del self._releasing[request_id]
-            self._misses = 0
+            self.misses = 0
             self._claim_times.claim_at_once(now)  # no further hint comes for messages sent into it meanwhile
         else:
             asked = self._settling.asked(request_id)
@@ -337,7 +337,7 @@ class SessionPump(Pump):
                 self._report_undecided(asked, effects)
 
     def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        again_at = now + self._retry_in(max(self._misses, self._receive_misses))
+        again_at = now + self._retry_in(max(self.misses, self._receive_misses))
         what = None
         if request_id in self._accepting:
             what = "accept"
@@ -365,7 +365,7 @@ class SessionPump(Pump):
             if self._lost:
                 self._report_undecided(asked, effects)
         else:
-            self._misses += 1
+            self.misses += 1
             effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, what, why)))
 
     def _lapsed(

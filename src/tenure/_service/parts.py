@@ -6,11 +6,11 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tenure.sync
-from tenure import Backend, ConsumeOptions, Election, ElectionOptions, Queue, Work
+from tenure import Backend, CandidateStatus, ConsumeOptions, Consumer, ElectionOptions, Queue, Work
+from tenure._service.status import HandlerStatus
 
 
 class Part(Protocol):
@@ -25,40 +25,67 @@ class Part(Protocol):
         """Run until its work has ended, or *stop* is set; then end gracefully."""
         ...
 
+    async def status(self) -> Sequence[HandlerStatus | CandidateStatus]:
+        """Return the status of what runs in it now."""
+        ...
 
-@dataclass(frozen=True, slots=True)
+
 class Consumption:
     """A handler at work on a queue."""
 
-    queue: Queue
-    handler: Callable[..., Any]
-    options: ConsumeOptions
+    def __init__(self, queue: Queue, handler: Callable[..., Any], options: ConsumeOptions) -> None:
+        self._queue = queue
+        self._handler = handler
+        self._options: ConsumeOptions = {**options, "sigterm": False}
+        self._consumer: Consumer | None = None  # while it runs
 
     @property
     def title(self) -> str:
-        return f"consumes {self.queue.name}"
+        return f"consumes {self._queue.name}"
 
     async def run(self, stop: asyncio.Event) -> None:
-        options: ConsumeOptions = {**self.options, "sigterm": False}
-        await self.queue.consume(self.handler, stop=stop, **options)
+        await self._run(self._queue.consumer(self._handler, **self._options), stop)
+
+    async def run_until_empty(self, stop: asyncio.Event) -> int:
+        """Run until the queue has nothing for the handler; return how many messages were received."""
+        options: ConsumeOptions = {**self._options, "until_empty": True}
+        consumer = self._queue.consumer(self._handler, **options)
+        await self._run(consumer, stop)
+        return consumer.received
+
+    async def _run(self, consumer: Consumer, stop: asyncio.Event) -> None:
+        self._consumer = consumer
+        try:
+            await consumer.run(stop)
+        finally:
+            self._consumer = None
+
+    async def status(self) -> Sequence[HandlerStatus]:
+        consumer = self._consumer
+        if consumer is None:
+            return ()
+        return [HandlerStatus(self._queue.name, consumer.concurrency, consumer.running, consumer.is_ready)]
 
 
-@dataclass(frozen=True, slots=True)
 class UntilEmpty:
     """All handlers, until none of their queues has anything for them: what one sends, another may consume."""
 
-    consumptions: Sequence[Consumption]
+    def __init__(self, consumptions: Sequence[Consumption]) -> None:
+        self._consumptions = consumptions
 
     @property
     def title(self) -> str:
-        return ", ".join(f"{one.title} until it is empty" for one in self.consumptions)
+        return ", ".join(f"{one.title} until it is empty" for one in self._consumptions)
 
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            passes = [_Pass(one) for one in self.consumptions]
+            passes = [_Pass(one) for one in self._consumptions]
             await run_parts(passes, stop)
             if not any(one.received for one in passes):
                 stop.set()
+
+    async def status(self) -> Sequence[HandlerStatus]:
+        return [status for one in self._consumptions for status in await one.status()]
 
 
 class _Pass:
@@ -66,37 +93,25 @@ class _Pass:
 
     def __init__(self, consumption: Consumption) -> None:
         self._consumption = consumption
+        self.title = consumption.title
+        self.status = consumption.status
         self.received = 0
 
-    @property
-    def title(self) -> str:
-        return self._consumption.title
-
     async def run(self, stop: asyncio.Event) -> None:
-        one = self._consumption
-        options: ConsumeOptions = {**one.options, "sigterm": False, "until_empty": True}
-        consumer = one.queue.consumer(one.handler, **options)
-        await consumer.run(stop)
-        self.received = consumer.received
+        self.received = await self._consumption.run_until_empty(stop)
 
 
-@dataclass(frozen=True, slots=True)
 class Leadership:
     """A candidate whose work is an async function."""
 
-    backend: Backend
-    name: str
-    work: Work
-    again: bool
-    options: ElectionOptions
-
-    @property
-    def title(self) -> str:
-        return f"campaigns for {self.name}"
+    def __init__(self, backend: Backend, name: str, work: Work, again: bool, options: ElectionOptions) -> None:
+        self.title: str = f"campaigns for {name}"
+        self._election = backend.election(name, **options)
+        self._work = work
+        self._again = again
 
     async def run(self, stop: asyncio.Event) -> None:
-        election = self.backend.election(self.name, **self.options)
-        leading = asyncio.create_task(self._lead(election))
+        leading = asyncio.create_task(self._lead())
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,34 +122,38 @@ class Leadership:
         if not leading.cancelled() and (error := leading.result()) is not None:
             raise error
 
-    async def _lead(self, election: Election) -> BaseException | None:
+    async def _lead(self) -> BaseException | None:
         """Campaign, and return the error that ends it: a ``SystemExit`` that a task raises would end the loop."""
         try:
-            await election.run(self.work, again=self.again, sigterm=False)
+            await self._election.run(self._work, again=self._again, sigterm=False)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             return error
         return None
 
+    async def status(self) -> Sequence[CandidateStatus]:
+        return _of_candidates(await self._election.status())
 
-@dataclass(frozen=True, slots=True)
+
 class ThreadLeadership:
     """A candidate whose work is a plain function, which runs on a thread of its own."""
 
-    backend: tenure.sync.Backend
-    name: str
-    work: tenure.sync.Work
-    again: bool
-    options: ElectionOptions
-
-    @property
-    def title(self) -> str:
-        return f"campaigns for {self.name}"
+    def __init__(
+        self,
+        backend: tenure.sync.Backend,
+        name: str,
+        work: tenure.sync.Work,
+        again: bool,
+        options: ElectionOptions,
+    ) -> None:
+        self.title: str = f"campaigns for {name}"
+        self._election = backend.election(name, **options)
+        self._work = work
+        self._again = again
 
     async def run(self, stop: asyncio.Event) -> None:
-        election = self.backend.election(self.name, **self.options)
-        leading = _CampaignThread(election, self.work, self.again)
+        leading = _CampaignThread(self._election, self._work, self._again)
         stopping = asyncio.create_task(stop.wait())
         either: set[asyncio.Future[Any]] = {leading.ended, stopping}
         try:
@@ -143,6 +162,14 @@ class ThreadLeadership:
             stopping.cancel()
             await leading.stop()
         leading.ended.result()
+
+    async def status(self) -> Sequence[CandidateStatus]:
+        return _of_candidates(await asyncio.to_thread(self._election.status))
+
+
+def _of_candidates(status: CandidateStatus) -> Sequence[CandidateStatus]:
+    """Return *status*, if there is a candidate."""
+    return [status] if status.state != "idle" or status.overran else []
 
 
 class _CampaignThread:

@@ -17,7 +17,17 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, cast, overload
 
 import tenure.sync
-from tenure import Backend, ConfigError, ConsumeOptions, ElectionOptions, Event, Message, QueueOptions, Term
+from tenure import (
+    Backend,
+    CandidateStatus,
+    ConfigError,
+    ConsumeOptions,
+    ElectionOptions,
+    Event,
+    Message,
+    QueueOptions,
+    Term,
+)
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._service.bodies import check_kind, name_of
 from tenure._service.calls import called
@@ -31,6 +41,7 @@ from tenure._service.signatures import (
     required,
     signature_of,
 )
+from tenure._service.status import HandlerStatus, ServiceStatus
 from tenure._service.typed_queue import TypedQueue
 from tenure.errors import refuse_unknown
 
@@ -114,6 +125,7 @@ class Service:
         self._opening: _Opening | None = None
         self._users = 0
         self._is_running = False
+        self._running: list[Part] = []
 
     # --- declaring ---
 
@@ -323,7 +335,7 @@ class Service:
     def _leave_to_parent(self) -> None:
         """In a forked child, forget what the parent has opened and runs."""
         if self._opening is not None and self._opening.pid != os.getpid():
-            self._opening, self._users, self._is_running = None, 0, False
+            self._opening, self._users, self._is_running, self._running = None, 0, False, []
 
     async def aclose(self) -> None:
         """Close the backend; if :meth:`open` was called several times, only the last of these calls does."""
@@ -422,6 +434,27 @@ class Service:
                         raise
                     raise failed.exceptions[0] from failed.exceptions[0].__cause__
 
+    async def status(self) -> ServiceStatus:
+        """Return what runs here, for the probes of an orchestrator; nothing does, if the service does not run.
+
+        It asks no store, but the thread that renews leases and locks. So, with a time limit around it, it also finds a
+        process that hangs.
+
+        Raises:
+            Unavailable: The backend is being closed.
+
+        Example::
+
+            async with asyncio.timeout(1):
+                status = await service.status()
+            return 200 if status.is_ready else 503
+        """
+        found = [one for part in self._running for one in await part.status()]
+        handlers = tuple(one for one in found if isinstance(one, HandlerStatus))
+        leaders = tuple(one for one in found if isinstance(one, CandidateStatus))
+        is_ready = bool(self._running) and len(handlers) == len(self._handlers) and all(one.is_ready for one in found)
+        return ServiceStatus(handlers, leaders, all(one.is_live for one in leaders), is_ready)
+
     @asynccontextmanager
     async def _started(self, until_empty: bool) -> AsyncIterator[list[Part]]:
         """Open the backend, enter the lifespan and call the hooks around the block; yield the parts to run."""
@@ -437,9 +470,11 @@ class Service:
                     stack.push_async_callback(_call_hook, hook)
                 parts = self._parts(handlers, until_empty)
                 _log.info("the service %s", ", ".join(part.title for part in parts))
+                self._running = parts
                 yield parts
         finally:
             self._is_running = False
+            self._running = []
 
     def _check(self, until_empty: bool) -> list[tuple[_Handler, Callable[..., Any]]]:
         """Refuse to run what can't work as it is declared; return the handlers, as :meth:`_called_handlers` does.

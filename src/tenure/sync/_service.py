@@ -148,6 +148,13 @@ class Service:
     ) -> None:
         self.close()
 
+    def status(self) -> tenure.ServiceStatus:
+        """Return what runs here. See :meth:`tenure.Service.status`."""
+        renewal_thread = self._entered
+        if renewal_thread is None or renewal_thread.is_forked:
+            return tenure.ServiceStatus()
+        return renewal_thread.call_blocking(self._behind.status)
+
     def run(self, *, until_empty: bool = False) -> None:
         """Run the service until SIGTERM or Ctrl-C, or until all its work has ended. See :meth:`tenure.Service.run`."""
         if self._lifespan is not None and not callable(self._lifespan):
