@@ -20,6 +20,7 @@ class Price:
 
 
 prices: dict[str, float] = {}
+posted: list[str] = []
 
 
 @asynccontextmanager
@@ -42,9 +43,9 @@ async def answer(question: Question, message: tenure.Message) -> Price | tenure.
     return Price(prices[question.item])  # the reply, if one is asked for
 
 
-@service.handler(letters, concurrency=1)
+@service.handler(letters)
 def post(letter: str) -> None:  # a plain function runs in a thread
-    print(letter)
+    posted.append(letter)
 
 
 @service.leader("clerk", ttl=15, again=True)
@@ -59,7 +60,8 @@ async def ask() -> None:
 
 
 @service.on_shutdown
-async def show_dead_letters() -> None:
+async def show() -> None:
+    print(f"{len(posted)} letters posted")
     for letter in await questions.queue.dead_letters.peek():
         print(f"dead: {letter.reason}, {letter.description}")
 
