@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -317,3 +319,82 @@ async def test_reply_queues_that_are_not_empty_hide_no_others(setup: QueueSetup)
         await queue.request(b"?")
         await asyncio.sleep(IDLE)
     assert [name for name in await setup.broker.names() if name in left] == left[:120]
+
+
+# --- requests of other loops ---
+
+
+class Elsewhere:
+    """A loop on a thread of its own, with a request that waits there."""
+
+    def __init__(self, backend: tenure.Backend) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.ended: list[BaseException] = []
+        self._backend = backend
+        self._thread = threading.Thread(target=self._run)
+        self._stopped = threading.Event()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self._asking = self.loop.create_task(self._backend.queue("orders").request(b"?", timeout=60))
+        self.loop.run_forever()
+        self._stopped.set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        assert self._stopped.wait(60.0)
+
+    def result(self) -> BaseException | None:
+        """Run the loop again until the request has ended; return its error."""
+        self._thread.join(60.0)
+        try:
+            self.loop.run_until_complete(asyncio.wait_for(asyncio.shield(self._asking), 30.0))
+        except BaseException as error:
+            return error
+        finally:
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.run_until_complete(asyncio.sleep(0))
+            self.loop.close()
+        return None
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["running", "stopped"])
+async def test_a_backend_that_is_closed_ends_the_requests_of_other_loops(stops: bool) -> None:
+    async with tenure.connect("memory:") as backend:
+        elsewhere = Elsewhere(backend)
+        elsewhere.start()
+        queue = backend.queue("orders")
+        await until(lambda: _is_asked(queue))
+        if stops:
+            elsewhere.stop()
+        await asyncio.wait_for(backend.aclose(), 30.0)
+    if not stops:
+        elsewhere.stop()
+    error = await asyncio.to_thread(elsewhere.result)
+    assert isinstance(error, Unavailable)
+    assert "got no answer before it was closed" in str(error)
+
+
+async def _is_asked(queue: tenure.Queue) -> bool:
+    return (await queue.stats()).ready == 1
+
+
+async def test_a_loop_that_ends_while_the_backend_is_closed_disturbs_nothing() -> None:
+    def ask(backend: tenure.Backend, seconds: float) -> None:
+        async def main() -> None:
+            with suppress(TimeoutError, Unavailable, ConfigError):
+                async with asyncio.timeout(seconds):
+                    await backend.queue("orders").request(b"?", timeout=60)
+
+        asyncio.run(main())
+
+    for number in range(20):
+        async with tenure.connect("memory:") as backend:
+            asking = asyncio.create_task(asyncio.to_thread(ask, backend, 0.05))
+            await asyncio.sleep(0.045 + number / 2_000)
+            await asyncio.wait_for(backend.aclose(), 30.0)
+            await asking

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -455,6 +456,134 @@ async def test_a_block_that_is_cancelled_is_left_gracefully(url: str) -> None:
     assert done.is_set()
 
 
+@pytest.mark.parametrize("where", ["hook", "lifespan"])
+async def test_stopped_while_it_starts_it_goes_no_further(url: str, where: str) -> None:
+    log: list[str] = []
+    waits = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(service: Service) -> AsyncIterator[None]:
+        if where == "lifespan":
+            waits.set()
+            await asyncio.Event().wait()
+        yield
+        log.append("left")
+
+    service = Service(url, lifespan=lifespan)
+    service.handler("orders")(ignore)
+
+    @service.on_startup
+    async def hang() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    service.on_shutdown(lambda: log.append("down"))
+    stop = asyncio.Event()
+    task = asyncio.create_task(service.serve(stop=stop))
+    await wait(waits)
+    stop.set()
+    await asyncio.wait_for(task, PATIENCE)
+    assert log == []
+    assert "not open" in repr(service)
+    waits.clear()
+    stop.clear()
+    task = asyncio.create_task(service.serve(stop=stop))
+    await wait(waits)
+    task.cancel()  # by somebody else
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_hooks_do_not_run_beside_work_however_often_it_is_cancelled(url: str, plain: bool) -> None:
+    log: list[str] = []
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    service = Service(url)
+
+    async def lead(term: tenure.Term) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.3)
+            log.append("ended")
+
+    def lead_in_thread(term: tenure.sync.Term) -> None:
+        loop.call_soon_threadsafe(began.set)
+        term.lost.wait()
+        log.append("ended")
+
+    service.leader("chair", ttl=TTL)(lead_in_thread if plain else lead)
+    service.on_shutdown(lambda: log.append("down"))
+    task = asyncio.create_task(service.serve())
+    await wait(began)
+    for _ in range(5):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["ended", "down"]
+
+
+async def test_a_busy_pool_of_threads_does_not_keep_a_leader_from_stopping(url: str) -> None:
+    service = Service(url)
+    leads = threading.Event()
+    may_end = threading.Event()
+
+    @service.leader("chair", ttl=TTL)
+    def lead(term: tenure.sync.Term) -> None:
+        leads.set()
+        term.lost.wait()
+
+    async with serving(service) as (task, stop):
+        await until(leads.is_set, within=PATIENCE)
+        jobs = [asyncio.create_task(asyncio.to_thread(may_end.wait, PATIENCE)) for _ in range(50)]
+        await asyncio.sleep(0)
+        stop.set()
+        await asyncio.wait_for(service_ended(task), PATIENCE)
+        assert not may_end.is_set()
+        may_end.set()
+        await asyncio.gather(*jobs)
+
+
+async def service_ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait({task})
+
+
+async def test_a_thread_that_never_ends_does_not_hold_up_a_cancelled_service(url: str) -> None:
+    service = Service(url)
+    began, may_end = threading.Event(), threading.Event()
+
+    @service.leader("chair", ttl=TTL, grace=0.2)
+    def lead(term: tenure.sync.Term) -> None:
+        began.set()
+        may_end.wait(PATIENCE)
+
+    task = asyncio.create_task(service.serve())
+    await until(began.is_set, within=PATIENCE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, PATIENCE)
+    async with tenure.connect(url) as backend:
+        assert await backend.election("chair").leader() is not None  # the lease is left to run out
+    may_end.set()
+
+
+async def test_an_event_of_another_loop_ends_it_with_the_error(url: str) -> None:
+    service = Service(url)
+    service.handler("orders")(ignore)
+    stop = asyncio.Event()
+
+    async def elsewhere() -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 0.01)  # binds it to that loop
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
+    with pytest.raises(RuntimeError, match="is bound to a different event loop"):
+        await asyncio.wait_for(service.serve(stop=stop), PATIENCE)
+
+
 # --- openings ---
 
 
@@ -685,6 +814,22 @@ async def test_what_can_not_be_declared_is_refused(url: str) -> None:
         service.on_startup(hook)  # type: ignore[type-var]
     with pytest.raises(ConfigError, match="lifespan must be a function that takes the service"):
         Service(url, lifespan=7)  # type: ignore[arg-type]
+
+    def decorated(term: tenure.Term) -> Any:
+        return lead(term)
+
+    functools.update_wrapper(decorated, lead)
+    with pytest.raises(ConfigError, match=r"lead is a plain function around an async one, whose coroutine would never"):
+        service.leader("clerk")(decorated)
+
+    async def of_threads(term: tenure.sync.Term) -> None: ...
+
+    def of_a_loop(term: tenure.Term) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"of_threads is async, and gets a tenure\.Term, not a tenure\.sync\.Term"):
+        service.leader("clerk")(of_threads)
+    with pytest.raises(ConfigError, match=r"of_a_loop is a plain function, and gets a tenure\.sync\.Term, not"):
+        service.leader("clerk")(of_a_loop)  # type: ignore[type-var]
     service = Service(url, lifespan=lambda service: service)  # it is a block, by itself
     service.leader("chair")(lead)
     await asyncio.wait_for(service.serve(), PATIENCE)

@@ -303,6 +303,74 @@ async def test_a_handler_of_a_local_type_takes_the_type_of_its_queue() -> None:
     assert got == [Local("tea")]
 
 
+class WithAnnotations:
+    shop: int = 1
+
+    async def __call__(self, message: tenure.Message) -> None:
+        assert isinstance(message, tenure.Message)
+        SEEN.append(message.delivery_count)
+
+
+SEEN: list[int] = []
+
+
+async def message_of_unknown_result(message: tenure.Message) -> Missing | None:  # type: ignore[name-defined]  # noqa: F821
+    assert isinstance(message, tenure.Message)
+    SEEN.append(message.delivery_count)
+    return None
+
+
+async def message_first(message: tenure.Message, order: Order) -> Missing | None:  # type: ignore[name-defined]  # noqa: F821
+    assert (type(message), type(order)) == (tenure.Message, Order)
+    SEEN.append(message.delivery_count)
+    return None
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "by name"])
+@pytest.mark.parametrize(
+    "handler", [WithAnnotations(), message_of_unknown_result, message_first], ids=["object", "result", "both"]
+)
+async def test_each_annotation_counts_by_itself(handler: Any, typed: bool) -> None:
+    SEEN.clear()
+    service = Service("memory:")
+    orders = service.queue("orders", Order)
+    service.handler(orders if typed else "orders")(handler)
+    assert await consumed(service, orders, KETTLE) == Stats()
+    assert SEEN == [1]
+
+
+class Liar:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return bytes
+
+
+class OwnReply(Reply):
+    def __init__(self) -> None:
+        pass  # without what a Reply needs
+
+
+@pytest.mark.parametrize("result", [Liar(), OwnReply()], ids=["liar", "own reply"])
+async def test_a_result_that_misbehaves_affects_only_its_delivery(result: Any) -> None:
+    service = Service("memory:")
+    orders = service.queue("orders", bytes)
+    errors: list[str] = []
+
+    async def serve(body: bytes) -> bytes:
+        return b"fine" if body == b"fine" else result
+
+    def note(_: object, error: BaseException) -> None:
+        errors.append(type(error).__name__)
+
+    service.handler(orders, retry=tenure.RetryPolicy(never=(Exception,)), on_error=note)(serve)
+    async with service.running():
+        with pytest.raises(tenure.TimedOut):
+            await orders.request(b"broken", bytes, timeout=2)
+        assert await orders.request(b"fine", bytes, timeout=PATIENCE) == b"fine"
+        assert (await orders.queue.stats()).dead == 1
+    assert len(errors) == 1
+
+
 async def test_a_handler_may_take_more_than_the_queue_has() -> None:
     service, queue = service_of(Order)
     got: list[object] = []
@@ -337,6 +405,12 @@ def returning(result: Any, annotation: Any) -> Callable[..., Any]:
         ("tea", str, str, "tea"),
         ("tea", str | Retry, str, "tea"),
         ("tea", str | None, str | None, "tea"),
+        ("tea", str | None, str, "tea"),
+        (None, str | None, str | None, None),
+        (b"\xff", bytes | None, bytes, b"\xff"),
+        (b"\xff", bytes | Order, bytes | Order, b"\xff"),
+        (KETTLE, bytes | Order, bytes | Order, KETTLE),
+        (7, str | int, int | str, 7),
         (b"\xff", bytes, bytes, b"\xff"),
         (b"\xff", ..., bytes, b"\xff"),
         ("tea", ..., str, "tea"),
@@ -460,7 +534,11 @@ async def of_refunds(refund: Refund) -> None: ...
         (twice, {}, "the handler twice takes order and other, both as the body; annotate the one"),
         (two_messages, {}, "both as the message"),
         (untyped, {}, "the parameter order of the handler untyped has no type; annotate it"),
-        (unresolved, {}, r"annotations of the handler unresolved can't be resolved \(name 'Missing' is not defined\)"),
+        (
+            unresolved,
+            {},
+            r"the annotation 'Missing' of order, of the handler unresolved, can't be resolved \(name",
+        ),
         (for_threads, {}, "the handler for_threads is async, and gets a tenure.Message, not a tenure.sync.Message"),
         (for_a_loop, {}, "for_a_loop is a plain function, and gets a tenure.sync.Message, not a tenure.Message"),
         (

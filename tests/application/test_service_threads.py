@@ -44,12 +44,15 @@ def nothing_left_behind() -> Iterator[None]:
 
 def test_a_service_of_plain_functions(url: str) -> None:
     log: list[str] = []
+    hooks_on: list[threading.Thread] = []
 
     @contextmanager
     def lifespan(given: Service) -> Iterator[None]:
         assert given is service
         log.append("enter")
+        hooks_on.append(threading.current_thread())
         yield
+        hooks_on.append(threading.current_thread())
         log.append("leave")
 
     service = Service(url, lifespan=lifespan)
@@ -59,7 +62,7 @@ def test_a_service_of_plain_functions(url: str) -> None:
 
     @service.on_startup
     def fill() -> None:
-        assert threading.current_thread() is threading.main_thread()
+        hooks_on.append(threading.current_thread())
         with pytest.raises(RuntimeError, match="no running event loop"):
             asyncio.get_running_loop()
         orders.send_batch([Order("tea"), orders.outgoing(Order("cup"), id="cup")])
@@ -87,10 +90,13 @@ def test_a_service_of_plain_functions(url: str) -> None:
     def look() -> None:
         assert service.backend.queue("orders").stats() == orders.queue.stats() == Stats()
         log.append("down")
+        hooks_on.append(threading.current_thread())
 
     run_until_led(service, log)
     assert log[0] == "enter"
     assert sorted(log[1:3]) == ["cup", "tea"]
+    assert len(hooks_on) == 4
+    assert len(set(hooks_on)) == 1  # so that a connection of SQLite, say, may be made and closed by them
     assert log[3:] == ["ASKED", "term 1", "down", "leave"]
 
 

@@ -147,7 +147,8 @@ def _handle(work: bytes) -> bytes:
         if inspect.isawaitable(result):
             raise TypeError(f"the handler returned {result!r:.80}, which can't be awaited in a process")
         # The consumer uses no other result, and not every object can be pickled.
-        return pickle.dumps((None, result if isinstance(result, (Reject, Reply, Retry)) else None, None, "", "", ""))
+        used = result if issubclass(type(result), (Reject, Reply, Retry)) else None
+        return pickle.dumps((None, used, None, "", "", ""))
     except Exception as error:
         is_bare = isinstance(error, (Reject, Retry)) and error.__cause__ is None and error.__context__ is None
         text = "" if is_bare else traceback_of(error)

@@ -118,7 +118,7 @@ class Judge:
             assert isinstance(outcome, Reply)
             try:
                 answered = self._answered(message, outcome)
-            except ConfigError as error:  # it can't be sent
+            except Exception as error:  # it can't be sent, or is of a class whose own code fails
                 outcome = error
         ending = ending_of(outcome)
 

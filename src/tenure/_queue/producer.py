@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 
 from tenure._checks import check_seconds
@@ -21,6 +22,9 @@ REQUEST_ENDED = "request_ended"
 """The reason of the dead letter of an answer that came after its request had ended."""
 
 REPLIES = ".replies."
+LOOP_CHECK = 0.2
+"""Seconds between checks whether the loop of a listener still runs."""
+
 
 IDLE = 600.0
 """Seconds after which a reply queue may be deleted. Its process refreshes it more often while it runs."""
@@ -100,6 +104,7 @@ class Requests:
         self._woken = asyncio.Event()
         self._is_closing = False
         self._loop = asyncio.get_running_loop()
+        self._ended: Future[None] = Future()  # of the listener
 
     async def ask(self, producer: Producer, message: Outgoing, timeout: float) -> Received:
         """Send *message* and return the answer to it.
@@ -120,6 +125,7 @@ class Requests:
         self._waiting[correlation] = answer
         if self._listener is None or self._listener.done():
             self._is_closing = False
+            self._ended = Future()
             self._listener = asyncio.ensure_future(self._receive_all())
         try:
             async with asyncio.timeout(timeout):
@@ -138,26 +144,39 @@ class Requests:
 
     async def close(self) -> None:
         """Stop receiving, and dead-letter the answers that have come meanwhile. May be called on any loop."""
-        if self._loop is asyncio.get_running_loop():
-            await self._close()
-        elif self._loop.is_running():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), self._loop))
-        else:  # the loop of the listener and of all who waited has ended
-            await self._leave()
-
-    async def _close(self) -> None:
+        here = asyncio.get_running_loop()
         if self._listener is None:
             return
-        self._is_closing = True  # and not cancelled: it has to settle and report the answers it has claimed
-        self._woken.set()
-        await asyncio.gather(self._listener, return_exceptions=True)
+        if self._loop is here:
+            self._begin_closing()
+        else:
+            with suppress(RuntimeError):  # that loop is closed, and the listener has ended with it
+                self._loop.call_soon_threadsafe(self._begin_closing)
+        # Not cancelled: it has to settle and report the answers it has claimed.
+        ended = asyncio.wrap_future(self._ended)
+        while not ended.done() and (self._loop is here or self._loop.is_running()):
+            await asyncio.wait({ended}, timeout=LOOP_CHECK)
+        if not ended.done():  # its loop has stopped: if it runs again, nothing is received any more
+            self._is_closing = True
+            self._fail_waiting()
+        if self._loop is here:
+            await asyncio.gather(self._listener, return_exceptions=True)
         self._listener = None
+        await self._leave()
+
+    def _begin_closing(self) -> None:
+        self._is_closing = True
+        self._woken.set()
+
+    def _fail_waiting(self) -> None:
         for correlation, answer in self._waiting.items():
             if not answer.done():
-                answer.set_exception(
-                    Unavailable(f"request {correlation!r} on {self._context.name!r} got no answer before it was closed")
-                )
-        await self._leave()
+                with suppress(RuntimeError):  # the loop of the waiter is closed
+                    answer.set_exception(
+                        Unavailable(
+                            f"request {correlation!r} on {self._context.name!r} got no answer before it was closed"
+                        )
+                    )
 
     async def _leave(self) -> None:
         """Dead-letter the answers that are left, and delete the reply queue if it is empty."""
@@ -186,6 +205,9 @@ class Requests:
         finally:
             place.leave()
             keeping.cancel()
+            if self._is_closing:
+                self._fail_waiting()
+            self._ended.set_result(None)
 
     def _wake(self) -> bool:
         self._woken.set()

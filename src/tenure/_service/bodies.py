@@ -1,9 +1,14 @@
-"""The bodies of a typed queue: ``bytes`` as they are, ``str`` as text in UTF-8, every other type as JSON."""
+"""The bodies of a typed queue: ``bytes`` as they are, ``str`` as text in UTF-8, every other type as JSON.
+
+Of a union, each value is sent by its own type, and its header ``content-type`` tells the reader which it is.
+"""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeGuard
+import types
+import typing
+from typing import Any, TypeGuard, Union, cast
 
 from tenure import ConfigError, Outgoing, Received, SendOptions
 from tenure._queue.typed import reader
@@ -17,16 +22,16 @@ def message_of(value: object, kind: Any, options: SendOptions) -> Outgoing:
     Raises:
         ConfigError: It is of another type, or has no JSON form.
     """
-    if _is_plain_class(kind) and not isinstance(value, kind):
+    # By its type: an object may claim to be of any class.
+    if _is_plain_class(kind) and not issubclass(type(value), kind):
         raise ConfigError(f"the body must be {name_of(kind)}, not {type(value).__name__}: {value!r:.80}")
-    if kind is bytes:
-        assert isinstance(value, bytes)
-        return Outgoing(value, **options)
-    if kind is str:
-        assert isinstance(value, str)
+    members = members_of(kind)
+    if bytes in members and issubclass(type(value), bytes):
+        return Outgoing(bytes(cast("bytes", value)), **options)
+    if str in members and issubclass(type(value), str):
         options["headers"] = {"content-type": TEXT_TYPE, **options.get("headers", {})}
         try:
-            return Outgoing(value.encode(), **options)
+            return Outgoing(cast("str", value).encode(), **options)
         except UnicodeEncodeError as error:
             raise ConfigError(f"the body is no text that UTF-8 has a form of: {error}") from error
     return Outgoing.json(value, **options)
@@ -43,7 +48,18 @@ def body_of(message: Received, kind: Any) -> Any:
         return message.body
     if kind is str:
         return message.text()
+    members = members_of(kind)
+    content = message.headers.get("content-type")
+    if str in members and content == TEXT_TYPE:
+        return message.text()
+    if bytes in members and content is None:
+        return message.body
     return message.decode(kind)
+
+
+def members_of(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union; of any other *kind*, that alone."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def check_kind(kind: Any) -> None:

@@ -59,6 +59,6 @@ def _outcome_of(message: Received, result: Any, signature: Signature) -> object:
     if message.reply_to is None or kind is None or (kind is UNKNOWN and result is None):
         return None
     if kind is UNKNOWN:
-        kind = type(result) if type(result) in (bytes, str) else object
+        kind = bytes | str | object
     answer = message_of(result, kind, {})
     return Reply(answer.body, headers=answer.headers)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import tenure.sync
@@ -25,6 +27,10 @@ class Part(Protocol):
         """Run until its work has ended, or *stop* is set; then end gracefully."""
         ...
 
+    def drain(self, grace: float) -> None:
+        """End gracefully, as when *stop* is set; but let handlers finish for *grace* seconds. Called on its loop."""
+        ...
+
     async def status(self) -> Sequence[HandlerStatus | CandidateStatus]:
         """Return the status of what runs in it now."""
         ...
@@ -38,6 +44,7 @@ class Consumption:
         self._handler = handler
         self._options: ConsumeOptions = {**options, "sigterm": False}
         self._consumer: Consumer | None = None  # while it runs
+        self._grace: float | None = None  # once it is drained
 
     @property
     def title(self) -> str:
@@ -55,10 +62,22 @@ class Consumption:
 
     async def _run(self, consumer: Consumer, stop: asyncio.Event) -> None:
         self._consumer = consumer
+        if self._grace is not None:
+            consumer.drain(self._grace)
         try:
             await consumer.run(stop)
         finally:
             self._consumer = None
+
+    def drain(self, grace: float) -> None:
+        self._grace = grace
+        if self._consumer is not None:
+            self._consumer.drain(grace)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was told to end."""
+        return self._grace is not None
 
     async def status(self) -> Sequence[HandlerStatus]:
         consumer = self._consumer
@@ -81,8 +100,12 @@ class UntilEmpty:
         while not stop.is_set():
             passes = [_Pass(one) for one in self._consumptions]
             await run_parts(passes, stop)
-            if not any(one.received for one in passes):
+            if not any(one.received for one in passes) or any(one.is_drained for one in self._consumptions):
                 stop.set()
+
+    def drain(self, grace: float) -> None:
+        for one in self._consumptions:
+            one.drain(grace)
 
     async def status(self) -> Sequence[HandlerStatus]:
         return [status for one in self._consumptions for status in await one.status()]
@@ -94,6 +117,7 @@ class _Pass:
     def __init__(self, consumption: Consumption) -> None:
         self._consumption = consumption
         self.title = consumption.title
+        self.drain = consumption.drain
         self.status = consumption.status
         self.received = 0
 
@@ -109,10 +133,11 @@ class Leadership:
         self._election = backend.election(name, **options)
         self._work = work
         self._again = again
+        self._drained = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         leading = asyncio.create_task(self._lead())
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(_any_of(stop, self._drained))
         try:
             await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -131,6 +156,9 @@ class Leadership:
         except BaseException as error:
             return error
         return None
+
+    def drain(self, grace: float) -> None:
+        self._drained.set()
 
     async def status(self) -> Sequence[CandidateStatus]:
         return _of_candidates(await self._election.status())
@@ -151,20 +179,37 @@ class ThreadLeadership:
         self._election = backend.election(name, **options)
         self._work = work
         self._again = again
+        self._drained = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         leading = _CampaignThread(self._election, self._work, self._again)
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(_any_of(stop, self._drained))
         either: set[asyncio.Future[Any]] = {leading.ended, stopping}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await leading.stop()
+        except asyncio.CancelledError:  # a thread can't be: its lease is left to run out
+            await leading.stop(patience=self._election.timing.grace)
+            raise
         finally:
             stopping.cancel()
-            await leading.stop()
         leading.ended.result()
 
+    def drain(self, grace: float) -> None:
+        self._drained.set()
+
     async def status(self) -> Sequence[CandidateStatus]:
-        return _of_candidates(await asyncio.to_thread(self._election.status))
+        return _of_candidates(await self._election._behind.status())
+
+
+async def _any_of(*events: asyncio.Event) -> None:
+    """Return when one of *events* is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()
 
 
 def _of_candidates(status: CandidateStatus) -> Sequence[CandidateStatus]:
@@ -190,7 +235,8 @@ class _CampaignThread:
             self._election.run(work, again=again, stop=self._stop, sigterm=False)
         except BaseException as raised:
             error = raised
-        self._loop.call_soon_threadsafe(self._end, error)
+        with suppress(RuntimeError):  # the loop is closed: it did not wait any longer
+            self._loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
@@ -198,26 +244,33 @@ class _CampaignThread:
         else:
             self.ended.set_exception(error)
 
-    async def stop(self) -> None:
-        """End the campaign, and wait until its work has ended: a thread can't be cancelled, ``term.lost`` tells it."""
+    async def stop(self, patience: float = math.inf) -> None:
+        """End the campaign, and wait until its work has ended, or for *patience* seconds.
+
+        A thread can't be cancelled; ``term.lost`` tells it.
+        """
         self._stop.set()
-        while not self.ended.done():
-            # Repeated, as a term may be won in the moment in which the campaign ends.
-            resigning = asyncio.create_task(asyncio.to_thread(self._election.resign))
-            await _wait_through_cancellation({resigning})
-            await _wait_through_cancellation({self.ended}, RESIGN_EVERY)
+        until = self._loop.time() + patience
+        while not self.ended.done() and self._loop.time() < until:
+            # Repeated, as a term may be won in the moment in which the campaign ends. No thread is needed for it: those
+            # of the loop may all be busy with the user's calls.
+            resigning = asyncio.ensure_future(self._election._behind.resign(wait=False))
+            either: set[asyncio.Future[Any]] = {resigning, self.ended}
+            await asyncio.wait(either, timeout=RESIGN_EVERY, return_when=asyncio.FIRST_COMPLETED)
+            if resigning.done() and not resigning.cancelled():
+                resigning.exception()  # the backend is closed: then the campaign ends, too
+            await asyncio.wait({self.ended}, timeout=min(RESIGN_EVERY, max(until - self._loop.time(), 0.0)))
 
 
 RESIGN_EVERY = 0.5
 """Seconds between requests to end a term that is won while its campaign ends."""
 
 
-async def _wait_through_cancellation(waited: Collection[asyncio.Future[Any]], timeout: float | None = None) -> None:
-    """Wait also if this task is cancelled meanwhile; a second cancellation ends it."""
-    try:
-        await asyncio.wait(waited, timeout=timeout)
-    except asyncio.CancelledError:
-        await asyncio.wait(waited, timeout=timeout)
+async def _wait_through_cancellation(waited: Collection[asyncio.Future[Any]]) -> None:
+    """Wait until all are done, however often this task is cancelled meanwhile."""
+    while not all(one.done() for one in waited):
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(waited)
 
 
 async def run_parts(parts: Sequence[Part], stop: asyncio.Event) -> None:
@@ -242,7 +295,7 @@ async def run_parts(parts: Sequence[Part], stop: asyncio.Event) -> None:
     except asyncio.CancelledError:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        await _wait_through_cancellation(tasks)  # what follows, such as hooks, must not run beside them
         raise
     if failures:
         first, *others = failures

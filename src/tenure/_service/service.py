@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    suppress,
 )
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, cast, overload
@@ -29,12 +30,14 @@ from tenure import (
     Term,
 )
 from tenure._runtime.signals import on_shutdown_signal
+from tenure._runtime.threads import in_thread
 from tenure._service.bodies import check_kind, name_of
 from tenure._service.calls import called
 from tenure._service.parts import Consumption, Leadership, Part, ThreadLeadership, UntilEmpty, run_parts
 from tenure._service.signatures import (
     UNKNOWN,
     check_callable,
+    check_leader,
     check_parameters,
     is_async,
     name_of_function,
@@ -66,6 +69,10 @@ class TypedHandler(Protocol[T]):
     def __call__(self, function: Callable[[T, Message], R], /) -> Callable[[T, Message], R]: ...
     @overload
     def __call__(self, function: Callable[[T, tenure.sync.Message], R], /) -> Callable[[T, tenure.sync.Message], R]: ...
+    @overload
+    def __call__(self, function: Callable[[Message], R], /) -> Callable[[Message], R]: ...
+    @overload
+    def __call__(self, function: Callable[[tenure.sync.Message], R], /) -> Callable[[tenure.sync.Message], R]: ...
 
 
 class Service:
@@ -124,8 +131,8 @@ class Service:
         self._shutdown: list[Callable[[], Any]] = []
         self._opening: _Opening | None = None
         self._users = 0
-        self._is_running = False
         self._running: list[Part] = []
+        self._stopping: asyncio.Event | None = None  # of the present run
 
     # --- declaring ---
 
@@ -232,11 +239,7 @@ class Service:
 
         def declare(function: LeaderT) -> LeaderT:
             check_callable("leader", function, "a term")
-            if len(required(function)) != 1:
-                raise ConfigError(
-                    f"the leader {name_of_function(function)} must take the term and nothing else: "
-                    "async def lead(term: tenure.Term)"
-                )
+            check_leader(function)
             for other in self._leaders:
                 if other.name == name:
                     raise ConfigError(
@@ -335,7 +338,7 @@ class Service:
     def _leave_to_parent(self) -> None:
         """In a forked child, forget what the parent has opened and runs."""
         if self._opening is not None and self._opening.pid != os.getpid():
-            self._opening, self._users, self._is_running, self._running = None, 0, False, []
+            self._opening, self._users, self._stopping, self._running = None, 0, None, []
 
     async def aclose(self) -> None:
         """Close the backend; if :meth:`open` was called several times, only the last of these calls does."""
@@ -349,7 +352,8 @@ class Service:
                 await opening.backend.aclose()  # first, so that a call of open() that comes meanwhile waits for it
         finally:
             if opening.is_used_from_threads:
-                await asyncio.to_thread(opening.for_threads.close)  # it ends a thread, if one consumes there
+                # It ends a thread, if one consumes there. Those of the loop may all be busy with the user's calls.
+                await in_thread("tenure-closing", opening.for_threads.close)
 
     async def __aenter__(self) -> Service:
         return await self.open()
@@ -390,11 +394,14 @@ class Service:
         Raises:
             ConfigError: It can't work as it is declared.
         """
-        stopping = asyncio.Event()
+        handlers = self._check(until_empty)
+        self._stopping = stopping = asyncio.Event()
         with on_shutdown_signal(stopping.set, sigterm, self._log_interrupt):
             async with AsyncExitStack() as stack:
-                parts = await stack.enter_async_context(self._started(until_empty))
                 await stack.enter_async_context(_forwarded(stop, stopping))
+                parts: list[Part] = []
+                async with _cancelled_by(stopping):  # a hook may wait for something that does not come
+                    parts = await stack.enter_async_context(self._started(handlers, until_empty))
                 if not stopping.is_set():
                     await run_parts(parts, stopping)
 
@@ -418,9 +425,10 @@ class Service:
                 async with service.running():
                     yield
         """
-        stopping = asyncio.Event()
+        handlers = self._check(until_empty=False)
+        self._stopping = stopping = asyncio.Event()
         with on_shutdown_signal(stopping.set, sigterm, self._log_interrupt):
-            async with self._started(until_empty=False) as parts:
+            async with self._started(handlers, until_empty=False) as parts:
                 try:
                     async with asyncio.TaskGroup() as group:
                         work = group.create_task(run_parts(parts, stopping), name="tenure-service")
@@ -433,6 +441,24 @@ class Service:
                     if len(failed.exceptions) > 1:
                         raise
                     raise failed.exceptions[0] from failed.exceptions[0].__cause__
+
+    def stop(self, grace: float | None = None) -> None:
+        """End the run of the service gracefully, and don't wait for that. Call it on the event loop on which it runs.
+
+        Nothing happens if the service does not run.
+
+        Args:
+            grace: How many seconds handlers have to finish. Unset, their option ``grace`` holds. A second call may
+                shorten the time.
+        """
+        if grace is not None:
+            given: object = grace
+            if isinstance(given, bool) or not isinstance(given, (int, float)) or not given >= 0:
+                raise ConfigError(f"grace must be a number of seconds, at least 0, not {grace!r:.80}")
+            for part in self._running:
+                part.drain(grace)
+        if self._stopping is not None and (grace is None or not self._running):
+            self._stopping.set()
 
     async def status(self) -> ServiceStatus:
         """Return what runs here, for the probes of an orchestrator; nothing does, if the service does not run.
@@ -456,10 +482,8 @@ class Service:
         return ServiceStatus(handlers, leaders, all(one.is_live for one in leaders), is_ready)
 
     @asynccontextmanager
-    async def _started(self, until_empty: bool) -> AsyncIterator[list[Part]]:
+    async def _started(self, handlers: Sequence[_Called], until_empty: bool) -> AsyncIterator[list[Part]]:
         """Open the backend, enter the lifespan and call the hooks around the block; yield the parts to run."""
-        handlers = self._check(until_empty)
-        self._is_running = True
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self)
@@ -473,10 +497,10 @@ class Service:
                 self._running = parts
                 yield parts
         finally:
-            self._is_running = False
             self._running = []
+            self._stopping = None
 
-    def _check(self, until_empty: bool) -> list[tuple[_Handler, Callable[..., Any]]]:
+    def _check(self, until_empty: bool) -> list[_Called]:
         """Refuse to run what can't work as it is declared; return the handlers, as :meth:`_called_handlers` does.
 
         Raises:
@@ -491,11 +515,11 @@ class Service:
         if until_empty and not handlers:
             raise ConfigError("until_empty is for services with handlers, and this one has leaders only")
         self._leave_to_parent()
-        if self._is_running:
+        if self._stopping is not None:
             raise ConfigError("the service runs already; one object runs once at a time")
         return handlers
 
-    def _called_handlers(self) -> list[tuple[_Handler, Callable[..., Any]]]:
+    def _called_handlers(self) -> list[_Called]:
         """Return the handlers, each with the function that is called with a message.
 
         Raises:
@@ -513,7 +537,7 @@ class Service:
             made.append((one, called(one.function, signature)))
         return made
 
-    def _parts(self, handlers: list[tuple[_Handler, Callable[..., Any]]], until_empty: bool) -> list[Part]:
+    def _parts(self, handlers: Sequence[_Called], until_empty: bool) -> list[Part]:
         opening = self._opened()
         consumptions = []
         for one, function in handlers:
@@ -535,7 +559,7 @@ class Service:
 
     def __repr__(self) -> str:
         count = f"{len(self._handlers)} handlers, {len(self._leaders)} leaders"
-        state = "running" if self._is_running else "open" if self._opening is not None else "not open"
+        state = "running" if self._stopping is not None else "open" if self._opening is not None else "not open"
         return f"<Service {'' if self._given is None else f'{self._given.url}, '}{count}, {state}>"
 
 
@@ -550,6 +574,10 @@ class _Handler:
     @property
     def is_for_sessions(self) -> bool:
         return bool(self.options.get("sessions", False))
+
+
+_Called = tuple[_Handler, Callable[..., Any]]
+"""A handler, and the function that is called with a message."""
 
 
 class _Leader:
@@ -595,6 +623,31 @@ async def _call_hook(hook: Callable[[], Any]) -> None:
 
 
 @asynccontextmanager
+async def _cancelled_by(event: asyncio.Event) -> AsyncIterator[None]:
+    """Cancel the block when *event* is set; the code after it goes on."""
+    task = asyncio.current_task()
+    assert task is not None
+    before, is_ours = task.cancelling(), False
+
+    async def cancel() -> None:
+        nonlocal is_ours
+        await event.wait()
+        is_ours = True
+        task.cancel()
+
+    waiting = asyncio.create_task(cancel())
+    try:
+        yield
+        if is_ours:  # too late for the block: receive it here
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if not is_ours or task.uncancel() > before:
+            raise
+    finally:
+        waiting.cancel()
+
+
+@asynccontextmanager
 async def _forwarded(stop: asyncio.Event | None, into: asyncio.Event) -> AsyncIterator[None]:
     """Inside the block, set *into* as soon as *stop* is set."""
     if stop is None:
@@ -608,10 +661,13 @@ async def _forwarded(stop: asyncio.Event | None, into: asyncio.Event) -> AsyncIt
     if stop.is_set():
         into.set()
     waiting = asyncio.create_task(wait())
+    waiting.add_done_callback(lambda _: into.set())  # also if the event belongs to another loop
     try:
         yield
     finally:
         waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
 
 
 def _described(kind: Any, settings: QueueOptions) -> str:

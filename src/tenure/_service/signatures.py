@@ -6,14 +6,15 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union
 
 import tenure.sync
 from tenure import ConfigError, Message, Received, Reject, Reply, Retry
-from tenure._service.bodies import name_of
+from tenure._service.bodies import members_of, name_of
 from tenure.errors import refuse_generator
 
 Argument = Literal["body", "message"]
@@ -132,19 +133,32 @@ def signature_of(function: Callable[..., object], kind: Any, run_in: str) -> Sig
 
 
 def _hints_of(function: Callable[..., object], kind: Any) -> dict[str, Any]:
+    """Return the types of the parameters and of the result that are written, each resolved by itself.
+
+    With a typed queue, a parameter whose annotation is the name of its type needs no resolving: the type may be local.
+
+    Raises:
+        ConfigError: That of a parameter can't be resolved.
+    """
     while isinstance(function, functools.partial):
         function = function.func
-    annotated = function if hasattr(function, "__annotations__") else type(function).__call__
-    try:
-        return typing.get_type_hints(annotated, include_extras=True)
-    except Exception as error:  # an annotation is an expression
-        if kind is not UNKNOWN:  # its parameters are told apart by their order
-            return {}
-        raise ConfigError(
-            f"the annotations of the handler {name_of_function(function)} can't be resolved ({error}); define what "
-            "they name at the top of a module, or give the handler a typed queue: "
-            "@service.handler(service.queue('orders', Order))"
-        ) from error
+    written = function if inspect.isroutine(function) else type(function).__call__
+    scope = {one.__name__: one for one in getattr(written, "__type_params__", ())}
+    names = getattr(inspect.unwrap(written), "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(written, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints[name] = typing.get_type_hints(alone, names, scope, include_extras=True)[name]
+        except Exception as error:  # an annotation is an expression
+            if kind is not UNKNOWN and annotation == name_of(kind):
+                hints[name] = kind
+            elif name != "return":  # of that, the value will tell
+                raise ConfigError(
+                    f"the annotation {annotation!r} of {name}, of the handler {name_of_function(function)}, can't be "
+                    f"resolved ({error}); define what it names at the top of the module, outside of TYPE_CHECKING"
+                ) from error
+    return hints
 
 
 def _is_message(hint: Any) -> bool:
@@ -195,12 +209,39 @@ _VERDICTS = (Retry, Reject, Reply)
 
 def _reply_kind(hint: Any) -> Any:
     """Return the type of the answer: the result without the verdicts that a handler may return in its place."""
+    if typing.get_origin(hint) in (Awaitable, Coroutine):  # of a plain function around an async one
+        hint = typing.get_args(hint)[-1]
     if hint in (UNKNOWN, Any, object):
         return UNKNOWN
-    members: Sequence[Any] = (hint,)
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        members = typing.get_args(hint)
-    answers = [one for one in members if not (inspect.isclass(one) and issubclass(one, _VERDICTS))]
+    answers = [one for one in members_of(hint) if not (inspect.isclass(one) and issubclass(one, _VERDICTS))]
     if all(one in (None, type(None), typing.NoReturn, typing.Never) for one in answers):
         return None
-    return answers[0] if len(answers) == 1 else hint
+    return Union[tuple(answers)]  # noqa: UP007  # they are in a list
+
+
+def check_leader(function: Callable[..., object]) -> None:
+    """Refuse a leader that can't be called with a term, or that is annotated to take a term of the other kind.
+
+    Raises:
+        ConfigError: It can't be the work of a leader.
+    """
+    name = name_of_function(function)
+    if len(parameters := required(function)) != 1:
+        raise ConfigError(f"the leader {name} must take the term and nothing else: async def lead(term: tenure.Term)")
+    if inspect.isroutine(function) and is_async(inspect.unwrap(function)) and not is_async(function):
+        raise ConfigError(
+            f"the leader {name} is a plain function around an async one, whose coroutine would never run; "
+            "let the decorator return an async function"
+        )
+    gets = tenure.Term if is_async(function) else tenure.sync.Term
+    written = getattr(function, "__annotations__", {}).get(parameters[0].name)
+    if isinstance(written, str):
+        known = getattr(function, "__globals__", {})
+        with suppress(Exception):  # it can't be resolved here: type checkers know more
+            written = eval(written, known)  # noqa: S307  # the user's own annotation
+    if inspect.isclass(written) and written in (tenure.Term, tenure.sync.Term) and written is not gets:
+        what = "async" if is_async(function) else "a plain function"
+        raise ConfigError(
+            f"the leader {name} is {what}, and gets a {gets.__module__}.{gets.__qualname__}, not a "
+            f"{written.__module__}.{written.__qualname__}"
+        )

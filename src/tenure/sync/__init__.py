@@ -129,6 +129,8 @@ class Backend:
     def _open(self) -> None:
         if not self._is_owner:
             self._behind._connection.require_open()
+            if self._entered is not None and not self._entered.is_forked:
+                raise ConfigError(f"this object is open already (a block opens it by itself): {self!r}")
         renewal_thread = RenewalThread.enter()
         try:
             if self._is_owner:

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextvars
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from tenure import Campaign, Leader, Timing
 from tenure._election.term import BlockingTerm as Term
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
-from tenure.errors import TenureError, TermLost, Unavailable, in_words, refuse_generator
+from tenure.errors import ConfigError, TenureError, TermLost, Unavailable, in_words, refuse_generator
 from tenure.sync._blocking import blocking, iterated
 from tenure.sync._stopping import StopRequest, forwarded
 
@@ -160,7 +161,14 @@ def _perform(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
     """Run the work, and set *outcome* to its exception or None: a future can't raise every exception."""
     error: Exception | None = None
     try:
-        work(term)
+        result = work(term)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise ConfigError(
+                f"work must be a plain function, and {work!r:.80} returned {type(result).__name__}, which would never "
+                "run; for async functions there is tenure.connect"
+            )
     except (GeneratorExit, StopIteration, StopAsyncIteration) as raised:  # a coroutine can't raise these
         error = RuntimeError(f"work raised {in_words(raised)}")
         error.__cause__ = raised

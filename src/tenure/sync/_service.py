@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
@@ -15,9 +15,8 @@ from weakref import WeakSet
 import tenure
 from tenure import ConfigError, ConsumeOptions, ElectionOptions, Event, QueueOptions
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure._runtime.signals import on_shutdown_signal
+from tenure._runtime.threads import DaemonThreads
 from tenure.sync._elections import Work
-from tenure.sync._stopping import StopRequest
 from tenure.sync._typed_queues import TypedQueue
 
 T = TypeVar("T")
@@ -31,7 +30,7 @@ class Service:
 
     Its functions are plain ones, and run in threads: a handler takes the body, a :class:`tenure.sync.Message`, or both,
     and a leader a :class:`tenure.sync.Term`. Its queues block. Hooks and the lifespan run on
-    the thread that calls :meth:`run`, outside of any event loop.
+    one thread of their own, outside of any event loop.
 
     Args:
         url: As for :class:`tenure.Service`.
@@ -60,7 +59,7 @@ class Service:
         on_event: Callable[[Event], None] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
-        self._behind = tenure.Service(url, on_event=on_event)
+        self._behind = tenure.Service(url, on_event=on_event, lifespan=self._around)
         self._lifespan = lifespan
         self._startup: list[Callable[[], Any]] = []
         self._shutdown: list[Callable[[], Any]] = []
@@ -157,22 +156,46 @@ class Service:
 
     def run(self, *, until_empty: bool = False) -> None:
         """Run the service until SIGTERM or Ctrl-C, or until all its work has ended. See :meth:`tenure.Service.run`."""
+        self._behind.run(until_empty=until_empty)
+
+    @property
+    def service(self) -> tenure.Service:
+        """The :class:`tenure.Service` that runs it."""
+        return self._behind
+
+    @asynccontextmanager
+    async def _around(self, _: tenure.Service) -> AsyncIterator[None]:
+        """Run the lifespan and the hooks on one thread, outside of any event loop, around the block."""
         if self._lifespan is not None and not callable(self._lifespan):
             raise ConfigError(f"lifespan must be a function that returns a block, not {self._lifespan!r:.80}")
-        self._behind._check(until_empty)
-        request = StopRequest()
-
-        async def serve() -> None:
-            await self._behind.serve(stop=request.event(), until_empty=until_empty, sigterm=False)
-
-        with on_shutdown_signal(request.make, hint=self._behind._log_interrupt), self, ExitStack() as stack:
+        thread = DaemonThreads(1, "tenure-hooks")
+        loop = asyncio.get_running_loop()
+        block: AbstractContextManager[Any] = nullcontext()
+        try:
             if self._lifespan is not None:
-                stack.enter_context(self._lifespan(self))
-            for hook in self._startup:
-                hook()
+                block = await loop.run_in_executor(thread, self._lifespan, self)
+            await loop.run_in_executor(thread, block.__enter__)
+            failure: BaseException | None = None
+            try:
+                for hook in self._startup:
+                    await loop.run_in_executor(thread, hook)
+                try:
+                    yield
+                finally:
+                    await loop.run_in_executor(thread, self._shut_down)
+            except BaseException as error:
+                failure = error
+            kind, trace = (type(failure), failure.__traceback__) if failure is not None else (None, None)
+            is_handled = await loop.run_in_executor(thread, block.__exit__, kind, failure, trace)
+            if failure is not None and not is_handled:
+                raise failure
+        finally:
+            thread.shutdown(wait=False)
+
+    def _shut_down(self) -> None:
+        with ExitStack() as stack:
             for hook in self._shutdown:
                 stack.callback(hook)
-            asyncio.run(serve())
 
     def __repr__(self) -> str:
         return repr(self._behind)
