@@ -41,6 +41,7 @@ IMPORTED = {
     "postgres": "tenure.backends.postgres, asyncpg",
     "rabbitmq": "aiormq, tenure.backends.rabbitmq, tenure._backends.rabbitmq",
     "redis": "redis, hiredis",
+    "reload": "watchfiles",
     "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",
 }
 """What can be imported with each extra; the empty name is the bare library."""

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"{NOT_INSTALLED}\n")
         return 2
-    from tenure._cli.run import run
+    from tenure._cli.entry import run
 
     return run(sys.argv[1:] if arguments is None else arguments)
 

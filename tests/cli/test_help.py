@@ -30,6 +30,8 @@ WITHOUT_END = {
     "tenure watch nightly-report": "goes on",
     "tenure queue orders --watch --every 10s": "goes on",
     "tenure work orders --concurrency 4 -- python serve.py": "goes on",
+    "tenure run shop.worker:service --processes 2..6": "goes on",
+    "tenure run worker:service --reload": "goes on",
     "tenure migrate postgresql://localhost/orders": "needs a server there",
     "tenure sim --queues --seeds 0-99": "takes a while",
     "tenure demo": "kills processes for half a minute",

@@ -229,7 +229,7 @@ def test_a_system_that_gives_the_guard_no_process(setup: LeadSetup) -> None:
     python.chmod(0o755)
     python.with_suffix(".py").write_text(_NO_PROCESS)
     line = ["lead", "job", "-q", "--on", f"sqlite:///{setup.folder / 'work.db'}", "--", "touch", "acts"]
-    script = f"import sys; from tenure._cli.run import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
+    script = f"import sys; from tenure._cli.entry import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
     ended = subprocess.run(
         [sys.executable, "-c", script], cwd=setup.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

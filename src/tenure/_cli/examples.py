@@ -28,6 +28,12 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Use the fencing token in a shell; a dead leader's name is free after 5 s.",
              "tenure lead nightly-report --ttl 5s -- sh -c 'echo term $TENURE_TOKEN'"),
         ),
+        "run": (
+            ("Run the service of a module, in as many processes as the backlog needs.",
+             "tenure run shop.worker:service --processes 2..6"),
+            ("Replace its process whenever a file changes, while you write it.",
+             "tenure run worker:service --reload"),
+        ),
         "status": (
             ("Show every name and its leader.",
              "tenure status"),

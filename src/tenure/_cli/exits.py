@@ -33,9 +33,9 @@ class Exit(IntEnum):
     NO_PROCESS = 71, "lead: the system gave no process, pipe or socket"
     OUTPUT = 74, "the output can't be written, as on a full disk"
     NOT_YET = 75, "resign --wait: the leader was asked, and has not stepped down in time"
-    CONFIG = 78, "a setting, a URL or a file is wrong; work: the handler's module raises an error"
+    CONFIG = 78, "a setting, a URL or a file is wrong; work, run: the module raises an error"
     NOT_RUNNABLE = 126, "lead, work: the command can't be run"
-    NOT_FOUND = 127, "lead, work: there is no such command or handler"
+    NOT_FOUND = 127, "lead, work, run: there is no such command, handler or service"
     SIGNAL = 128, "128 + n: ended by signal n; lead: the signal ended the command, or tenure while no command ran"
 
 

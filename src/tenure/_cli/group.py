@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "migrate": "Create or upgrade the schema of a store that needs one, such as PostgreSQL.",
         "send": "Put messages into a queue.",
         "work": "Run a command for every message of a queue.",
+        "run": "Run the processes of a service, and keep them running.",
         "queue": "Count the messages of a queue, or of all; show, purge or delete them.",
         "dead": "List dead letters, put them back, or remove them.",
         "sim": "Simulate elections or queues, and find a seed that breaks a promise.",

@@ -1,55 +1,122 @@
-"""One run of the command line: the command, or completion for the shell, and the exit code that it ends with."""
+"""``tenure run``: the processes of a service, under a supervisor."""
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
-from collections.abc import Sequence
+import math
+import re
 
 import click
 
-from tenure._cli.exits import Exit
-from tenure._cli.group import BROKEN_PIPE, NoCommand, exit_of, group
-from tenure._cli.output import log_to_stderr, print_error
+from tenure._cli.examples import Command
+from tenure._cli.exits import Exit, Failure
+from tenure._cli.group import complete, refuse_both, seconds_option
 
-COMPLETION = "_TENURE_COMPLETE"
-"""The variable by which a shell asks for completion; the name is click's."""
+HOPELESS = frozenset({Exit.USAGE, Exit.CONFIG, Exit.NOT_FOUND})
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the command line *arguments*; return the exit code."""
-    if asked := os.environ.get(COMPLETION):
-        from tenure._cli.completion import answer
+def processes(text: str) -> tuple[int, int]:
+    """Read a number of processes, or a range of it, ``2..6``; to be used as the type of an option."""
+    found = re.fullmatch(r"(\d{1,4})(?:\.\.(\d{1,4}))?", text, re.ASCII)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no number of processes, and no range of it; write for example 4 or 2..6")
+    return int(found[1]), int(found[2] or found[1])
 
-        return answer(group, COMPLETION, asked)
-    log_to_stderr(-1)  # until the command asks for more; also after another command in this process
+
+def size(text: str) -> float:
+    """Read a number of bytes, ``512M``; to be used as the type of an option."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)i?b?", text.strip().lower(), re.ASCII)
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{text!r} is no size in bytes; write for example 512M or 2G")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@click.command("run", cls=Command)
+@click.argument("service", metavar="MODULE:SERVICE")
+@click.option("--on", "url", metavar="URL", help="The store of a service that names none; instead of TENURE_URL.")
+@click.option(
+    "--processes",
+    "-p",
+    "number",
+    type=processes,
+    default="1",
+    show_default=True,
+    metavar="N|MIN..MAX",
+    help="So many processes; with a range, as many as the backlog needs.",
+)
+@seconds_option("--grace", "Time for all processes to end after INT or TERM, before KILL. [default: 30]")
+@seconds_option("--calm", "With a range: retire a process after fewer were enough for this time. [default: 60]")
+@seconds_option("--look-every", "With a range: time between looks at the backlog. [default: 5]")
+@seconds_option("--begin-within", "Kill a process that has not begun within this time. [default: 60]")
+@seconds_option("--max-age", "Replace a process after this time, 10 % more or less.")
+@click.option("--max-memory", type=size, metavar="SIZE", help="Replace a process with more resident memory: 512M.")
+@click.option("--reload", is_flag=True, help="Replace all when a .py file below this folder changes; for development.")
+@click.option("--until-empty", is_flag=True, help="End when no queue of a handler has anything ready.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON, on standard output.")
+@click.option("--verbose", "-v", count=True, help="Print the events of the service, too.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only crashes and errors.")
+def command(
+    service: str,
+    url: str | None,
+    number: tuple[int, int],
+    grace: float | None,
+    calm: float | None,
+    look_every: float | None,
+    begin_within: float | None,
+    max_age: float | None,
+    max_memory: float | None,
+    reload: bool,
+    until_empty: bool,
+    as_json: bool,
+    verbose: int,
+    quiet: bool,
+) -> int:
+    """Run the processes of a service, MODULE:SERVICE, and keep them running.
+
+    A process that crashes is started again, after a pause that grows. INT and TERM end all of them: handlers may
+    finish for their grace; a second signal cancels them, a third kills. HUP replaces all processes one by one, TTIN and
+    TTOU start one more and one less. If this process is killed, the others end by themselves.
+
+    With --processes MIN..MAX, as many run as can hold the backlog at once: (ready + locked) / concurrency, for the
+    queue that needs most. More are started at once; a process is retired slowly, and never while it handles a message.
+    """
+    from tenure._cli.output import log_to_stderr
+    from tenure._cli.supervise import RunOptions, Supervision
+    from tenure._supervisor.machine import Settings
+
+    refuse_both(verbose, quiet)
+    module, _, name = service.partition(":")
+    if not module or not name:
+        raise click.UsageError(f"{service!r} is not of the form module:service; write for example shop.worker:service")
+    if reload:
+        _require_watchfiles()
+    verbosity = -1 if quiet else verbose
+    log_to_stderr(verbosity)
+    settings = Settings(
+        least=number[0],
+        most=number[1],
+        grace=30.0 if grace is None else grace,
+        calm=60.0 if calm is None else calm,
+        look_every=5.0 if look_every is None else look_every,
+        begin_within=60.0 if begin_within is None else begin_within,
+        age_max=math.inf if max_age is None else max_age,
+        memory_max=math.inf if max_memory is None else max_memory,
+        hopeless=HOPELESS,
+    )
+    options = RunOptions(service, settings, until_empty, reload, as_json, verbosity, url)
+
+    async def supervise() -> int:
+        return await Supervision(options).run()
+
+    return complete(supervise())
+
+
+def _require_watchfiles() -> None:
     try:
-        result = group.main(list(arguments), prog_name="tenure", standalone_mode=False)
-        sys.stdout.flush()
-        return result if isinstance(result, int) else Exit.DONE
-    except click.exceptions.Exit as left:
-        return left.exit_code
-    except (BrokenPipeError, SystemExit):  # click turns the former into the latter
-        _drop_output()
-        return BROKEN_PIPE
-    except (KeyboardInterrupt, click.Abort):
-        return Exit.SIGNAL + 2
-    except NoCommand as error:
-        sys.stderr.write(f"{error}\n")
-        return Exit.USAGE
-    except Exception as error:
-        code, message = exit_of(error)
-        print_error(message)
-        if code == Exit.INTERNAL:
-            traceback.print_exception(error)
-        if code in (Exit.OUTPUT, BROKEN_PIPE):
-            _drop_output()
-        return code
-
-
-def _drop_output() -> None:
-    """Discard the rest of the output: Python would report the error again when it flushes at the end."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
+        import watchfiles  # noqa: F401
+    except ModuleNotFoundError:
+        raise Failure(
+            Exit.CONFIG,
+            "--reload needs the package 'watchfiles', which is not installed; run: pip install 'tenure[reload]'",
+        ) from None

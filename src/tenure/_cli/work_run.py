@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import math
 import os
 import signal
-import sys
 import tempfile
-import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +18,7 @@ import tenure
 from tenure._cli import codes, guard, status_line
 from tenure._cli.child import Child, Outcome, environment
 from tenure._cli.delivery_counter import DeliveryCounter
-from tenure._cli.exits import Exit, Failure
+from tenure._cli.entry_points import handler_named
 from tenure._cli.group import never_used
 from tenure._cli.output import log_to_stderr, notice, seconds, stderr_written_by, warn
 from tenure._cli.stderr import CommandStderr, Stderr
@@ -85,7 +82,7 @@ class WorkRun:
         if options.command:  # an adopting process must reap: processes that a function starts are its own
             guard.adopt_orphans()  # if a guard is killed, its processes become our children
         log_to_stderr(options.verbosity)
-        handler = _function(options.handler) if options.handler else self._serve
+        handler = handler_named(options.handler) if options.handler else self._serve
         with stderr_written_by(self._stderr.write_lines):
             try:
                 await self._consume(handler)
@@ -265,29 +262,3 @@ def _with_stderr(error: Exception, stderr: str) -> Exception:
     if stderr:
         error.add_note(stderr.removesuffix("\n"))
     return error
-
-
-def _function(named: str) -> Callable[[Any], Awaitable[object] | object]:
-    """Import the handler that ``--handler`` names.
-
-    Raises:
-        Failure: There is no such function; the message says what was found.
-    """
-    module_name, colon, function_name = named.partition(":")
-    if not colon or not module_name or not function_name:
-        raise Failure(Exit.USAGE, f"--handler {named!r} is not of the form module:function")
-    sys.path.insert(0, os.getcwd())  # as python -m does: the handler is usually in a file of this folder
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise Failure(Exit.NOT_FOUND, f"--handler {named!r}: the module can't be imported: {error}") from error
-    except Exception as error:  # any error of the module
-        what = "".join(traceback.format_exception_only(error)).strip()
-        raise Failure(Exit.CONFIG, f"--handler {named!r}: the module {module_name!r} raised {what}") from error
-    for part in function_name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        what = "has no such function" if found is None else f"has a {type(found).__name__} there, not a function"
-        raise Failure(Exit.NOT_FOUND, f"--handler {named!r}: the module {module_name!r} {what}")
-    handler: Callable[[Any], Awaitable[object] | object] = found
-    return handler

@@ -1,0 +1,55 @@
+"""One run of the command line: the command, or completion for the shell, and the exit code that it ends with."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from tenure._cli.exits import Exit
+from tenure._cli.group import BROKEN_PIPE, NoCommand, exit_of, group
+from tenure._cli.output import log_to_stderr, print_error
+
+COMPLETION = "_TENURE_COMPLETE"
+"""The variable by which a shell asks for completion; the name is click's."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line *arguments*; return the exit code."""
+    if asked := os.environ.get(COMPLETION):
+        from tenure._cli.completion import answer
+
+        return answer(group, COMPLETION, asked)
+    log_to_stderr(-1)  # until the command asks for more; also after another command in this process
+    try:
+        result = group.main(list(arguments), prog_name="tenure", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else Exit.DONE
+    except click.exceptions.Exit as left:
+        return left.exit_code
+    except (BrokenPipeError, SystemExit):  # click turns the former into the latter
+        _drop_output()
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        return Exit.SIGNAL + 2
+    except NoCommand as error:
+        sys.stderr.write(f"{error}\n")
+        return Exit.USAGE
+    except Exception as error:
+        code, message = exit_of(error)
+        print_error(message)
+        if code == Exit.INTERNAL:
+            traceback.print_exception(error)
+        if code in (Exit.OUTPUT, BROKEN_PIPE):
+            _drop_output()
+        return code
+
+
+def _drop_output() -> None:
+    """Discard the rest of the output: Python would report the error again when it flushes at the end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)

@@ -1,0 +1,236 @@
+"""``tenure run`` at work: starts processes of a service, feeds the supervisor with what they do, performs its effects.
+
+It decides nothing: see :mod:`tenure._supervisor.machine`. It imports neither the service nor a store, so neither an
+error there nor a lost connection ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenure._cli.exits import Exit
+from tenure._cli.output import notice, print_json, timestamp, warn
+from tenure._supervisor import machine
+from tenure._supervisor.scaling import Backlog
+
+LINE_MAX = 1 << 20
+"""Bytes of a report, at most."""
+
+ALARMING = frozenset({"crashed", "killed"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The command line of ``tenure run``."""
+
+    service: str
+    settings: machine.Settings
+    until_empty: bool
+    reload: bool
+    as_json: bool
+    verbosity: int
+    url: str | None = field(repr=False, default=None)
+
+
+class Child:
+    """One process of the service."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: int) -> None:
+        self.process = process
+        self.has_finished = False
+        self._control = control
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def tell(self, order: str) -> None:
+        """Send an order. A process that has ended, or reads none, is noticed otherwise."""
+        with suppress(OSError):
+            os.write(self._control, f"{order}\n".encode())
+
+    def kill(self) -> None:
+        """Kill the process, and all in its group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self._control)
+
+
+class Supervision:
+    """One run of ``tenure run``."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._machine = machine.Supervisor(options.settings, random.Random(), now=self._loop.time())
+        self._children: dict[int, Child] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Run until all processes have ended; return the exit code."""
+        on_signal: dict[signal.Signals, machine.Input] = {
+            signal.SIGTERM: machine.Stop(),
+            signal.SIGINT: machine.Stop(),
+            signal.SIGHUP: machine.Reload(),
+            signal.SIGTTIN: machine.Move(1),
+            signal.SIGTTOU: machine.Move(-1),
+        }
+        for number, event in on_signal.items():
+            self._loop.add_signal_handler(number, self._feed, event)
+        if self._options.reload:
+            self._begin(self._watch_files())
+        try:
+            self._feed(machine.Tick())
+            return await self._ended
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for child in self._children.values():  # after an error of our own
+                child.kill()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin *work* in a task of its own; an error of it ends the supervision."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _feed(self, event: machine.Input) -> None:
+        if self._ended.done():
+            return
+        for effect in self._machine.handle(event, self._loop.time()):
+            self._perform(effect)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (at := self._machine.wake_at) != machine.NEVER:
+            self._timer = self._loop.call_at(at, self._feed, machine.Tick())
+
+    def _perform(self, effect: machine.Effect) -> None:
+        match effect:
+            case machine.Spawn(number):
+                self._begin(self._run_child(number))
+            case machine.Say():
+                self._say(effect)
+            case machine.Exit(code):
+                self._ended.set_result(code)
+            case machine.Kill(number):
+                if (child := self._children.get(number)) is not None:
+                    child.kill()
+            case machine.Retire(number) | machine.Drain(number) | machine.Hurry(number) | machine.Look(number):
+                if (child := self._children.get(number)) is not None:
+                    child.tell(type(effect).__name__.lower())
+
+    # --- processes ---
+
+    async def _run_child(self, number: int) -> None:
+        """Start a process, pass on its reports, and report its end."""
+        try:
+            child, reports = await self._started()
+        except OSError as error:  # the system gives no process
+            warn(f"process {number} can't be started: {error.strerror}")
+            self._feed(machine.Ended(number, Exit.NO_PROCESS, False))
+            return
+        self._children[number] = child
+        known = self._machine.processes.get(number)
+        if known is None or not known.is_kept:  # told to end while it was being started
+            child.tell("drain")
+        reading = asyncio.create_task(self._read(number, child, reports))
+        code = await child.process.wait()
+        # Its children may hold the pipe open: what it has written itself is there by now.
+        await asyncio.wait({reading}, timeout=0.2)
+        reading.cancel()
+        self._feed(machine.Ended(number, code, child.has_finished))
+        del self._children[number]
+        child.close()
+
+    async def _started(self) -> tuple[Child, asyncio.StreamReader]:
+        options = self._options
+        control_read, control_write = os.pipe()
+        reports_read, reports_write = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tenure._cli.service_process",
+                options.service,
+                str(control_read),
+                str(reports_write),
+                str(options.settings.grace),
+                "1" if options.until_empty else "0",
+                str(options.verbosity),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(control_read, reports_write),
+                process_group=0,  # a terminal's Ctrl-C comes here only, and not to it as well
+                env=os.environ if options.url is None else {**os.environ, "TENURE_URL": options.url},
+            )
+        except BaseException:
+            os.close(control_write)
+            os.close(reports_read)
+            raise
+        finally:
+            os.close(control_read)
+            os.close(reports_write)
+        reports = asyncio.StreamReader(limit=LINE_MAX)
+        os.set_blocking(control_write, False)
+        await self._loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(reports_read, "rb", buffering=0)
+        )
+        return Child(process, control_write), reports
+
+    async def _read(self, number: int, child: Child, reports: asyncio.StreamReader) -> None:
+        while line := await reports.readline():
+            report: dict[str, Any] = json.loads(line)
+            if "finished" in report:
+                child.has_finished = True
+            elif "backlogs" in report:
+                found = report["backlogs"]
+                self._feed(machine.Looked(None if found is None else [Backlog(*one) for one in found]))
+            else:
+                self._feed(machine.Reported(number, report["running"], report["leads"], report["memory"]))
+
+    # --- events ---
+
+    def _say(self, said: machine.Say) -> None:
+        child = self._children.get(said.number) if said.number is not None else None
+        pid = child.pid if child is not None else None
+        if self._options.as_json:
+            print_json(
+                {"at": timestamp(), "event": said.event, "process": said.number, "pid": pid, "text": said.text},
+                lines=True,
+            )
+            return
+        if self._options.verbosity < 0 and said.event not in ALARMING:
+            return
+        who = "" if said.number is None else f"process {said.number}{'' if pid is None else f' (pid {pid})'} "
+        tell: Callable[[str], None] = warn if said.event in ALARMING else notice
+        tell(f"{who}{said.event}{f': {said.text}' if said.text else ''}")
+
+    async def _watch_files(self) -> None:
+        """Replace all processes when a file of Python below this folder changes."""
+        import watchfiles
+
+        async for changes in watchfiles.awatch(".", watch_filter=watchfiles.PythonFilter()):
+            names = sorted({path for _, path in changes})
+            notice(f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''} changed")
+            self._feed(machine.Reload())

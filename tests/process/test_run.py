@@ -1,0 +1,389 @@
+"""``tenure run`` with real processes: kills, signals, a burst with scaling, replacement, and no orphan."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tenure.sync
+from tenure.sync import Queue
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+PATIENCE = 90.0
+FULL = bool(os.environ.get("TENURE_FULL"))
+MESSAGES = 50_000 if FULL else 4_000
+
+WORKER = """
+import asyncio, os, sqlite3, time
+import tenure, tenure.sync
+
+service = tenure.Service("sqlite:///work.db")
+orders = service.queue("orders", int, lock=5)
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+@service.on_startup
+def start():
+    global done
+    done = sqlite3.connect("done.db", timeout=60, isolation_level=None)
+    if os.path.exists("hang"):
+        time.sleep(3600)
+
+@service.handler(orders, concurrency=10, grace=50)
+async def serve(number: int) -> None:
+    if number < 0:
+        say("begins", os.getpid())
+    try:
+        await asyncio.sleep(0.005 if number >= 0 else -number / 10)
+    except asyncio.CancelledError:
+        say("interrupted", number)
+        raise
+    done.execute("insert into done values (?, ?)", [number, os.getpid()])
+
+@service.leader("chair", ttl=3)
+async def lead(term: tenure.Term) -> None:
+    await asyncio.sleep(3600)
+
+if os.path.exists("broken"):
+    raise KeyError("broken")
+if os.path.exists("exits"):
+    os._exit(9)
+"""
+
+PLAIN = """
+import os, time
+import tenure.sync
+
+service = tenure.sync.Service()
+orders = service.queue("orders", int)
+
+@service.on_startup
+def start():
+    orders.send_batch([1, 2])
+
+@service.handler(orders)
+def serve(number: int) -> None:
+    os.write(1, f"served {number}\\n".encode())
+"""
+
+
+def wait_until(condition: Callable[[], object], problem: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, problem()
+        time.sleep(0.02)
+
+
+class Run:
+    """One ``tenure run``."""
+
+    def __init__(self, folder: Path, *arguments: str, service: str = "worker:service") -> None:
+        self.folder = folder
+        number = len(list(folder.glob("events-*")))
+        self.events_file, self.output = folder / f"events-{number}", folder / f"output-{number}"
+        self._out, self._err = self.events_file.open("wb"), self.output.open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tenure", "run", service, "--json", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._err,
+            process_group=0,
+            env={**os.environ, "TENURE_URL": "sqlite:///plain.db"},
+        )
+
+    def lines(self) -> list[str]:
+        """Return what the processes of the service have printed."""
+        return [line for line in self.events_file.read_text().splitlines() if not line.startswith("{")]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = [line for line in self.events_file.read_text().splitlines() if line.startswith("{")]
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def shown(self) -> str:
+        return self.events_file.read_text() + self.output.read_text()
+
+    def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        wait_until(lambda: len(self.events(kind)) >= count, self.shown)
+        return self.events(kind)
+
+    def pids(self) -> set[int]:
+        """Return the processes that have begun, and were not reported to have ended."""
+        begun = {event["pid"] for event in self.events("begun")}
+        return begun - {event["pid"] for kind in ("ended", "crashed") for event in self.events(kind)}
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.shown()) from None
+
+    def close(self) -> None:
+        for pid in {self.process.pid, *(event["pid"] for event in self.events("begun"))}:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+        self._out.close()
+        self._err.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "plain.py").write_text(PLAIN)
+    with closing(sqlite3.connect(tmp_path / "done.db")) as done:
+        done.execute("pragma journal_mode=wal")
+        done.execute("create table done (number integer, pid integer)")
+    started: list[Run] = []
+
+    def start(*arguments: str, **options: str) -> Run:
+        started.append(Run(tmp_path, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Iterator[Queue]:
+    with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
+        yield backend.queue("orders", lock=5)
+
+
+def done(folder: Path) -> Counter[int]:
+    with closing(sqlite3.connect(folder / "done.db", timeout=60)) as database:
+        return Counter(number for (number,) in database.execute("select number from done"))
+
+
+def test_so_many_processes_run_and_end_with_a_signal(start: Start, orders: Queue) -> None:
+    run = start("--processes", "2")
+    pids = {event["pid"] for event in run.wait_for("begun", 2)}
+    orders.send(json=-10)
+    wait_until(lambda: any(line.startswith("begins") for line in run.lines()), run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert orders.stats() == tenure.Stats()  # the handler has finished
+    assert not any(map(is_alive, pids))
+    assert [event["event"] for event in run.events("stopping")] == ["stopping"]
+
+
+def test_a_process_that_is_killed_is_started_again_and_its_message_comes_back(start: Start, orders: Queue) -> None:
+    run = start()
+    run.wait_for("begun")
+    orders.send(json=-15)
+    wait_until(lambda: any(line.startswith("begins") for line in run.lines()), run.shown)
+    (pid,) = run.pids()
+    os.kill(pid, signal.SIGKILL)
+    (crash,) = run.wait_for("crashed")
+    assert (crash["pid"], "ended by signal 9" in crash["text"]) == (pid, True)
+    run.wait_for("begun", 2)
+    wait_until(lambda: done(run.folder)[-15] == 1, run.shown)
+    run.send_signal(signal.SIGINT)
+    assert run.ended() == 0
+
+
+def test_a_process_that_somebody_stops_is_started_again(start: Start, orders: Queue) -> None:
+    run = start()
+    run.wait_for("begun")
+    (pid,) = run.pids()
+    os.kill(pid, signal.SIGTERM)
+    run.wait_for("begun", 2)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+
+
+def test_without_the_supervisor_the_processes_end_by_themselves(start: Start, orders: Queue) -> None:
+    run = start("--processes", "3")
+    run.wait_for("begun", 3)
+    orders.send(json=-10)
+    wait_until(lambda: any(line.startswith("begins") for line in run.lines()), run.shown)
+    pids = run.pids()
+    run.send_signal(signal.SIGKILL)
+    run.ended()
+    wait_until(lambda: not any(map(is_alive, pids)), run.shown)
+    assert done(run.folder)[-10] == 1  # the handler has finished
+    assert orders.stats() == tenure.Stats()
+
+
+def test_a_second_signal_cancels_the_handlers(start: Start, orders: Queue) -> None:
+    run = start()
+    run.wait_for("begun")
+    orders.send(json=-400)
+    wait_until(lambda: any(line.startswith("begins") for line in run.lines()), run.shown)
+    run.send_signal(signal.SIGTERM)
+    run.wait_for("stopping")
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert "interrupted -400" in run.lines()
+    (again,) = orders.receive(wait=PATIENCE)
+    assert again.delivery_count == 1  # it was given back uncounted
+
+
+def test_a_burst_with_kills_is_served_once_and_scaling_in_interrupts_nothing(
+    start: Start, orders: Queue, tmp_path: Path
+) -> None:
+    for first in range(0, MESSAGES, 1_000):
+        orders.send_batch([tenure.Outgoing.json(number) for number in range(first, first + 1_000)])
+    scaled = ("--processes", "2..6", "--look-every", "0.5s", "--calm", "1s")
+    run = start(*scaled)
+    run.wait_for("begun", 4)
+    os.kill(min(run.pids()), signal.SIGKILL)
+    run.wait_for("crashed")
+    left = orders.stats().ready
+    wait_until(lambda: orders.stats().ready < left - 200, run.shown)
+    run.send_signal(signal.SIGTERM)  # in the middle
+    assert run.ended() == 0
+    run = start(*scaled)
+    run.wait_for("begun", 2)
+    if orders.stats().ready > 500:
+        pids = run.pids()
+        run.send_signal(signal.SIGKILL)
+        run.ended()
+        wait_until(lambda: not any(map(is_alive, pids)), run.shown)
+        run = start(*scaled)
+    wait_until(lambda: orders.stats() == tenure.Stats(), run.shown)
+    orders.send_batch([tenure.Outgoing.json(-20 - number) for number in range(40)])  # they take two seconds and more
+    wait_until(lambda: any(event["event"] == "retiring" for event in run.events("retiring")), run.shown)
+    wait_until(lambda: orders.stats() == tenure.Stats(), run.shown)
+    wait_until(lambda: len(run.pids()) == 2, run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert [line for line in run.lines() if line.startswith("interrupted")] == []
+    counts = done(tmp_path)
+    assert [number for number in range(MESSAGES) if not counts[number]] == []
+    # Beside what was in work when a process was killed, nothing was done twice.
+    assert sum(count - 1 for count in counts.values() if count > 1) <= 10
+    assert all(counts[-20 - number] == 1 for number in range(40))
+
+
+def test_an_old_process_is_replaced_once_another_has_begun(start: Start, orders: Queue) -> None:
+    run = start("--max-age", "2s")
+    run.wait_for("begun")
+    orders.send(json=-30)
+    run.wait_for("retiring", 2)
+    events = [json.loads(line) for line in run.events_file.read_text().splitlines() if line.startswith("{")]
+    kinds = [event["event"] for event in events]
+    assert kinds[:5] == ["started", "begun", "started", "begun", "retiring"]
+    wait_until(lambda: done(run.folder)[-30] == 1, run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert [line for line in run.lines() if line.startswith("interrupted")] == []
+
+
+def test_hup_replaces_all_and_ttin_adds_one(start: Start) -> None:
+    run = start("--processes", "2")
+    run.wait_for("begun", 2)
+    before = run.pids()
+    run.send_signal(signal.SIGHUP)
+    run.wait_for("ended", 2)
+    wait_until(lambda: len(run.pids()) == 2, run.shown)
+    assert not run.pids() & before
+    run.send_signal(signal.SIGTTIN)
+    wait_until(lambda: len(run.pids()) == 3, run.shown)
+    run.send_signal(signal.SIGTTOU)
+    wait_until(lambda: len(run.pids()) == 2, run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+
+
+def test_a_change_of_a_file_replaces_the_process(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("watchfiles")
+    run = start("--reload")
+    run.wait_for("begun")
+
+    def is_noticed() -> bool:
+        (tmp_path / "other.py").write_text(f"x = {time.monotonic()}")
+        return bool(run.events("reload"))
+
+    wait_until(is_noticed, run.shown)
+    run.wait_for("retiring")
+    run.wait_for("begun", 2)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+
+
+def test_until_empty_it_ends_by_itself(start: Start, orders: Queue, tmp_path: Path) -> None:
+    orders.send_batch([tenure.Outgoing.json(number) for number in range(100)])
+    run = start("--processes", "2", "--until-empty")
+    assert run.ended() == 0
+    assert set(done(tmp_path)) == set(range(100))
+
+
+def test_a_service_of_plain_functions_takes_its_store_from_the_command_line(start: Start, tmp_path: Path) -> None:
+    run = start("--until-empty", "--on", "sqlite:///other.db", service="plain:service")
+    assert run.ended() == 0
+    assert sorted(run.lines()) == ["served 1", "served 2"]
+    assert (tmp_path / "other.db").exists()
+    assert not (tmp_path / "plain.db").exists()
+
+
+def test_a_process_that_hangs_before_it_begins_is_killed(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "hang").touch()
+    run = start("--begin-within", "2s")
+    (killed,) = run.wait_for("killed")
+    assert killed["text"] == "it has not begun within 2 s"
+    (tmp_path / "hang").unlink()
+    run.wait_for("begun")
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+
+
+def test_processes_that_can_not_begin_end_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "exits").touch()
+    run = start()
+    assert run.ended() == 9
+    assert len(run.events("crashed")) == 5
+    (tmp_path / "exits").unlink()
+    (tmp_path / "broken").touch()
+    run = start("--processes", "2")
+    assert run.ended() == 78  # no retry mends it
+    assert "the module 'worker' raised KeyError: 'broken'" in run.output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["worker"], 2, "'worker' is not of the form module:service"),
+        (["worker:servic"], 127, "the module 'worker' has no such service"),
+        (["worker:orders"], 127, "has a TypedQueue there, not a tenure.Service"),
+        (["wrker:service"], 127, "the module can't be imported: No module named 'wrker'"),
+        (["worker:service", "--processes", "0"], 78, "at least one process must run, not 0"),
+        (["worker:service", "--processes", "6..2"], 78, "try 2..6"),
+        (["worker:service", "--processes", "many"], 2, "'many' is no number of processes, and no range of it"),
+        (["worker:service", "--max-memory", "lots"], 2, "'lots' is no size in bytes; write for example 512M"),
+        (["worker:service", "-v", "-q"], 2, "contradict each other"),
+    ],
+)
+def test_wrong_inputs(start: Start, tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tenure", "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
