@@ -30,9 +30,9 @@ from tenure import (
     Term,
 )
 from tenure._runtime.signals import on_shutdown_signal
-from tenure._runtime.threads import in_thread
 from tenure._service.bodies import check_kind, name_of
 from tenure._service.calls import called
+from tenure._service.opening import Opening
 from tenure._service.parts import Consumption, Leadership, Part, ThreadLeadership, UntilEmpty, run_parts
 from tenure._service.signatures import (
     UNKNOWN,
@@ -129,7 +129,7 @@ class Service:
         self._leaders: list[_Leader] = []
         self._startup: list[Callable[[], Any]] = []
         self._shutdown: list[Callable[[], Any]] = []
-        self._opening: _Opening | None = None
+        self._opening: Opening | None = None
         self._users = 0
         self._running: list[Part] = []
         self._stopping: asyncio.Event | None = None  # of the present run
@@ -164,7 +164,7 @@ class Service:
         refuse_unknown("queue", settings, QueueOptions.__annotations__)
         known = self._queues.get(name)
         if known is None:
-            known = self._queues[name] = TypedQueue(self, name, kind, settings)
+            known = self._queues[name] = TypedQueue(self._opened, name, kind, settings)
         elif (known.kind, known.settings) != (kind, settings):
             raise ConfigError(
                 f"the queue {name!r} was declared as {_described(known.kind, known.settings)}, and now as "
@@ -295,20 +295,9 @@ class Service:
         Raises:
             ConfigError: The service is not open.
         """
-        opening = self._opened()
-        opening.is_used_from_threads = True
-        return opening.for_threads.open()
+        return self._opened().blocking
 
-    @property
-    def opening(self) -> object:
-        """What identifies the present opening.
-
-        Raises:
-            ConfigError: The service is not open.
-        """
-        return self._opened()
-
-    def _opened(self) -> _Opening:
+    def _opened(self) -> Opening:
         if self._opening is None or self._opening.pid != os.getpid():
             raise ConfigError(
                 "the service is not open; use it in its handlers, leaders and hooks, in a block 'async with service:' "
@@ -331,7 +320,7 @@ class Service:
         if self._is_owner:
             await backend.open()
         if self._opening is None:
-            self._opening = _Opening(backend)
+            self._opening = Opening(backend)
         self._users += 1
         return self
 
@@ -351,9 +340,7 @@ class Service:
             if self._is_owner:
                 await opening.backend.aclose()  # first, so that a call of open() that comes meanwhile waits for it
         finally:
-            if opening.is_used_from_threads:
-                # It ends a thread, if one consumes there. Those of the loop may all be busy with the user's calls.
-                await in_thread("tenure-closing", opening.for_threads.close)
+            await opening.close_view()
 
     async def __aenter__(self) -> Service:
         return await self.open()
@@ -588,17 +575,6 @@ class _Leader:
         self.work = work
         self.again = again
         self.options = options
-
-
-class _Opening:
-    """A backend, from when its service is opened until it is closed."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.pid = os.getpid()
-        self.for_threads = tenure.sync.Backend(backend)
-        """Opened when it is first needed."""
-        self.is_used_from_threads = False
 
 
 async def _enter(stack: AsyncExitStack, lifespan: Lifespan | None, service: Service) -> None:

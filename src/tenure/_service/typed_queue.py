@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 import tenure.sync
 from tenure import Outgoing, Queue, QueueOptions, Received, SendOptions
 from tenure._service.bodies import body_of, message_of, name_of
+from tenure._service.opening import Opening
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Opened(Protocol):
-    """The service of a queue."""
-
-    @property
-    def backend(self) -> tenure.Backend:
-        """Its open backend."""
-        ...
-
-    @property
-    def blocking(self) -> tenure.sync.Backend:
-        """The same, for threads."""
-        ...
-
-    @property
-    def opening(self) -> object:
-        """What identifies the present opening of the backend: queues of an earlier one stay closed."""
-        ...
 
 
 class TypedQueue(Generic[T]):
@@ -47,13 +29,12 @@ class TypedQueue(Generic[T]):
     kind: Any
     settings: QueueOptions
 
-    def __init__(self, service: Opened, name: str, kind: Any, settings: QueueOptions) -> None:
+    def __init__(self, opened: Callable[[], Opening], name: str, kind: Any, settings: QueueOptions) -> None:
         self.name = name
         self.kind = kind
         self.settings = settings
-        self._service = service
-        self._queue = _OfOpening(service, lambda: service.backend.queue(name, **settings))
-        self._for_threads = _OfOpening(service, lambda: service.blocking.queue(name, **settings))
+        self._queue = _OfOpening(opened, lambda opening: opening.backend.queue(name, **settings))
+        self._for_threads = _OfOpening(opened, lambda opening: opening.blocking.queue(name, **settings))
 
     @property
     def queue(self) -> Queue:
@@ -162,16 +143,16 @@ Q = TypeVar("Q")
 
 
 class _OfOpening(Generic[Q]):
-    """A queue that is made once for each opening of its service."""
+    """A queue that is made once for each opening of its service: those of an earlier one stay closed."""
 
-    def __init__(self, service: Opened, make: Callable[[], Q]) -> None:
-        self._service = service
+    def __init__(self, opened: Callable[[], Opening], make: Callable[[Opening], Q]) -> None:
+        self._opened = opened
         self._make = make
-        self._made: tuple[object, Q] | None = None
+        self._made: tuple[Opening, Q] | None = None
 
     def get(self) -> Q:
-        opening = self._service.opening
+        opening = self._opened()
         made = self._made
         if made is None or made[0] is not opening:
-            self._made = made = opening, self._make()
+            self._made = made = opening, self._make(opening)
         return made[1]
