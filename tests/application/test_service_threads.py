@@ -172,6 +172,55 @@ def test_all_shutdown_hooks_are_called_and_nothing_starts_after_a_failure(url: s
         _ = service.backend
 
 
+@pytest.mark.parametrize("where", ["startup", "shutdown", "enter", "exit"])
+def test_a_hook_that_raises_what_a_future_can_not_ends_the_service(url: str, where: str) -> None:
+    def fail(at: str) -> None:
+        if where == at:
+            raise StopIteration
+
+    class Block:
+        def __enter__(self) -> None:
+            fail("enter")
+
+        def __exit__(self, *_: object) -> None:
+            fail("exit")
+
+    service = Service(url, lifespan=lambda _: Block())
+    service.leader("chair", ttl=TTL)(lambda term: None)
+    service.on_startup(lambda: fail("startup"))
+    service.on_shutdown(lambda: fail("shutdown"))
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        service.run()
+
+
+def test_a_lifespan_that_is_entered_while_the_service_is_stopped_is_left(url: str) -> None:
+    log: list[str] = []
+    entering, may_enter = threading.Event(), threading.Event()
+
+    @contextmanager
+    def lifespan(service: Service) -> Iterator[None]:
+        entering.set()
+        may_enter.wait(60.0)
+        log.append("entered")
+        yield
+        log.append("left")
+
+    service = Service(url, lifespan=lifespan)
+    service.leader("chair", ttl=TTL)(lambda term: log.append("led"))
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        serving = asyncio.create_task(service.service.serve(stop=stop, sigterm=False))
+        await asyncio.to_thread(entering.wait, 60.0)
+        stop.set()
+        await asyncio.sleep(0.1)
+        may_enter.set()
+        await serving
+
+    asyncio.run(main())
+    assert log == ["entered", "left"]
+
+
 def test_wrong_inputs(url: str) -> None:
     service = Service(url)
 

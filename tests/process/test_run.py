@@ -387,3 +387,137 @@ def test_wrong_inputs(start: Start, tmp_path: Path, arguments: list[str], code: 
         [sys.executable, "-m", "tenure", "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+
+
+def test_an_order_that_comes_while_the_module_is_imported_is_obeyed(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(f"import os, time\nopen('importing', 'w').close()\ntime.sleep(1)\n{WORKER}")
+    for pause in (0.0, 0.3, 0.9):
+        run = start("--grace", "20s")
+        wait_until(lambda: (tmp_path / "importing").exists(), run.shown)
+        time.sleep(pause)
+        run.send_signal(signal.SIGTERM)
+        assert run.ended() == 0
+        assert run.events("killed") == []
+        (tmp_path / "importing").unlink()
+
+
+def test_a_process_that_is_retired_while_it_is_imported_ends(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(f"import time\ntime.sleep(1)\n{WORKER}")
+    run = start()
+    run.wait_for("begun")
+    for number in range(2, 5):
+        run.send_signal(signal.SIGTTIN)
+        run.wait_for("started", number)
+        run.send_signal(signal.SIGTTOU)
+        run.wait_for("retiring", number - 1)
+    wait_until(lambda: len(run.events("ended")) == len(run.events("retiring")) > 0, run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert run.events("killed") == []
+
+
+def test_without_the_supervisor_a_process_that_is_still_imported_ends(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(3600)\n")
+    run = start("--grace", "1s")
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), run.shown)
+    run.send_signal(signal.SIGKILL)
+    run.ended()
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_alive(pid), run.shown)
+
+
+def test_a_signal_to_the_whole_group_of_a_service_manager_is_one_request(start: Start, orders: Queue) -> None:
+    run = start()
+    run.wait_for("begun")
+    orders.send(json=-20)
+    wait_until(lambda: any(line.startswith("begins") for line in run.lines()), run.shown)
+    (pid,) = run.pids()
+    run.send_signal(signal.SIGTERM)  # systemd sends it to each process of the unit
+    os.kill(pid, signal.SIGTERM)
+    assert run.ended() == 0
+    assert done(run.folder)[-20] == 1
+
+
+def test_with_a_range_it_also_ends_when_all_queues_are_empty(start: Start, orders: Queue, tmp_path: Path) -> None:
+    orders.send_batch([tenure.Outgoing.json(-10 - number) for number in range(44)])
+    run = start("--until-empty", "--processes", "1..4", "--look-every", "0.3s", "--calm", "0.5s")
+    run.wait_for("begun", 2)
+    run.send_signal(signal.SIGHUP)
+    assert run.ended() == 0
+    assert [line for line in run.lines() if line.startswith("interrupted")] == []
+    assert set(done(tmp_path)) == {-10 - number for number in range(44)}
+
+
+def test_it_ends_gracefully_when_its_output_is_not_read_any_more(start: Start, orders: Queue, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "tenure", "run", "worker:service", "--json", "--processes", "2"]
+    process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0)
+    assert process.stdout is not None
+    pids: list[int] = []
+    while len(pids) < 2:
+        text = process.stdout.readline().decode()
+        if text.startswith("{") and (event := json.loads(text))["event"] == "begun":
+            pids.append(event["pid"])
+    orders.send(json=-10)
+    wait_until(lambda: orders.stats().locked == 1, orders.stats)
+    process.stdout.close()
+    os.kill(pids[0], signal.SIGKILL)  # what is to be told of that finds no reader
+    assert process.wait(PATIENCE) == 141
+    assert not any(map(is_alive, pids))
+
+
+def test_what_else_is_written_to_its_pipe_is_ignored(start: Start, orders: Queue, tmp_path: Path) -> None:
+    noise = """
+import os, sys
+for text in (b"hello\\n", b"5\\n", b"{}\\n", b'{"running": "x"}\\n', b"x" * 3_000_000):
+    os.set_blocking(int(sys.argv[3]), True)
+    os.write(int(sys.argv[3]), text)
+os.write(int(sys.argv[3]), b"\\n")
+os.set_blocking(int(sys.argv[3]), False)
+"""
+    (tmp_path / "worker.py").write_text(f"{noise}\n{WORKER}")
+    run = start("--processes", "1")
+    run.wait_for("begun")
+    orders.send(json=-1)
+    wait_until(lambda: done(run.folder)[-1] == 1, run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+
+
+def test_a_supervisor_that_is_stopped_for_a_while_kills_nothing(start: Start) -> None:
+    run = start("--begin-within", "2s", "--processes", "2")
+    run.wait_for("started", 2)
+    run.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    run.send_signal(signal.SIGCONT)
+    run.wait_for("begun", 2)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert run.events("killed") == []
+
+
+def test_a_broken_change_does_not_end_what_works(start: Start, orders: Queue, tmp_path: Path) -> None:
+    run = start()
+    run.wait_for("begun")
+    orders.send(json=-30)
+    wait_until(lambda: any(line.startswith("begins") for line in run.lines()), run.shown)
+    (tmp_path / "worker.py").write_text("this is no Python\n")
+    run.send_signal(signal.SIGHUP)
+    run.wait_for("crashed")
+    (tmp_path / "worker.py").write_text(WORKER)
+    run.wait_for("begun", 2)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert done(run.folder)[-30] == 1
+
+
+def test_what_hangs_at_its_end_is_killed(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(f"{WORKER}\n@service.on_shutdown\ndef hang():\n    time.sleep(3600)\n")
+    run = start("--grace", "1s")
+    run.wait_for("begun")
+    before = run.pids()
+    run.send_signal(signal.SIGHUP)
+    run.wait_for("begun", 2)
+    run.wait_for("killed")
+    wait_until(lambda: not any(map(is_alive, before)), run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure._supervisor.machine import (
+    FAILED_MAX,
     HEALTHY_AFTER,
     HURRY,
     KILL_AFTER,
     NEVER,
     PAUSE_JITTER,
     PAUSE_MAX,
-    QUICK_MAX,
     Drain,
     Effect,
     Ended,
@@ -24,6 +24,7 @@ from tenure._supervisor.machine import (
     Hurry,
     Input,
     Kill,
+    Leaving,
     Look,
     Looked,
     Move,
@@ -104,11 +105,17 @@ class World:
         self.now = 100.0
         self.machine = kind(Settings(**settings), random.Random(seed), now=self.now)
         self.alive: dict[int, str] = {}
+        self.leaving: set[int] = set()
+        self.is_stopping = False
+        self.violations: list[str] = []
         self.done: list[Effect] = []
         self.code: int | None = None
         self.feed(Tick())
 
     def feed(self, event: Input) -> list[Effect]:
+        self.is_stopping = self.is_stopping or isinstance(event, Stop)
+        if isinstance(event, Leaving):
+            self.leaving.add(event.number)
         effects = self.machine.handle(event, self.now)
         for effect in effects:
             match effect:
@@ -116,6 +123,11 @@ class World:
                     assert number not in self.alive
                     self.alive[number] = "starting"
                 case Retire(number) | Drain(number) | Hurry(number) | Kill(number):
+                    before = self.alive[number]
+                    if isinstance(effect, Drain) and before in ("running", "retire") and not self.is_stopping:
+                        self.violations.append("a process that handles messages was told to drain to scale in")
+                    if isinstance(effect, Kill) and before == "retire" and number not in self.leaving:
+                        self.violations.append("a process that handles messages was killed to scale in")
                     self.alive[number] = type(effect).__name__.lower()
                 case Exit(code):
                     assert not self.alive
@@ -250,13 +262,13 @@ def test_crashes_are_followed_by_longer_and_longer_pauses() -> None:
 
 def test_processes_that_never_begin_end_the_supervisor() -> None:
     world = World()
-    for _ in range(QUICK_MAX - 1):
+    for _ in range(FAILED_MAX - 1):
         world.end(max(world.alive), 3)
         world.now = world.machine.wake_at
         world.feed(Tick())
     world.begin()  # one has begun: the count starts anew
     world.end(max(world.alive), 3)
-    for _ in range(QUICK_MAX - 1):
+    for _ in range(FAILED_MAX):
         assert world.code is None
         world.now = world.machine.wake_at
         world.feed(Tick())
@@ -278,6 +290,73 @@ def test_a_code_that_no_retry_mends_ends_at_once() -> None:
     assert world.are("starting") == [2]
 
 
+def test_a_bad_start_does_not_end_a_fleet_that_works() -> None:
+    world = World(least=2, most=2, hopeless=frozenset({78}))
+    world.begin()
+    world.feed(Reload())
+    for _ in range(2 * FAILED_MAX):  # the new code is broken
+        (new,) = world.are("starting")
+        world.end(new, 78)
+        assert world.are("running") == [1, 2]
+        world.now = world.machine.wake_at
+        world.feed(Tick())
+    world.begin(max(world.alive))  # until it is mended
+    assert world.are("retire") == [1]
+
+
+def test_processes_that_fail_together_count_once() -> None:
+    world = World(least=6, most=6)
+    for number in range(1, 7):
+        world.end(number, 71)
+    assert world.code is None
+    world.pass_time(2.0)
+    assert world.are("starting") == [7]  # one after the other from now on
+
+
+def test_the_pauses_grow_beside_a_process_that_runs_well() -> None:
+    world = World(least=2, most=2)
+    world.begin()
+    world.pass_time(2 * HEALTHY_AFTER)
+    pauses = []
+    for _ in range(6):
+        world.end(max(world.alive), 1)
+        world.begin(1)
+        crashed_at = world.now
+        while not world.are("starting"):
+            world.now = world.machine.wake_at
+            world.feed(Tick())
+        pauses.append(world.now - crashed_at)
+        world.begin(max(world.alive))
+    assert pauses[-1] > 20.0
+
+
+def test_what_hangs_after_its_handlers_is_killed_in_time() -> None:
+    world = World(grace=20.0)
+    world.begin()
+    world.feed(Reload())
+    world.begin(2)
+    assert world.are("retire") == [1]
+    world.pass_time(10_000.0)
+    assert world.are("retire") == [1]
+    world.feed(Leaving(1))
+    world.feed(Leaving(1))
+    world.pass_time(20.0 + KILL_AFTER)
+    assert world.are("kill") == [1]
+    world.feed(Leaving(2))  # somebody else has stopped it
+    world.pass_time(20.0 + KILL_AFTER)
+    assert world.are("kill") == [1, 2]
+
+
+def test_a_process_that_has_not_begun_is_not_retired_without_a_limit() -> None:
+    world = World(begin_within=60.0, grace=10.0)
+    world.begin()
+    world.feed(Move(1))
+    world.feed(Move(-1))
+    assert world.are("drain") == [2]
+    world.pass_time(10.0 + KILL_AFTER)
+    assert world.are("kill") == [2]
+
+
 def test_a_process_that_does_not_begin_is_killed_and_replaced() -> None:
     world = World(begin_within=60.0)
     world.pass_time(59.9)
@@ -292,6 +371,9 @@ def test_a_process_that_does_not_begin_is_killed_and_replaced() -> None:
 def test_old_and_large_processes_are_replaced_one_by_one_once_the_new_one_has_begun() -> None:
     world = World(least=2, most=2, age_max=1_000.0, memory_max=100.0)
     world.begin()
+    world.begin(1, memory=101.0)
+    assert not world.are("starting")  # a young one would be replaced again and again
+    world.pass_time(10.0)
     world.begin(1, memory=101.0)
     assert world.are("starting") == [3]
     world.begin(2, memory=101.0)
@@ -311,7 +393,7 @@ def test_old_and_large_processes_are_replaced_one_by_one_once_the_new_one_has_be
     assert not world.are("starting")
     while not world.are("starting"):
         world.pass_time(1.0)
-    assert world.now < 100.0 + 2.0 + 1_101.0
+    assert world.now < 100.0 + 12.0 + 1_101.0
     assert world.are("starting") == [6]  # of age
     world.feed(Reload())
     world.begin(6)
@@ -338,7 +420,30 @@ def test_a_process_whose_work_is_done_is_not_started_again() -> None:
     world.end(1, 0, finished=True)
     world.pass_time(1_000.0)
     assert world.are("running") == [2]
+    world.feed(Looked([Backlog(0, 10)]))
+    world.feed(Move(-1))
+    world.feed(Reload())
+    world.pass_time(1_000.0)
+    assert world.are("running") == [2]
     world.end(2, 0, finished=True)
+    assert world.code == 0
+
+
+def test_the_end_waits_for_processes_that_retire_and_for_those_that_crashed() -> None:
+    world = World(least=2, most=2)
+    world.begin()
+    world.feed(Reload())
+    world.begin(3)
+    assert world.are("retire") == [1]
+    world.end(2, 1)  # it crashes
+    world.end(3, 0, finished=True)
+    world.pass_time(2.0)
+    assert world.are("starting") == [4]
+    world.begin(4)
+    world.end(4, 0, finished=True)
+    assert world.code is None
+    assert world.are("retire") == [1]  # its handlers may finish
+    world.end(1)
     assert world.code == 0
 
 
@@ -348,6 +453,22 @@ def test_a_process_that_somebody_else_stops_is_started_again() -> None:
     world.end(1, 0)
     world.pass_time(2.0)
     assert world.are("starting") == [2]
+
+
+@pytest.mark.parametrize("setting", ["begin_within", "look_every", "age_max"])
+def test_times_that_can_not_work(setting: str) -> None:
+    for value in (0.0, -1.0):
+        given: dict[str, Any] = {setting: value}
+        with pytest.raises(ConfigError, match=f"{setting} must be at least"):
+            Settings(**given)
+
+
+def test_a_number_that_is_moved_there_and_back_has_its_old_bounds() -> None:
+    scaling = Scaling(1, 6, calm=10.0)
+    assert [scaling.move(by) for by in (-1, 1, 2, -2)] == [1, 2, 4, 2]
+    assert [scaling.look([Backlog(0, 1)], at) for at in (0.0, 10.0, 20.0)] == [2, 1, 1]
+    assert scaling.look([Backlog(100, 1)], 30.0) == 2
+    assert [scaling.move(-10), scaling.look([Backlog(100, 1)], 40.0), scaling.move(1)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(("least", "most", "says"), [(0, 4, "at least one process"), (4, 2, r"try 2\.\.4")])
@@ -367,6 +488,9 @@ def simulate(seed: int, kind: type[Supervisor] = Supervisor) -> list[str]:
     age = rng.choice([NEVER, 300.0])
     world = World(seed, kind, least=least, most=most, calm=20.0, age_max=age, memory_max=100.0, grace=10.0)
     seen: list[str] = []
+    hung: dict[int, float] = {}  # what only has to end, and does not
+    starting: dict[int, float] = {}
+    young = {1: world.now}
     backlog, faults_end, end, moved = 0, 2_000.0, 4_000.0, False
     began_at = world.now
     while world.now < began_at + end and world.code is None:
@@ -382,9 +506,21 @@ def simulate(seed: int, kind: type[Supervisor] = Supervisor) -> list[str]:
             backlog = rng.choice([0, 5, 50, 500])
         elif quiet:
             backlog = 0
+        for number, since in hung.items():
+            if world.alive.get(number) == "retire" and world.now > since + 10.0 + KILL_AFTER + 3.0:
+                seen.append("a process that hangs at its end was not killed")
+        for number, since in starting.items():
+            if world.alive.get(number) == "starting" and world.now > since + 60.0 + 3.0:
+                seen.append("a process that does not begin was not killed")
+        for number, since in young.items():
+            if world.alive.get(number) == "running" and world.now > since + 1.1 * age + 300.0:
+                seen.append("an old process was not replaced")
         for number, state in list(world.alive.items()):
+            young.setdefault(number, world.now)
+            if state == "starting" and number not in starting:
+                starting[number] = world.now if not quiet and rng.random() < 0.05 else NEVER
             match state:
-                case "starting" if rng.random() < 0.5:
+                case "starting" if starting[number] == NEVER and rng.random() < 0.5:
                     if not quiet and rng.random() < 0.1:
                         seen += check(world, world.end(number, 1), least)
                     else:
@@ -396,7 +532,13 @@ def simulate(seed: int, kind: type[Supervisor] = Supervisor) -> list[str]:
                     seen += check(world, world.feed(report), least)
                     if not quiet and rng.random() < 0.01:
                         seen += check(world, world.end(number, rng.choice([1, -9, 0])), least)
-                case "retire" | "drain" | "hurry" if rng.random() < 0.2:
+                case "retire" if rng.random() < 0.2:
+                    if not quiet and rng.random() < 0.2:
+                        seen += check(world, world.feed(Leaving(number)), least)
+                        hung.setdefault(number, world.now)
+                    elif number not in hung:
+                        seen += check(world, world.end(number), least)
+                case "drain":
                     seen += check(world, world.end(number), least)
                 case "kill":
                     seen += check(world, world.end(number, -9), least)
@@ -426,7 +568,7 @@ def simulate(seed: int, kind: type[Supervisor] = Supervisor) -> list[str]:
 
 def check(world: World, effects: list[Effect], least: int) -> list[str]:
     """Return what must not be after *effects*."""
-    seen = []
+    seen, world.violations = world.violations, []
     kept = [one for one in world.machine.processes.values() if one.is_kept]
     if len(kept) > world.machine.wanted + 1:
         seen.append(f"{len(kept)} are kept, {world.machine.wanted} are wanted")
@@ -435,8 +577,6 @@ def check(world: World, effects: list[Effect], least: int) -> list[str]:
     running = [one for one in kept if one.state is State.RUNNING]
     for effect in effects:
         match effect:
-            case Kill(number) if world.machine.processes[number].state is State.RETIRING:
-                seen.append("a process that handles messages was killed to scale in")
             case Retire() if len(running) < min(world.machine.wanted, len(kept)) and len(kept) < world.machine.wanted:
                 seen.append("a process was retired although too few run")
     return seen
@@ -448,16 +588,34 @@ def test_no_rule_is_broken_whatever_happens(seed: int) -> None:
 
 
 class KillsRetiring(Supervisor):
-    def _retire(self, process: Any, why: str, effects: list[Effect]) -> None:
-        super()._retire(process, why, effects)
+    def _retire(self, process: Any, why: str, now: float, effects: list[Effect]) -> None:
+        super()._retire(process, why, now, effects)
         process.kill_at = process.began_at + 30.0
 
 
+class DrainsToScaleIn(Supervisor):
+    def _retire(self, process: Any, why: str, now: float, effects: list[Effect]) -> None:
+        process.state = State.DRAINING
+        effects.append(Drain(process.number))
+
+
+class NeverKills(Supervisor):
+    def _kill_late(self, now: float, effects: list[Effect]) -> None:
+        for process in self.processes.values():
+            if now >= process.kill_at:
+                process.kill_at = NEVER
+
+
+class NeverReplaces(Supervisor):
+    def _replace(self, now: float, effects: list[Effect]) -> None:
+        pass
+
+
 class ReplacesBefore(Supervisor):
-    def _replace(self, effects: list[Effect]) -> None:
+    def _replace(self, now: float, effects: list[Effect]) -> None:
         for one in self._kept():
             if one.must_go:
-                self._retire(one, one.must_go, effects)
+                self._retire(one, one.must_go, now, effects)
 
 
 class ForgetsTheDead(Supervisor):
@@ -477,7 +635,19 @@ class SpawnsTwice(Supervisor):
         return len(self._kept()) < self._target() + 2
 
 
-@pytest.mark.parametrize("planted", [KillsRetiring, ReplacesBefore, ForgetsTheDead, NeverShrinks, SpawnsTwice])
+PLANTED = [
+    KillsRetiring,
+    DrainsToScaleIn,
+    NeverKills,
+    NeverReplaces,
+    ReplacesBefore,
+    ForgetsTheDead,
+    NeverShrinks,
+    SpawnsTwice,
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
 def test_planted_bugs_are_found(planted: type[Supervisor]) -> None:
     def breaks(seed: int) -> bool:
         try:

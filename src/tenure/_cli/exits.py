@@ -30,7 +30,7 @@ class Exit(IntEnum):
     )
     UNAVAILABLE = 69, "the store did not answer; status --me: the process did not answer"
     INTERNAL = 70, "a bug in tenure"
-    NO_PROCESS = 71, "lead: the system gave no process, pipe or socket"
+    NO_PROCESS = 71, "lead, run: the system gave no process, pipe or socket"
     OUTPUT = 74, "the output can't be written, as on a full disk"
     NOT_YET = 75, "resign --wait: the leader was asked, and has not stepped down in time"
     CONFIG = 78, "a setting, a URL or a file is wrong; work, run: the module raises an error"
@@ -39,7 +39,10 @@ class Exit(IntEnum):
     SIGNAL = 128, "128 + n: ended by signal n; lead: the signal ended the command, or tenure while no command ran"
 
 
-OTHER_CODES = "lead: otherwise CMD's own code; work: CMD's code decides about its message, see tenure work --help"
+OTHER_CODES = (
+    "lead: otherwise CMD's own code; work: CMD's code decides about its message, see tenure work --help; run: the code "
+    "of a process that could not begin"
+)
 
 
 class Failure(Exception):  # reported to people, and never raised out of the command line

@@ -2,12 +2,14 @@
 
 Rules:
 
-- The supervisor writes a line for each order to the control pipe: ``retire``, ``drain``, ``hurry``, ``look``. If the
-  pipe closes, the supervisor has died: the process drains, and is killed by a thread of its own if that takes longer
-  than the grace.
+- The supervisor writes a line for each order to the control pipe: ``retire``, ``drain``, ``hurry``, ``look``. A thread
+  reads them from the first moment, also while the service is imported. If the pipe closes, the supervisor has died: the
+  process drains, and that thread kills it, with its group, if that takes longer than the grace.
 - It writes a JSON object for each report to the report pipe, at once when it has begun, then each second: how many
-  handlers run, whether it leads, its memory; and, when it is asked, the backlog of each queue.
-- SIGTERM to this process alone drains it, and a second one lets it hurry; the supervisor then starts another.
+  handlers run, whether it leads, its memory; ``leaving`` when it only has to end; and, when it is asked, the backlog of
+  each queue. A report that the pipe has no room for is dropped: a supervisor that does not read blocks no handler.
+- SIGTERM to this process alone drains it, and a second one, some time later, lets it hurry. The supervisor then starts
+  another. A service manager may signal all processes at once: that is no second request.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,35 +43,78 @@ LOOK_WITHIN = 4.0
 NO_LIMIT = 1e9
 """The grace of a process that is retired: more than thirty years."""
 
+SECOND_SIGNAL_AFTER = 1.0
+"""Seconds after a first signal from which another one is a second request."""
+
 KILL_AFTER = 5.0
 """Seconds from the end of the grace to the end of a process whose supervisor has died."""
+
+
+class Orders:
+    """The orders of the supervisor, read by a thread; those that come before there is a loop are kept."""
+
+    def __init__(self, control: int, grace: float) -> None:
+        self._control = control
+        self._grace = grace
+        self._lock = threading.Lock()
+        self._early: list[str] = []
+        self._obey: Callable[[str], None] | None = None
+        threading.Thread(target=self._read, name="tenure-control", daemon=True).start()
+
+    def obeyed_by(self, obey: Callable[[str], None]) -> None:
+        """Pass all orders on to *obey*, on the thread that reads them; the early ones now."""
+        with self._lock:
+            for order in self._early:
+                obey(order)
+            self._obey = obey
+
+    def _read(self) -> None:
+        with os.fdopen(self._control) as control:
+            for line in control:
+                self._pass_on(line.strip())
+        self._pass_on("drain")
+        threading.Event().wait(self._grace + KILL_AFTER)
+        os.killpg(0, signal.SIGKILL)
+
+    def _pass_on(self, order: str) -> None:
+        with self._lock:
+            if self._obey is None:
+                self._early.append(order)
+            else:
+                self._obey(order)
 
 
 class ServiceProcess:
     """The process of a service, on its event loop."""
 
-    def __init__(self, service: tenure.Service, control: int, reports: int, grace: float) -> None:
+    def __init__(self, service: tenure.Service, orders: Orders, reports: int) -> None:
         self._service = service
-        self._control = control
         self._reports = reports
-        self._grace = grace
         self._loop = asyncio.get_running_loop()
-        self._is_told = False  # to end
+        self._is_serving = False
+        self._told: str | None = None  # to end, and how
+        self._signalled_at: float | None = None
         self._looking: asyncio.Task[None] | None = None
+        orders.obeyed_by(self._pass_on)
+        service.on_shutdown(self._report_end)  # the last one declared is called first
 
     async def run(self, until_empty: bool) -> None:
         """Run the service until it ends, by itself or as it is told."""
-        threading.Thread(target=self._read_control, name="tenure-control", daemon=True).start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled)
+        await asyncio.sleep(0)  # orders that came early
+        if self._told is not None:
+            return
         serving = asyncio.create_task(self._service.serve(until_empty=until_empty, sigterm=False))
+        await asyncio.sleep(0)  # from its first step on, it can be stopped
+        self._begin_obeying()
         reporting = asyncio.create_task(self._report())
         try:
             await asyncio.wait({serving, reporting}, return_when=asyncio.FIRST_COMPLETED)
             await serving
         finally:
             reporting.cancel()
-        if not self._is_told:
+        if self._told is None:
             self._send({"finished": True})
 
     async def _report(self) -> None:
@@ -99,32 +144,42 @@ class ServiceProcess:
         return stats.ready + stats.locked, handler.concurrency
 
     def _send(self, report: dict[str, Any]) -> None:
-        with suppress(OSError):  # the supervisor has died, or does not read: the control pipe tells
+        with suppress(OSError):  # no room, or the supervisor has died, which the control pipe tells
             os.write(self._reports, (json.dumps(report) + "\n").encode())
 
-    def _read_control(self) -> None:
-        """Pass on the orders; when the supervisor has died, drain, and end the process after that at the latest."""
-        with os.fdopen(self._control) as control:
-            for line in control:
-                self._call(line.strip())
-        self._call("drain")
-        threading.Event().wait(self._grace + KILL_AFTER)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def _call(self, order: str) -> None:
+    def _pass_on(self, order: str) -> None:
         with suppress(RuntimeError):  # the loop is closed, and the process ends
             self._loop.call_soon_threadsafe(self._obey, order)
 
     def _obey(self, order: str) -> None:
         if order == "look":
-            if self._looking is None or self._looking.done():
+            if self._is_serving and (self._looking is None or self._looking.done()):
                 self._looking = asyncio.create_task(self._look())
             return
-        self._is_told = True
+        self._told = order
+        if self._is_serving:
+            self._stop(order)
+
+    def _begin_obeying(self) -> None:
+        self._is_serving = True
+        if self._told is not None:
+            self._stop(self._told)
+
+    def _stop(self, order: str) -> None:
         self._service.stop({"retire": NO_LIMIT, "drain": None, "hurry": 0.0}[order])
 
     def _signalled(self) -> None:
-        self._obey("hurry" if self._is_told else "drain")
+        now = self._loop.time()
+        is_second = self._signalled_at is not None and now - self._signalled_at > SECOND_SIGNAL_AFTER
+        if self._signalled_at is None:
+            self._signalled_at = now
+        if self._told is None or is_second:
+            self._obey("hurry" if is_second else "drain")
+            self._report_end()
+
+    def _report_end(self) -> None:
+        """Tell the supervisor that this process has only to end: its handlers have, or it was stopped."""
+        self._send({"leaving": True})
 
 
 def resident_memory() -> int:
@@ -138,11 +193,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the service that *arguments* name; return the exit code."""
     named, control, reports, grace, until_empty, verbosity = arguments
     log_to_stderr(int(verbosity))
+    os.set_blocking(int(reports), False)
+    orders = Orders(int(control), float(grace))
     try:
         service = service_named(named)
 
         async def run() -> None:
-            await ServiceProcess(service, int(control), int(reports), float(grace)).run(until_empty == "1")
+            await ServiceProcess(service, orders, int(reports)).run(until_empty == "1")
 
         asyncio.run(run())
     except (Failure, TenureError) as error:

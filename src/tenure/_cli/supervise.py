@@ -18,12 +18,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tenure._cli.exits import Exit
+from tenure._cli.group import BROKEN_PIPE
 from tenure._cli.output import notice, print_json, timestamp, warn
 from tenure._supervisor import machine
 from tenure._supervisor.scaling import Backlog
 
 LINE_MAX = 1 << 20
 """Bytes of a report, at most."""
+
+LATE = 0.5
+"""Seconds after which a timer was late because this process did not run."""
+
+READ_FIRST = 0.2
+"""Seconds to read what has come meanwhile."""
 
 ALARMING = frozenset({"crashed", "killed"})
 
@@ -44,10 +51,12 @@ class RunOptions:
 class Child:
     """One process of the service."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, control: int, transport: asyncio.ReadTransport) -> None:
         self.process = process
         self.has_finished = False
         self._control = control
+        self._transport = transport
+        self._is_closed = False
 
     @property
     def pid(self) -> int:
@@ -55,6 +64,8 @@ class Child:
 
     def tell(self, order: str) -> None:
         """Send an order. A process that has ended, or reads none, is noticed otherwise."""
+        if self._is_closed:
+            return
         with suppress(OSError):
             os.write(self._control, f"{order}\n".encode())
 
@@ -64,7 +75,11 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        os.close(self._control)
+        """Close the pipes; a process that still runs takes that for the death of its supervisor."""
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self._control)
+            self._transport.close()
 
 
 class Supervision:
@@ -78,6 +93,7 @@ class Supervision:
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_unheard = False  # nobody reads our output
 
     async def run(self) -> int:
         """Run until all processes have ended; return the exit code."""
@@ -94,12 +110,13 @@ class Supervision:
             self._begin(self._watch_files())
         try:
             self._feed(machine.Tick())
-            return await self._ended
+            code = await self._ended
+            return BROKEN_PIPE if self._is_unheard else code
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            for child in self._children.values():  # after an error of our own
-                child.kill()
+            for child in self._children.values():  # after an error of our own: they notice it, and drain
+                child.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,13 +135,22 @@ class Supervision:
     def _feed(self, event: machine.Input) -> None:
         if self._ended.done():
             return
-        for effect in self._machine.handle(event, self._loop.time()):
-            self._perform(effect)
+        effects = self._machine.handle(event, self._loop.time())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (at := self._machine.wake_at) != machine.NEVER:
-            self._timer = self._loop.call_at(at, self._feed, machine.Tick())
+            self._timer = self._loop.call_at(at, self._tick, at)
+        for effect in effects:
+            self._perform(effect)
+
+    def _tick(self, at: float) -> None:
+        if (
+            self._loop.time() - at > LATE
+        ):  # this process was stopped: read first what the others have reported meanwhile
+            self._timer = self._loop.call_later(READ_FIRST, self._feed, machine.Tick())
+        else:
+            self._feed(machine.Tick())
 
     def _perform(self, effect: machine.Effect) -> None:
         match effect:
@@ -166,9 +192,15 @@ class Supervision:
 
     async def _started(self) -> tuple[Child, asyncio.StreamReader]:
         options = self._options
-        control_read, control_write = os.pipe()
-        reports_read, reports_write = os.pipe()
+        ours: list[int] = []
+        theirs: list[int] = []
         try:
+            control_read, control_write = os.pipe()
+            theirs.append(control_read)
+            ours.append(control_write)
+            reports_read, reports_write = os.pipe()
+            theirs.append(reports_write)
+            ours.append(reports_read)
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -185,29 +217,40 @@ class Supervision:
                 env=os.environ if options.url is None else {**os.environ, "TENURE_URL": options.url},
             )
         except BaseException:
-            os.close(control_write)
-            os.close(reports_read)
+            for descriptor in ours:
+                os.close(descriptor)
             raise
         finally:
-            os.close(control_read)
-            os.close(reports_write)
+            for descriptor in theirs:
+                os.close(descriptor)
         reports = asyncio.StreamReader(limit=LINE_MAX)
         os.set_blocking(control_write, False)
-        await self._loop.connect_read_pipe(
+        transport, _ = await self._loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(reports_read, "rb", buffering=0)
         )
-        return Child(process, control_write), reports
+        return Child(process, control_write, transport), reports
 
     async def _read(self, number: int, child: Child, reports: asyncio.StreamReader) -> None:
-        while line := await reports.readline():
-            report: dict[str, Any] = json.loads(line)
-            if "finished" in report:
-                child.has_finished = True
-            elif "backlogs" in report:
-                found = report["backlogs"]
-                self._feed(machine.Looked(None if found is None else [Backlog(*one) for one in found]))
-            else:
-                self._feed(machine.Reported(number, report["running"], report["leads"], report["memory"]))
+        while True:
+            try:
+                line = await reports.readline()
+            except ValueError:  # a line without an end: not ours
+                continue
+            if not line:
+                return
+            with suppress(ValueError, KeyError, TypeError):  # something else wrote to the pipe
+                self._note(number, child, json.loads(line))
+
+    def _note(self, number: int, child: Child, report: dict[str, Any]) -> None:
+        if "finished" in report:
+            child.has_finished = True
+        elif "leaving" in report:
+            self._feed(machine.Leaving(number))
+        elif "backlogs" in report:
+            found = report["backlogs"]
+            self._feed(machine.Looked(None if found is None else [Backlog(*one) for one in found]))
+        else:
+            self._feed(machine.Reported(number, report["running"], report["leads"], report["memory"]))
 
     # --- events ---
 
@@ -215,10 +258,13 @@ class Supervision:
         child = self._children.get(said.number) if said.number is not None else None
         pid = child.pid if child is not None else None
         if self._options.as_json:
-            print_json(
-                {"at": timestamp(), "event": said.event, "process": said.number, "pid": pid, "text": said.text},
-                lines=True,
-            )
+            event = {"at": timestamp(), "event": said.event, "process": said.number, "pid": pid, "text": said.text}
+            try:
+                if not self._is_unheard:
+                    print_json(event, lines=True)
+            except (OSError, ValueError):  # the reader of our output has ended: so do we, gracefully
+                self._is_unheard = True
+                self._loop.call_soon(self._feed, machine.Stop())
             return
         if self._options.verbosity < 0 and said.event not in ALARMING:
             return

@@ -3,13 +3,15 @@
 Rules:
 
 - A process that is told to *retire* takes no more messages, and ends when its last handler has: without a limit, as
-  scaling in must not interrupt work. One that is told to *drain* has the grace of its handlers, and a little more.
+  scaling in must not interrupt work. Once its handlers have ended, it gets the grace for the rest. One that is told to
+  *drain* has the grace for all, and a little more.
 - A process is replaced (its age, its memory, a reload) one at a time, and only once the new one has begun.
 - A process that says that its work is done, and ends with 0, is not started again. One that ends otherwise without
   being told has crashed: the next is started after a pause that doubles with each crash, until one has run well for a
   while.
 - Processes that can't begin at all end the supervisor: after so many in a row, or at once if their code says that a
-  retry can't succeed.
+  retry can't succeed; but only if no other process works.
+- Once a process has finished, the number of processes is not changed any more, and none is replaced.
 - Nothing here depends on the store: if it is away, the number of processes stays.
 
 ::
@@ -41,11 +43,11 @@ PAUSE_JITTER = 0.2
 HEALTHY_AFTER = 60.0
 """Seconds for which a process must run until earlier crashes are forgotten."""
 
-QUICK = 5.0
-"""Seconds within which a process that ends has not really begun."""
+FAILED_MAX = 5
+"""That many processes in a row that end before they have begun end the supervisor."""
 
-QUICK_MAX = 5
-"""That many in a row end the supervisor."""
+YOUNG = 10.0
+"""Seconds for which a process is not replaced because of its memory: it would be again and again."""
 
 KILL_AFTER = 5.0
 """Seconds from the end of the grace to KILL."""
@@ -106,6 +108,15 @@ class Settings:
                 f"the most processes ({self.most}) must not be fewer than the least ({self.least}); "
                 f"try {self.most}..{self.least}"
             )
+        for name, least in (
+            ("grace", 0.0),
+            ("calm", 0.0),
+            ("begin_within", 0.1),
+            ("look_every", 0.1),
+            ("age_max", 1.0),
+        ):
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} must be at least {least:g} s, not {getattr(self, name):g}")
 
 
 # --- inputs ------------------------------------------------------------------------------------------------------
@@ -134,6 +145,12 @@ class Ended(NamedTuple):
     """Whether it said before that its work is done."""
 
 
+class Leaving(NamedTuple):
+    """A process ends by itself, as it was stopped by somebody else; or its handlers have ended, or its work is done."""
+
+    number: int
+
+
 class Looked(NamedTuple):
     """The backlogs of the queues; None if the store did not answer."""
 
@@ -154,7 +171,7 @@ class Move(NamedTuple):
     by: int
 
 
-Input = Tick | Reported | Ended | Looked | Stop | Reload | Move
+Input = Tick | Reported | Leaving | Ended | Looked | Stop | Reload | Move
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -235,6 +252,11 @@ class Process:
         """Whether it was not told to end."""
         return self.state in (State.STARTING, State.RUNNING)
 
+    @property
+    def works(self) -> bool:
+        """Whether it handles messages, or may."""
+        return self.state in (State.RUNNING, State.RETIRING)
+
 
 class Supervisor:
     """Decides how many processes run, and when each begins and ends."""
@@ -248,7 +270,9 @@ class Supervisor:
         self._spawn_at = now
         self._look_at = now + settings.look_every if settings.most > settings.least else NEVER
         self._crashes = 0  # in a row
-        self._quick = 0  # processes in a row that did not really begin
+        self._crashed_at = -NEVER
+        self._failed = 0  # processes in a row that have ended before they had begun
+        self._asked = 0  # the process that was asked for the backlog last
         self._finished = 0  # processes that have ended by themselves, as their work had
         self._stops = 0  # requests to stop
         self._replacing: int | None = None  # the process whose replacement is on its way
@@ -262,10 +286,10 @@ class Supervisor:
         """When to call ``handle(Tick(), now)``, by the same clock as ``now``; infinity for never."""
         times = [process.kill_at for process in self.processes.values()]
         if self._code is None:
-            times += [one.replace_at for one in self._kept() if not one.must_go]
+            times += [one.replace_at for one in self._kept() if not one.must_go and not self._finished]
             if self._is_short():
                 times.append(self._spawn_at)
-            if self._asked() is not None:
+            if not self._finished and self._next_asked() is not None:
                 times.append(self._look_at)
         return min(times, default=NEVER)
 
@@ -282,23 +306,29 @@ class Supervisor:
         match event:
             case Reported():
                 self._reported(event, now, effects)
+            case Leaving(number):
+                self._leaving(number, now)
             case Ended():
                 self._ended(event, now, effects)
-            case Looked(backlogs) if self._code is None:
+            case Looked(backlogs) if self._code is None and not self._finished:
                 self._looked(backlogs, now, effects)
             case Stop():
                 self._stop(now, effects)
-            case Reload() if self._code is None:
+            case Reload() if self._code is None and not self._finished:
                 effects.append(Say("reload", None, "all processes are replaced, one by one"))
                 self._mark(self._kept(), "reload")
-            case Move(by) if self._code is None:
+            case Move(by) if self._code is None and not self._finished:
                 effects.append(Say("scale", None, f"{self._scaling.move(by)} processes wanted, by hand"))
-        self._kill_late(now, effects)
+        if isinstance(event, (Tick, Stop)):  # not with a report: that of another process may be about to be read
+            self._kill_late(now, effects)
         if self._code is None:
-            self._mark((one for one in self._kept() if now >= one.replace_at), "age")
-            self._replace(effects)
+            if not self._finished:
+                self._mark((one for one in self._kept() if now >= one.replace_at), "age")
+                self._replace(now, effects)
             self._reconcile(now, effects)
             self._ask_for_backlog(now, effects)
+            if self._finished and not self._kept() and not self._is_short():  # those that retire may finish
+                self._code = 0
         if self._code is not None and not self.processes:
             self.has_ended = True
             effects.append(Exit(self._code))
@@ -314,13 +344,18 @@ class Supervisor:
         if process.state is State.STARTING:
             process.state = State.RUNNING
             process.kill_at = NEVER
-            self._quick = 0
+            self._failed = 0
             effects.append(Say("begun", process.number, ""))
         if process.state is State.RUNNING:
-            if now - process.began_at >= HEALTHY_AFTER:
+            if now - process.began_at >= HEALTHY_AFTER and process.began_at > self._crashed_at:
                 self._crashes = 0
-            if report.memory > self.settings.memory_max:
+            if report.memory > self.settings.memory_max and now - process.began_at >= YOUNG:
                 self._mark([process], "memory")
+
+    def _leaving(self, number: int, now: float) -> None:
+        """Give a process that ends, or has nothing left to do but to end, the grace."""
+        if (process := self.processes.get(number)) is not None:
+            process.kill_at = min(process.kill_at, now + self.settings.grace + KILL_AFTER)
 
     def _ended(self, event: Ended, now: float, effects: list[Effect]) -> None:
         process = self.processes.pop(event.number, None)
@@ -332,23 +367,26 @@ class Supervisor:
             effects.append(Say("ended", event.number, "" if event.code == 0 else _how(event.code)))
         elif event.has_finished and event.code == 0:
             self._finished += 1
+            self._replacing = None
             effects.append(Say("ended", event.number, "its work is done"))
-            if not self._kept():
-                self._end_with(0, now, effects)
         else:
             self._crashed(process, event.code, now, effects)
 
     def _crashed(self, process: Process, code: int, now: float, effects: list[Effect]) -> None:
-        self._crashes += 1
-        self._quick = self._quick + 1 if now - process.began_at < QUICK else 0
-        if code in self.settings.hopeless and process.state is State.STARTING:
-            effects.append(Say("crashed", process.number, f"{_how(code)}; a retry can't succeed"))
-            self._end_with(code, now, effects)
-            return
-        if self._quick >= QUICK_MAX:
-            text = f"{_how(code)}; {QUICK_MAX} processes in a row have ended within {QUICK:g} s"
-            effects.append(Say("crashed", process.number, text))
-            self._end_with(code if code > 0 else 1, now, effects)
+        why = ""
+        never_began = process.state is State.STARTING
+        if process.began_at > self._crashed_at:  # those that were started together count once
+            self._crashes += 1
+            self._failed += never_began
+        if never_began and not any(one.works for one in self.processes.values()):
+            if code in self.settings.hopeless:
+                why = "a retry can't succeed"
+            elif self._failed >= FAILED_MAX:
+                why = f"{FAILED_MAX} processes in a row have ended before they had begun"
+        self._crashed_at = now
+        if why:
+            effects.append(Say("crashed", process.number, f"{_how(code)}; {why}"))
+            self._end_with(code if code > 0 else 128 - code, now, effects)
             return
         pause = min(PAUSE_MAX, PAUSE_MIN * 2.0 ** min(self._crashes - 1, 10))
         pause *= 1.0 + PAUSE_JITTER * (2.0 * self._rng.random() - 1.0)
@@ -415,13 +453,13 @@ class Supervisor:
                     text = "it has not ended in time"
                 effects += [Say("killed", process.number, text), Kill(process.number)]
 
-    def _replace(self, effects: list[Effect]) -> None:
+    def _replace(self, now: float, effects: list[Effect]) -> None:
         """Retire the process that is to go once one more runs than is wanted; then begin with the next."""
         old = self.processes.get(self._replacing) if self._replacing is not None else None
         if old is not None and old.is_kept:
             if sum(one.state is State.RUNNING for one in self._kept()) <= self._base():
                 return
-            self._retire(old, old.must_go, effects)
+            self._retire(old, old.must_go, now, effects)
         self._replacing = next((one.number for one in self._kept() if one.must_go), None)
 
     def _reconcile(self, now: float, effects: list[Effect]) -> None:
@@ -436,23 +474,29 @@ class Supervisor:
             if self._crashes:  # one after the other, until one has run well
                 self._spawn_at = now + PAUSE_MIN
         while len(kept := self._kept()) > self._target():
-            self._retire(min(kept, key=_cost), "scale", effects)
+            self._retire(min(kept, key=_cost), "scale", now, effects)
 
-    def _retire(self, process: Process, why: str, effects: list[Effect]) -> None:
+    def _retire(self, process: Process, why: str, now: float, effects: list[Effect]) -> None:
+        if process.state is State.STARTING:  # it has no message yet
+            process.state = State.DRAINING
+            process.kill_at = min(process.kill_at, now + self.settings.grace + KILL_AFTER)
+            effects += [Say("retiring", process.number, f"{why}; it had not begun"), Drain(process.number)]
+            return
         process.state = State.RETIRING
-        process.kill_at = NEVER
         effects += [
             Say("retiring", process.number, f"{why}; {process.running} handlers finish"),
             Retire(process.number),
         ]
 
-    def _asked(self) -> Process | None:
-        """Return the process that is asked for the backlog: the oldest that runs."""
-        return next((one for one in self._kept() if one.state is State.RUNNING), None)
+    def _next_asked(self) -> Process | None:
+        """Return the process that is asked for the backlog: each that runs in turn, as one of them may hang."""
+        running = [one for one in self._kept() if one.state is State.RUNNING]
+        return next((one for one in running if one.number > self._asked), running[0] if running else None)
 
     def _ask_for_backlog(self, now: float, effects: list[Effect]) -> None:
-        if now >= self._look_at and (process := self._asked()) is not None:
+        if now >= self._look_at and not self._finished and (process := self._next_asked()) is not None:
             self._look_at = now + self.settings.look_every
+            self._asked = process.number
             effects.append(Look(process.number))
 
 

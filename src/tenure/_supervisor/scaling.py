@@ -39,8 +39,8 @@ class Scaling:
 
     def __init__(self, least: int, most: int, calm: float) -> None:
         self.wanted = least
-        self._least = least
-        self._most = most
+        self._bounds = least, most
+        self._shift = 0  # by hand
         self._calm = calm
         self._low_since: float | None = None  # since when fewer are enough
 
@@ -48,7 +48,7 @@ class Scaling:
         """Take note of the backlogs, or of None if the store did not answer; return how many are wanted now."""
         if backlogs is None:
             return self.wanted
-        enough = min(max(needed(backlogs), self._least), self._most)
+        enough = self._bounded(needed(backlogs))
         if enough >= self.wanted:
             self._low_since = None
             self.wanted = min(enough, 2 * self.wanted)
@@ -60,9 +60,12 @@ class Scaling:
         return self.wanted
 
     def move(self, by: int) -> int:
-        """Change the bounds and the number by hand; return how many are wanted now, at least one."""
-        self._least = max(self._least + by, 1)
-        self._most = max(self._most + by, self._least)
-        self.wanted = min(max(self.wanted + by, self._least), self._most)
+        """Shift the bounds and the number by hand; return how many are wanted now, at least one."""
+        self._shift = max(self._shift + by, 1 - self._bounds[1])
+        self.wanted = self._bounded(self.wanted + by)
         self._low_since = None
         return self.wanted
+
+    def _bounded(self, number: int) -> int:
+        least, most = (max(bound + self._shift, 1) for bound in self._bounds)
+        return min(max(number, least), most)

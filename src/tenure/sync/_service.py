@@ -170,27 +170,35 @@ class Service:
             raise ConfigError(f"lifespan must be a function that returns a block, not {self._lifespan!r:.80}")
         thread = DaemonThreads(1, "tenure-hooks")
         loop = asyncio.get_running_loop()
-        block: AbstractContextManager[Any] = nullcontext()
         try:
-            if self._lifespan is not None:
-                block = await loop.run_in_executor(thread, self._lifespan, self)
-            await loop.run_in_executor(thread, block.__enter__)
+            entering = loop.run_in_executor(thread, _called, self._enter)
+            try:
+                block = await asyncio.shield(entering)
+            except asyncio.CancelledError:  # what has been entered is to be left
+                block = await entering
+                await loop.run_in_executor(thread, _called, block.__exit__, None, None, None)
+                raise
             failure: BaseException | None = None
             try:
                 for hook in self._startup:
-                    await loop.run_in_executor(thread, hook)
+                    await loop.run_in_executor(thread, _called, hook)
                 try:
                     yield
                 finally:
-                    await loop.run_in_executor(thread, self._shut_down)
+                    await loop.run_in_executor(thread, _called, self._shut_down)
             except BaseException as error:
                 failure = error
             kind, trace = (type(failure), failure.__traceback__) if failure is not None else (None, None)
-            is_handled = await loop.run_in_executor(thread, block.__exit__, kind, failure, trace)
+            is_handled = await loop.run_in_executor(thread, _called, block.__exit__, kind, failure, trace)
             if failure is not None and not is_handled:
                 raise failure
         finally:
             thread.shutdown(wait=False)
+
+    def _enter(self) -> AbstractContextManager[Any]:
+        block: AbstractContextManager[Any] = nullcontext() if self._lifespan is None else self._lifespan(self)
+        block.__enter__()
+        return block
 
     def _shut_down(self) -> None:
         with ExitStack() as stack:
@@ -203,6 +211,14 @@ class Service:
 
 Lifespan = Callable[[Service], AbstractContextManager[Any]]
 """``lifespan(service)``: a block around all that the service does."""
+
+
+def _called(function: Callable[..., T], *arguments: Any) -> T:
+    """Call *function*; a future can't raise a ``StopIteration``, and would never be done."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError("a hook or the lifespan raised StopIteration") from error
 
 
 def _checked_hook(what: str, hook: HookT) -> HookT:
