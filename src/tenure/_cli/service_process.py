@@ -110,7 +110,6 @@ class ServiceProcess:
         self._begin_obeying()
         reporting = asyncio.create_task(self._report())
         try:
-            await asyncio.wait({serving, reporting}, return_when=asyncio.FIRST_COMPLETED)
             await serving
         finally:
             reporting.cancel()
@@ -118,18 +117,16 @@ class ServiceProcess:
             self._send({"finished": True})
 
     async def _report(self) -> None:
-        while not (status := await self._service.status()).handlers and not status.leaders:  # noqa: ASYNC110  # it is told by nothing
-            await asyncio.sleep(BEGIN_LOOK_EVERY)
-        while True:
-            self._send(
-                {
-                    "running": sum(one.running for one in status.handlers),
-                    "leads": any(one.state == "leading" for one in status.leaders),
-                    "memory": resident_memory(),
-                }
-            )
-            await asyncio.sleep(REPORT_EVERY)
-            status = await self._service.status()
+        has_begun = False
+        with suppress(TenureError):  # the backend is being closed
+            while True:
+                status = await self._service.status()
+                has_begun = has_begun or bool(status.handlers or status.leaders)
+                if has_begun:
+                    running = sum(one.running for one in status.handlers)
+                    leads = any(one.state == "leading" for one in status.leaders)
+                    self._send({"running": running, "leads": leads, "memory": resident_memory()})
+                await asyncio.sleep(REPORT_EVERY if has_begun else BEGIN_LOOK_EVERY)
 
     async def _look(self) -> None:
         try:

@@ -147,7 +147,7 @@ class Supervision:
     def _tick(self, at: float) -> None:
         if (
             self._loop.time() - at > LATE
-        ):  # this process was stopped: read first what the others have reported meanwhile
+        ):  # this process was stopped: what the others have reported meanwhile comes first
             self._timer = self._loop.call_later(READ_FIRST, self._feed, machine.Tick())
         else:
             self._feed(machine.Tick())
@@ -178,9 +178,7 @@ class Supervision:
             self._feed(machine.Ended(number, Exit.NO_PROCESS, False))
             return
         self._children[number] = child
-        known = self._machine.processes.get(number)
-        if known is None or not known.is_kept:  # told to end while it was being started
-            child.tell("drain")
+        self._catch_up(number, child)
         reading = asyncio.create_task(self._read(number, child, reports))
         code = await child.process.wait()
         # Its children may hold the pipe open: what it has written itself is there by now.
@@ -189,6 +187,14 @@ class Supervision:
         self._feed(machine.Ended(number, code, child.has_finished))
         del self._children[number]
         child.close()
+
+    def _catch_up(self, number: int, child: Child) -> None:
+        """Tell a process what it missed while it was being started."""
+        known = self._machine.processes.get(number)
+        if known is None or not known.is_kept:
+            child.tell("drain")
+        if known is not None and known.state is not machine.State.RETIRING and known.kill_at == machine.NEVER:
+            child.kill()
 
     async def _started(self) -> tuple[Child, asyncio.StreamReader]:
         options = self._options
