@@ -52,7 +52,7 @@ def _arguments(message: Received, signature: Signature) -> list[Any]:
 
 
 def _outcome_of(message: Received, result: Any, signature: Signature) -> object:
-    """Return what the consumer is to do: what the handler says, or reply with its result if that is asked for."""
+    """Return the outcome for the consumer: the handler's verdict, or a reply with its result, if one is asked for."""
     if issubclass(type(result), (Retry, Reject, Reply)):  # by its type: an object may claim to be of any class
         return result
     kind = signature.reply

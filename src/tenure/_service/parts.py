@@ -20,7 +20,7 @@ class Part(Protocol):
 
     @property
     def title(self) -> str:
-        """What it does, for the log."""
+        """Its work in a few words, for the log."""
         ...
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -87,7 +87,7 @@ class Consumption:
 
 
 class UntilEmpty:
-    """All handlers, until none of their queues has anything for them: what one sends, another may consume."""
+    """All handlers, until none of their queues has anything for them: one may consume messages that another sends."""
 
     def __init__(self, consumptions: Sequence[Consumption]) -> None:
         self._consumptions = consumptions
@@ -295,7 +295,7 @@ async def run_parts(parts: Sequence[Part], stop: asyncio.Event) -> None:
     except asyncio.CancelledError:
         for task in tasks:
             task.cancel()
-        await _wait_through_cancellation(tasks)  # what follows, such as hooks, must not run beside them
+        await _wait_through_cancellation(tasks)  # hooks that follow must not run beside them
         raise
     if failures:
         first, *others = failures

@@ -55,7 +55,7 @@ def name_of_function(function: object) -> str:
 
 
 def check_callable(what: str, function: object, takes: str) -> None:
-    """Refuse, when it is declared, what can't be called with one or two arguments as *takes* says.
+    """Refuse, when it is declared, an object that can't be called with the arguments that *takes* names.
 
     Raises:
         ConfigError: It is no function, or takes more or fewer.

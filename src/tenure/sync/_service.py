@@ -174,7 +174,7 @@ class Service:
             entering = loop.run_in_executor(thread, _called, self._enter)
             try:
                 block = await asyncio.shield(entering)
-            except asyncio.CancelledError:  # what has been entered is to be left
+            except asyncio.CancelledError:  # once it is entered, it is left
                 block = await entering
                 await loop.run_in_executor(thread, _called, block.__exit__, None, None, None)
                 raise
