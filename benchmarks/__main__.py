@@ -16,6 +16,7 @@ KNOWN = (
     "nats_queue",
     "servicebus",
     "rabbit_queue",
+    "service",
 )
 
 if __name__ == "__main__":
