@@ -59,6 +59,10 @@ VALUES: list[Any] = [
     *map(event_of, EVENTS),
     LEADER,
     tenure.CandidateStatus("chair", "leading", 7, 3.5, 0.5, is_ready=True),
+    tenure.HandlerStatus("orders", 10, 3, True),
+    tenure.ServiceStatus(
+        (tenure.HandlerStatus("orders", 10, 3, True),), (tenure.CandidateStatus("chair"),), is_ready=True
+    ),
     LIVE,
     DEAD,
     FAILURE,
