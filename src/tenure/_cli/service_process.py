@@ -31,6 +31,7 @@ from tenure._cli.entry_points import service_named
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import exit_of
 from tenure._cli.output import log_to_stderr, print_error
+from tenure._supervisor.machine import KILL_AFTER
 from tenure.errors import TenureError
 
 REPORT_EVERY = 1.0
@@ -45,9 +46,6 @@ NO_LIMIT = 1e9
 
 SECOND_SIGNAL_AFTER = 1.0
 """Seconds after a first signal from which another one is a second request."""
-
-KILL_AFTER = 5.0
-"""Seconds from the end of the grace to the end of a process whose supervisor has died."""
 
 
 class Orders:

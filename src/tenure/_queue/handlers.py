@@ -80,7 +80,7 @@ class Handlers:
         refuse_generator("handler", handler)
         if run_in not in ("auto", "thread", "process"):
             raise ConfigError(f"run_in must be 'auto', 'thread' or 'process', not {run_in!r}")
-        is_async = _is_async(handler)
+        is_async = is_async_function(handler)
         if is_async and run_in != "auto":
             raise ConfigError(
                 f"an async handler runs on the loop; leave out run_in={run_in!r}, or pass a plain function"
@@ -211,7 +211,8 @@ def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, A
     return answer.result()
 
 
-def _is_async(handler: object) -> bool:
+def is_async_function(handler: object) -> bool:
+    """Return whether calling *handler* makes a coroutine."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

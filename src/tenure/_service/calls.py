@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure import Message, Received, Reject, Reply, Retry
+from tenure._queue.handlers import is_async_function
 from tenure._service.bodies import body_of, message_of
-from tenure._service.signatures import UNKNOWN, Signature, is_async
+from tenure._service.signatures import UNKNOWN, Signature
 
 
 def called(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
     """Return the handler that calls *function* with what its *signature* takes, and replies with what it returns."""
     if signature.arguments == ("message",) and signature.reply is None:
         return function
-    return AsyncCall(function, signature) if is_async(function) else PlainCall(function, signature)
+    return AsyncCall(function, signature) if is_async_function(function) else PlainCall(function, signature)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from tenure import (
     QueueOptions,
     Term,
 )
+from tenure._queue.handlers import is_async_function
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._service.bodies import check_kind, name_of
 from tenure._service.calls import called
@@ -39,7 +40,6 @@ from tenure._service.signatures import (
     check_callable,
     check_leader,
     check_parameters,
-    is_async,
     name_of_function,
     required,
     signature_of,
@@ -534,7 +534,7 @@ class Service:
         parts: list[Part] = [UntilEmpty(consumptions)] if until_empty else list(consumptions)
         for leader in self._leaders:
             what = (leader.name, leader.work, leader.again, leader.options)
-            if is_async(leader.work):
+            if is_async_function(leader.work):
                 parts.append(Leadership(opening.backend, *what))
             else:
                 parts.append(ThreadLeadership(self.blocking, *what))

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union
 
 import tenure.sync
 from tenure import ConfigError, Message, Received, Reject, Reply, Retry
+from tenure._queue.handlers import is_async_function
 from tenure._service.bodies import members_of, name_of
 from tenure.errors import refuse_generator
 
@@ -40,18 +41,16 @@ class Signature:
     """The type of what it returns; None if it returns nothing, ``UNKNOWN`` if that is not written, or anything."""
 
 
-def is_async(function: object) -> bool:
-    """Return whether calling *function* makes a coroutine."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
 def name_of_function(function: object) -> str:
     """Return what messages call *function*."""
+    function = _without_partial(function)
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _without_partial(function: object) -> object:
     while isinstance(function, functools.partial):
         function = function.func
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
+    return function
 
 
 def check_callable(what: str, function: object, takes: str) -> None:
@@ -140,9 +139,8 @@ def _hints_of(function: Callable[..., object], kind: Any) -> dict[str, Any]:
     Raises:
         ConfigError: That of a parameter can't be resolved.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
-    written = function if inspect.isroutine(function) else type(function).__call__
+    inner: Any = _without_partial(function)
+    written = inner if inspect.isroutine(inner) else type(inner).__call__
     scope = {one.__name__: one for one in getattr(written, "__type_params__", ())}
     names = getattr(inspect.unwrap(written), "__globals__", {})
     hints: dict[str, Any] = {}
@@ -166,11 +164,11 @@ def _is_message(hint: Any) -> bool:
 
 
 def _check_message(name: str, hint: type[Received], function: object, run_in: str) -> None:
-    gets: type[Received] = Message if is_async(function) else tenure.sync.Message
+    gets: type[Received] = Message if is_async_function(function) else tenure.sync.Message
     if run_in == "process":
         gets = Received
     if not issubclass(gets, hint):
-        kind = "async" if is_async(function) else "a plain function"
+        kind = "async" if is_async_function(function) else "a plain function"
         where = " in a process" if run_in == "process" else ""
         raise ConfigError(
             f"the handler {name} is {kind}{where}, and gets a {gets.__module__}.{gets.__qualname__}, not a "
@@ -228,19 +226,19 @@ def check_leader(function: Callable[..., object]) -> None:
     name = name_of_function(function)
     if len(parameters := required(function)) != 1:
         raise ConfigError(f"the leader {name} must take the term and nothing else: async def lead(term: tenure.Term)")
-    if inspect.isroutine(function) and is_async(inspect.unwrap(function)) and not is_async(function):
+    if inspect.isroutine(function) and is_async_function(inspect.unwrap(function)) and not is_async_function(function):
         raise ConfigError(
             f"the leader {name} is a plain function around an async one, whose coroutine would never run; "
             "let the decorator return an async function"
         )
-    gets = tenure.Term if is_async(function) else tenure.sync.Term
+    gets = tenure.Term if is_async_function(function) else tenure.sync.Term
     written = getattr(function, "__annotations__", {}).get(parameters[0].name)
     if isinstance(written, str):
         known = getattr(function, "__globals__", {})
         with suppress(Exception):  # it can't be resolved here: type checkers know more
             written = eval(written, known)  # noqa: S307  # the user's own annotation
     if inspect.isclass(written) and written in (tenure.Term, tenure.sync.Term) and written is not gets:
-        what = "async" if is_async(function) else "a plain function"
+        what = "async" if is_async_function(function) else "a plain function"
         raise ConfigError(
             f"the leader {name} is {what}, and gets a {gets.__module__}.{gets.__qualname__}, not a "
             f"{written.__module__}.{written.__qualname__}"
