@@ -8,7 +8,7 @@ tenure needs none of this. The suites that a backend has to pass are in :mod:`te
   :class:`NoAnswer`.
 - Queues: :class:`Broker`. It gets :class:`tenure.Outgoing` and :class:`Settlement`, and answers :class:`Claim`,
   :class:`NoSession`, :class:`SessionLock`, :class:`Renewed`, :class:`Settled`, :class:`Lapsed`, :class:`Deleted`,
-  :class:`NotEmpty` or :class:`NoAnswer`.
+  :class:`NotEmpty`, :class:`Schedules`, :class:`Advanced` or :class:`NoAnswer`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._public import publish_all
-from tenure._queue.broker import CLAIM_BYTES, Broker, Claim, LiveSelection, NoSession, Selection
+from tenure._queue.broker import CLAIM_BYTES, Advanced, Broker, Claim, LiveSelection, NoSession, Schedules, Selection
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Died, SessionLock, Token
 from tenure._queue.verdicts import (
@@ -37,6 +37,7 @@ from tenure._queue.verdicts import (
 __all__ = [
     "CLAIM_BYTES",
     "Abandon",
+    "Advanced",
     "Broker",
     "Claim",
     "Complete",
@@ -58,6 +59,7 @@ __all__ = [
     "QueuedLeaseStore",
     "Released",
     "Renewed",
+    "Schedules",
     "Selection",
     "SessionLock",
     "Settled",

@@ -279,6 +279,8 @@ async def test_a_script_does_what_a_migration_does(server: Postgres, since: int,
                 await connection.execute(
                     f"INSERT INTO {schema}.waiting SELECT queue, seq, session FROM {schema}.message"
                 )
+            if since >= 5:
+                await connection.execute(f"INSERT INTO {schema}.declared VALUES (1, 'body_max')")
     async with tenure.connect(url) as backend:
         script = await backend.migration_sql()
     assert script == await tenure.connect(url).migration_sql(since)

@@ -8,7 +8,7 @@ import pytest
 
 from tenure._backends.memory.messages import MessageState, RememberedIds, StoredMessage, StoredQueue, Subqueue
 from tenure._backends.memory.queue import MemoryBroker
-from tenure._queue.broker import Claim, NoSession, Selection
+from tenure._queue.broker import Advanced, Claim, NoSession, Selection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import EXPIRED, Delivery, Died, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
@@ -19,8 +19,10 @@ from tenure._queue.verdicts import (
     SETTLED,
     Abandon,
     Complete,
+    Deleted,
     GiveBack,
     Lapsed,
+    NotEmpty,
     Renewed,
     Settled,
     Settlement,
@@ -281,6 +283,86 @@ class RedrivesWithoutHistory(MemoryBroker):
 class GivesNoHints(MemoryBroker):
     def hints(self, queue: str) -> AsyncIterator[None]:
         return Notifier().listen(queue)
+
+
+class AdvancesWhateverIsKept(MemoryBroker):
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        expected = (await self.schedules(queue)).records.get(schedule)
+        return await super().advance(queue, schedule, expected, record, messages, not_before)
+
+
+class SendsSlotsBeforeItCompares(MemoryBroker):
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        await self.send(queue, messages)
+        return await super().advance(queue, schedule, expected, record, (), not_before)
+
+
+class SendsNoSlots(MemoryBroker):
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        return await super().advance(queue, schedule, expected, record, (), not_before)
+
+
+class AdvancesTooEarly(MemoryBroker):
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        return await super().advance(queue, schedule, expected, record, messages)
+
+
+class ForgetsOtherSchedules(MemoryBroker):
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        answer = await super().advance(queue, schedule, expected, record, messages, not_before)
+        kept = self._queue(queue).schedules
+        for other in [one for one in kept if one != schedule]:
+            del kept[other]
+        return answer
+
+
+class SchedulesOutliveTheirQueue(MemoryBroker):
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        kept = (await self.schedules(queue)).records
+        answer = await super().delete(queue, force=force)
+        if kept and isinstance(answer, Deleted):
+            self._queue(queue).schedules.update(kept)
+        return answer
 
 
 PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]

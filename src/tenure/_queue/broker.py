@@ -24,7 +24,7 @@ Every broker keeps these rules:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypedDict, cast
 
@@ -92,6 +92,9 @@ class QueueTraits:
     """Whether names of queues that differ only in capital letters name different queues."""
     connection_bound: bool = False
     """Whether a lock ends with the connection of its process."""
+    schedules: Support = "native"
+    """Whether the slots of schedules are noted: in the step that sends their messages; or beside it (``emulated``), so
+    that a process that dies in between leaves a slot that is sent twice, under one id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,21 @@ class NoSession(NamedTuple):
 
     due_in: float | None = None
     died: Sequence[Died] = ()
+
+
+class Schedules(NamedTuple):
+    """What is kept of the schedules of a queue, by their names; *now* is the store's wall clock, in Unix seconds."""
+
+    records: Mapping[str, str]
+    now: float
+
+
+class Advanced(NamedTuple):
+    """The answer to ``advance``: whether it was done, the record that is kept now, and the store's wall clock."""
+
+    is_done: bool
+    record: str | None
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,8 +455,32 @@ class Broker(Protocol):
         """Return which *ids* the queue's inbox remembers: those completed with ``remember`` that is not over."""
         ...
 
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        ...
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* of a schedule in place of *expected*, and send *messages* to *queue*, in one step.
+
+        Nothing is done if another text is kept than *expected*, or by the store's wall clock, it is before
+        *not_before*. None: nothing is kept. The texts are of the caller; they have 1,000 ASCII characters at most.
+        An id that *queue* remembers is not sent again, as in ``send``.
+
+        Where that can't be one step (see the trait ``schedules``), the store notes first that the messages are being
+        sent: another caller is refused meanwhile, and takes over when this one has not gone on for a while.
+        """
+        ...
+
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
-        """Delete *queue*, if it is empty, with its settings, its sessions' states and the ids remembered for it.
+        """Delete *queue*, if it is empty, with its settings, schedules, its sessions' states and the ids it remembers.
 
         A queue is empty when it holds no message in any state, and no dead letter. With *force*, what it holds is
         deleted first, perhaps in several steps; locks on it lapse. The queue comes into being anew when it is next

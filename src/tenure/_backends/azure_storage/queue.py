@@ -43,7 +43,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSessions
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSchedules, WithoutSessions
 from tenure._queue.verdicts import LAPSED, Abandon, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
@@ -66,6 +66,7 @@ QUEUE_TRAITS = QueueTraits(
     exact_stats=False,
     hints=False,
     names_dead=True,
+    schedules="impossible",
 )
 
 DEAD_FOUND_MAX = 64
@@ -78,7 +79,7 @@ RECHECK_AFTER = 1.0
 """Seconds until the next claim while messages are invisible: one of them may be a dead consumer's."""
 
 
-class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
+class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedules):
     """A ``Broker`` on Azure Storage Queues."""
 
     refusals = Refusals("queues in Azure Storage", QUEUE_TRAITS)

@@ -210,6 +210,7 @@ class StoredQueue:
         self.sequence = 0
         self.sent: RememberedIds = RememberedIds()
         self.inbox: RememberedIds = RememberedIds()
+        self.schedules: dict[str, str] = {}
         self.idle_at: float = NEVER
         self.deaths: deque[Died] = deque(maxlen=DIED_MAX)  # by time, not yet reported by a claim
 

@@ -30,12 +30,14 @@ from tenure._backends.memory.messages import (
 from tenure._backends.memory.transitions import Transitions
 from tenure._queue.broker import (
     CLAIM_BYTES,
+    Advanced,
     Claim,
     LiveSelection,
     NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
     undeclared,
 )
@@ -452,6 +454,39 @@ class MemoryBroker(Transitions):
             now = self._clock.now()
             known = self._memory.queues.get(queue)
             return [known is not None and known.inbox.knows(one, now) for one in ids]
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        with self._memory.lock:
+            known = self._memory.queues.get(queue)
+            return Schedules(dict(known.schedules) if known else {}, self._clock.now() + self._wall_offset)
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* in place of *expected*, and send *messages*."""
+        with self._memory.lock:
+            now = self._clock.now()
+            wall = now + self._wall_offset
+            schedules = self._queue(queue).schedules
+            if schedules.get(schedule) != expected or wall < not_before:
+                return Advanced(False, schedules.get(schedule), wall)
+            if record is not None:
+                schedules[schedule] = record
+            else:
+                schedules.pop(schedule, None)
+            self._send(queue, messages, now)
+        if messages:
+            self._notify(queue)
+        return Advanced(True, record, wall)
 
     # --- deletion ---
 

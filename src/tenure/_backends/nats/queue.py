@@ -45,7 +45,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK, dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutSessions
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutSchedules, WithoutSessions
 from tenure._queue.verdicts import LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
@@ -69,6 +69,7 @@ QUEUE_TRAITS = QueueTraits(
     peek="emulated",
     exact_stats=False,
     names_dead=True,
+    schedules="impossible",
 )
 
 LONG = 3_600.0
@@ -86,7 +87,7 @@ SEND_MAX = 1_000
 """Messages that are sent before the first answer is awaited."""
 
 
-class NatsBroker(WithoutSessions, WithoutDeferral):
+class NatsBroker(WithoutSessions, WithoutDeferral, WithoutSchedules):
     """A ``Broker`` on NATS JetStream."""
 
     refusals = Refusals("queues in NATS", QUEUE_TRAITS)

@@ -24,7 +24,7 @@ from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX
 from tenure._url import Url
 from tenure.errors import ConfigError
 
-STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql", 5: "schema_5.sql"}
+STEPS = {version: f"schema_{version}.sql" for version in range(1, VERSION + 1)}
 """The file that makes each version out of the one before it."""
 
 TABLES = {4: "schema_4_tables.sql"}
@@ -37,6 +37,7 @@ FUNCTIONS = (
     "due",
     "queues",
     "send",
+    "schedules",
     "claim",
     "settle",
     "sessions",

@@ -25,12 +25,14 @@ from tenure._backends.postgres.sessions import HeldSessions
 from tenure._backends.postgres.wake import Wake
 from tenure._queue.broker import (
     CLAIM_BYTES,
+    Advanced,
     Claim,
     LiveSelection,
     NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
     undeclared,
 )
@@ -187,6 +189,30 @@ class PostgresBroker:
         if rows or has_due:
             self._housekeeping.note_received(queue, len(rows), rows[-1][0] if rows else 0, has_due)
         return Claim(tuple(delivery_of(queue, token, row) for row in rows), due_in, self._functions.deaths.take(queue))
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        rows = await self._functions.rows("schedules", queue)
+        return Schedules({name: record for name, record, _ in rows if name is not None}, rows[0][2])
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* in place of *expected*, and send *messages*."""
+        place = (queue, schedule, expected, record, float(not_before))
+        [row] = await self._functions.rows("advance", *place, *columns_of(messages))
+        if row[0] and messages:
+            self._wake.notify(f"queue:{queue}")
+            self._housekeeping.note_use(queue)
+        return Advanced(*row)
 
     # --- under a lock ---
 

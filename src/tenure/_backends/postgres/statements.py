@@ -6,7 +6,7 @@ import re
 from functools import cache
 from importlib import resources
 
-VERSION = 5
+VERSION = 6
 """The version of the schema that this code works with."""
 
 

@@ -67,7 +67,7 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSessions
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSchedules, WithoutSessions
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Listener, Notifier
@@ -92,6 +92,7 @@ QUEUE_TRAITS = QueueTraits(
     peek="emulated",
     exact_stats=False,
     connection_bound=True,
+    schedules="impossible",
 )
 
 DELIVERY_LIMIT = 2**31 - 1
@@ -113,7 +114,7 @@ DELAY_SLACK = 5.0
 """Seconds for which a queue counts as not empty after the last delay has ended, at least."""
 
 
-class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
+class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedules):
     """A ``Broker`` on RabbitMQ."""
 
     refusals = Refusals("queues in RabbitMQ", QUEUE_TRAITS)

@@ -41,12 +41,14 @@ from tenure._backends.redis.settling import Settling
 from tenure._backends.redis.wake import Wake
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
+    Advanced,
     Claim,
     LiveSelection,
     NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
     undeclared,
 )
@@ -156,6 +158,33 @@ class RedisBroker:
         return [
             message.id or f"{queue}{ID_MARK}{sequence}" for message, sequence in zip(messages, sequences, strict=True)
         ]
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        now, kept = await self._scripts.run("schedules", queue)
+        texts = [one.decode() for one in kept]
+        return Schedules(dict(zip(texts[::2], texts[1::2], strict=True)), now / 1_000)
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* in place of *expected*, and send *messages*."""
+        arguments: list[Argument] = [schedule, expected or "", record or "", milliseconds(not_before)]
+        for message in messages:
+            arguments += encoded(message)
+        call = self._scripts.call("advance", [self._scripts.base(queue)], arguments)
+        is_done, kept, now, is_new = await self._scripts.run_listed({queue}, NOTE_GROWING, call)
+        if is_new:
+            await self._scripts.list(queue)
+        return Advanced(bool(is_done), kept.decode() or None, now / 1_000)
 
     # --- receiving ---
 

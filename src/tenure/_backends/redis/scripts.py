@@ -33,7 +33,7 @@ class Script:
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-GROWING = frozenset({"send"})
+GROWING = frozenset({"send", "advance"})
 """Scripts that a server without memory refuses before their first write. All others work there: they free memory, or
 keep leases and locks."""
 
@@ -60,6 +60,7 @@ QUEUES = tuple(
         "deaths",
         "claim",
         "send",
+        "schedules",
         "settle",
         "sessions",
         "live",

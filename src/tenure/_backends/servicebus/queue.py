@@ -55,7 +55,7 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutInbox
+from tenure._queue.refusals import Refusals, WithoutInbox, WithoutSchedules
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
@@ -87,10 +87,11 @@ QUEUE_TRAITS = QueueTraits(
     mixed_sessions=False,
     sequences_restart=True,
     case_sensitive=False,
+    schedules="impossible",
 )
 
 
-class ServiceBusBroker(WithoutInbox):
+class ServiceBusBroker(WithoutInbox, WithoutSchedules):
     """A ``Broker`` on Service Bus."""
 
     refusals = Refusals("queues on Service Bus", QUEUE_TRAITS)

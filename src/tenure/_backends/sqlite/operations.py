@@ -13,7 +13,8 @@ from tenure._backends.sqlite.settling import Settling
 QUEUES = TableSet("queues", version=1, script="queue_schema.sql")
 IDLE = TableSet("idle queues", version=1, script="idle_schema.sql")
 DECLARED = TableSet("declared settings", version=1, script="declared_schema.sql")
-TABLES = [QUEUES, IDLE, DECLARED]
+SCHEDULES = TableSet("schedules", version=1, script="schedules_schema.sql")
+TABLES = [QUEUES, IDLE, DECLARED, SCHEDULES]
 """The tables of a file with queues."""
 
 

@@ -28,12 +28,14 @@ from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer
 from tenure._queue.broker import (
+    Advanced,
     Claim,
     LiveSelection,
     NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
     undeclared,
 )
@@ -163,6 +165,26 @@ class SqliteBroker:
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         """Store a session's state."""
         return await self._writer.submit(lambda operations: operations.write_state(held, state))
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        return await self._read(lambda reader: reader.schedules(queue))
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* in place of *expected*, and send *messages*."""
+        return await self._writer.submit(
+            lambda operations: operations.advance(queue, schedule, expected, record, messages, not_before)
+        )
 
     # --- inspection, dead letters ---
 

@@ -364,6 +364,22 @@ DELETE FROM tenure_dead_retention WHERE queue = ?;
 -- name: clear_declared
 DELETE FROM tenure_declared WHERE queue = ?;
 
+-- name: clear_schedules
+DELETE FROM tenure_schedule WHERE queue = ?;
+
+-- name: schedules
+SELECT s.name, s.record FROM tenure_schedule AS s JOIN tenure_queue AS q USING (queue) WHERE q.name = ?;
+
+-- name: schedule
+SELECT record FROM tenure_schedule WHERE queue = ? AND name = ?;
+
+-- name: set_schedule
+INSERT INTO tenure_schedule (queue, name, record) VALUES (?, ?, ?)
+ON CONFLICT (queue, name) DO UPDATE SET record = excluded.record;
+
+-- name: delete_schedule
+DELETE FROM tenure_schedule WHERE queue = ? AND name = ?;
+
 -- name: set_retention
 INSERT INTO tenure_dead_retention (queue, seconds) VALUES (?, ?)
 ON CONFLICT (queue) DO UPDATE SET seconds = excluded.seconds;

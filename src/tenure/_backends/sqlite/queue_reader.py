@@ -19,7 +19,7 @@ from tenure._backends.sqlite.rows import (
     unpack,
 )
 from tenure._backends.sqlite.statements import statements
-from tenure._queue.broker import LiveSelection, QueueSettings, Selection
+from tenure._queue.broker import LiveSelection, QueueSettings, Schedules, Selection
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     NO_HEADERS,
@@ -131,6 +131,10 @@ class QueueReader:
     def declared(self, name: str) -> set[str]:
         """Return the names of the settings of a queue that were declared."""
         return {setting for (setting,) in self._run(_SQL["declared"], (name,))}
+
+    def schedules(self, name: str) -> Schedules:
+        """Return what is kept of the schedules of a queue."""
+        return Schedules(dict(self._run(_SQL["schedules"], (name,))), self._at.wall)
 
     def idle(self) -> list[str]:
         """List the queues that may be deleted if they are empty."""

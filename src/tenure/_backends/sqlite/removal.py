@@ -121,7 +121,16 @@ class Removal(Sending):
         elif self._run(_SQL["size"], {"queue": queue.number}).fetchone()[0]:
             return False
         for number in (queue.number, queue.number + 1):
-            for what in ("lock_groups", "sessions", "sent_ids", "handled_ids", "idle", "retention", "declared"):
+            for what in (
+                "lock_groups",
+                "sessions",
+                "sent_ids",
+                "handled_ids",
+                "idle",
+                "retention",
+                "declared",
+                "schedules",
+            ):
                 self._run(_SQL[f"clear_{what}"], (number,))
             self._run(_SQL["delete_queue"], (number,))
         self._queues.clear()

@@ -12,7 +12,7 @@ from tenure._backends.sqlite.rows import (
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.transitions import Transitions
-from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
+from tenure._queue.broker import Advanced, QueueOptions, QueueSettings, undeclared
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import NO_HEADERS
@@ -77,6 +77,31 @@ class Sending(Transitions):
             self._newest = sequence
             self.changed[name] = None
         return ids
+
+    def advance(
+        self,
+        name: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing],
+        not_before: float,
+    ) -> Advanced:
+        """Keep *record* of a schedule in place of *expected*, and send *messages*."""
+        wall = self._at.wall
+        found = self.find(name)
+        row = None if found is None else self._run(_SQL["schedule"], (found.number, schedule)).fetchone()
+        kept: str | None = None if row is None else row[0]
+        if kept != expected or wall < not_before:
+            return Advanced(False, kept, wall)
+        queue = self.open(name)
+        if record is not None:
+            self._run(_SQL["set_schedule"], (queue.number, schedule, record))
+        else:
+            self._run(_SQL["delete_schedule"], (queue.number, schedule))
+        if messages:
+            self.send(name, messages)
+        return Advanced(True, record, wall)
 
     def _add(self, queue: Queue, sequence: int, message: Outgoing) -> None:
         """Prepare a message that has more than a body."""

@@ -27,6 +27,7 @@ from tenure.testing._conformance.queues.steps import (
     needs,
     receive,
     receive_session,
+    receive_some,
     send,
     settle,
 )
@@ -50,6 +51,52 @@ class BrokerFaultSuite(QueueSuite):
                     await broker.send(name, batch)
         assert list(await broker.send(name, batch)) == ["a", "b"]
         assert bodies(await receive(other, name, harness)) == [b"a", b"b"]
+
+    async def test_a_slot_whose_answer_is_lost_is_sent_once(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "lose_answer")
+        needs(harness.traits.schedules)
+        broker, other = await harness.open(), await harness.open()
+        await broker.advance(name, "s", None, "1")
+        async with harness.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.advance(name, "s", "1", "2", [Outgoing(b"a", id="s@a")])
+
+        async def is_advanced() -> bool:  # where it takes several steps, another goes on after a while
+            if (await other.schedules(name)).records == {"s": "2"}:
+                return True
+            return (await other.advance(name, "s", "1", "2", [Outgoing(b"a", id="s@a")])).is_done
+
+        await until(is_advanced, within=30.0)
+        assert not (await other.advance(name, "s", "1", "3", [Outgoing(b"b", id="s@b")])).is_done
+        assert bodies(await receive_some(other, name, harness, 1)) == [b"a"]
+        if harness.traits.dedupe != "impossible" or harness.traits.schedules == "native":
+            assert await receive(other, name, harness) == []
+
+    async def test_a_slot_that_is_not_sent_is_not_noted(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "cut")
+        needs(harness.traits.schedules)
+        broker, other = await harness.open(), await harness.open()
+        await broker.advance(name, "s", None, "1")
+        async with harness.cut(broker):
+            with pytest.raises(Unavailable):
+                await broker.advance(name, "s", "1", "2", [Outgoing(b"a", id="s@a")])
+        assert (await other.schedules(name)).records == {"s": "1"}
+        assert (await other.advance(name, "s", "1", "2", [Outgoing(b"a", id="s@a")])).is_done
+        assert bodies(await receive_some(other, name, harness, 1)) == [b"a"]
+        assert not (await broker.advance(name, "s", "1", "2", [Outgoing(b"a", id="s@a")])).is_done
+        assert await receive(other, name, harness) == []
+
+    async def test_a_late_request_does_not_send_what_another_has_sent(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "late")
+        needs(harness.traits.schedules)
+        broker, other = await harness.open(), await harness.open()
+        await broker.advance(name, "s", None, "1")
+        async with harness.late(broker) as give_up:
+            await give_up(broker.advance(name, "s", "1", "2", [Outgoing(b"a", id="s@a")]))
+            assert (await other.advance(name, "s", "1", "3", [Outgoing(b"b", id="s@b")])).is_done
+        assert (await other.schedules(name)).records == {"s": "3"}
+        assert bodies(await receive_some(other, name, harness, 1)) == [b"b"]
+        assert await receive(other, name, harness) == []
 
     async def test_a_lost_claim_comes_again_when_its_lock_ends(self, harness: QueueHarness, name: str) -> None:
         needs_fault(harness, "lose_answer")

@@ -69,6 +69,18 @@ async def receive(broker: Broker, name: str, harness: QueueHarness, limit: int =
     return list((await broker.receive(name, limit, harness.lock)).deliveries)
 
 
+async def receive_some(broker: Broker, name: str, harness: QueueHarness, count: int) -> list[Delivery]:
+    """Claim *count* messages that are ready, or are soon, where a store delivers them one by one."""
+    found: list[Delivery] = []
+
+    async def look() -> bool:
+        found.extend(await receive(broker, name, harness, count - len(found)))
+        return len(found) == count
+
+    await until(look)
+    return found
+
+
 async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed | NoAnswer]:
     """Pass one verdict on several deliveries."""
     return list(await broker.settle([Settlement(one, verdict) for one in deliveries]))  # type: ignore[attr-defined]

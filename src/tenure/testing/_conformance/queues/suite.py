@@ -10,6 +10,7 @@ from tenure.testing._conformance.queues.model import ModelTests
 from tenure.testing._conformance.queues.receive import ReceiveTests
 from tenure.testing._conformance.queues.redrive import RedriveTests
 from tenure.testing._conformance.queues.renew import RenewTests
+from tenure.testing._conformance.queues.schedules import ScheduleTests
 from tenure.testing._conformance.queues.send import SendTests
 from tenure.testing._conformance.queues.sessions import SessionTests
 from tenure.testing._conformance.queues.settings import SettingTests
@@ -27,6 +28,7 @@ class BrokerSuite(
     RedriveTests,
     SessionTests,
     SettingTests,
+    ScheduleTests,
     DeletionTests,
     ModelTests,
 ):

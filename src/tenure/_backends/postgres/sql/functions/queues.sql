@@ -131,6 +131,7 @@ BEGIN
         DELETE FROM {schema}.sent AS s WHERE s.queue = v_queue;
         DELETE FROM {schema}.inbox AS i WHERE i.queue = v_queue;
         DELETE FROM {schema}.declared AS d WHERE d.queue = v_queue;
+        DELETE FROM {schema}.schedule AS s WHERE s.queue = v_queue;
         UPDATE {schema}.queue
         SET lock = {lock}, max_deliveries = {max_deliveries}, dedupe_window = {dedupe_window}, body_max = {body_max},
             dead_retention = 'infinity', idle_at = NULL, deleted_at = {schema}.clock()
@@ -173,6 +174,7 @@ BEGIN
         DELETE FROM {schema}.tally WHERE queue = ANY (v_gone);
         DELETE FROM {schema}.mark WHERE queue = ANY (v_gone);
         DELETE FROM {schema}.declared WHERE queue = ANY (v_gone);
+        DELETE FROM {schema}.schedule WHERE queue = ANY (v_gone);
     END IF;
     RETURN QUERY SELECT q.name::text FROM {schema}.queue AS q WHERE q.idle_at <= v_now ORDER BY q.idle_at LIMIT 100;
 END

@@ -26,6 +26,7 @@
 --   free              zset    sessions that can be accepted, by the sequence of their next message
 --   sessions          zset    locked sessions, by the end of the lock
 --   session_token, session_state                     hashes by session
+--   schedules         hash    schedule -> what is kept of it
 --   untold            list    deaths that no claim has reported yet: sequence|count|reason|id
 --   live:quiet, dead:quiet        exist while hints are suppressed, see publish
 --   claim:LANE        string  the newest claim of one lane: mark|d, q or s|token|sequences, or the session; it expires

@@ -61,7 +61,7 @@ if redis.call('EXISTS', base .. 'sequence') == 1 then
 end
 for _, key in ipairs({
     'settings', 'sequence', 'state', 'head', 'body', 'history', 'death', 'expiry', 'dead:ready', 'dead:delayed',
-    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'untold', unpack(places),
+    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'schedules', 'untold', unpack(places),
 }) do
     redis.call('UNLINK', base .. key)
 end
