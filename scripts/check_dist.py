@@ -34,6 +34,7 @@ IMPORTED = {
     "cli": "tenure.cli",
     "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
     "servicebus": "azure.servicebus, azure.identity, tenure._backends.servicebus",
+    "cron": "cronsim",
     "etcd": "aiohttp, tenure._backends.etcd",
     "kubernetes": "aiohttp, yaml, tenure._backends.kubernetes",
     "nats": "nats, nkeys, tenure._backends.nats",
