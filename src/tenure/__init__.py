@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from tenure._queue.retry import Retry as Retry
     from tenure._queue.retry import RetryPolicy as RetryPolicy
     from tenure._queue.session import Session as Session
+    from tenure._schedule.plan import Missed as Missed
+    from tenure._schedule.schedule import Schedule as Schedule
+    from tenure._schedule.schedules import Schedules as Schedules
+    from tenure._schedule.status import ScheduleStatus as ScheduleStatus
     from tenure._service.service import Lifespan as Lifespan
     from tenure._service.service import Service as Service
     from tenure._service.service import TypedHandler as TypedHandler
@@ -150,6 +154,10 @@ _HOMES = {
     "tenure._queue.reply": ("Reply",),
     "tenure._queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure._queue.session": ("Session",),
+    "tenure._schedule.plan": ("Missed",),
+    "tenure._schedule.schedule": ("Schedule",),
+    "tenure._schedule.schedules": ("Schedules",),
+    "tenure._schedule.status": ("ScheduleStatus",),
     "tenure._service.service": (
         "Lifespan",
         "Service",
@@ -197,6 +205,7 @@ __all__ = [
     "Message",
     "MessageRefused",
     "Metadata",
+    "Missed",
     "OnError",
     "Outgoing",
     "Queue",
@@ -210,6 +219,9 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "RunIn",
+    "Schedule",
+    "ScheduleStatus",
+    "Schedules",
     "SendOptions",
     "Service",
     "ServiceStatus",

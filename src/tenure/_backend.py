@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -22,10 +23,14 @@ from tenure._queue.broker import Broker, QueueOptions, checked_changes, settings
 from tenure._queue.checks import check_count, check_name
 from tenure._queue.context import QueueContext
 from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.producer import is_reply_queue
 from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
+from tenure._schedule.plan import Missed, plan_of
+from tenure._schedule.schedule import Schedule, check_template
+from tenure._schedule.status import ScheduleStatus
 from tenure._url import Url
 from tenure.errors import ConfigError, refuse_unknown
 from tenure.events import Event
@@ -186,6 +191,72 @@ class Backend:
         if broker is None:
             raise ConfigError(f"{self.url} has elections, but no queues; use another store for them")
         return broker
+
+    def schedule(
+        self,
+        name: str,
+        every: str | float | timedelta,
+        *,
+        queue: str,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        missed_after: float = 60.0,
+        message: Outgoing | None = None,
+    ) -> Schedule:
+        """Return a schedule, which sends a message to *queue* at each of its times, once in the whole fleet.
+
+        ``await schedule.run()`` in every instance of the program. They need no leader: the store notes each slot in the
+        step that sends its message, and lets only one of them do it. Its clock decides when a slot is due. A new
+        schedule begins with its next slot. If the plan is changed, the program that is started last writes the new one,
+        and all that run go by it.
+
+        The message has the id ``NAME@2026-10-25T02:00:00Z``, and the headers ``schedule`` (the name) and ``slot`` (the
+        time of the slot, in *timezone*). On stores whose trait ``schedules`` is ``emulated``, a process that dies in
+        the moment of sending leaves a slot that is sent a second time, under the same id.
+
+        Args:
+            name: 1 to 200 printable characters, without ``$``.
+            every: A cron expression (``"0 3 * * *"``: minute, hour, day of the month, month, day of the week; six
+                fields begin with the second; also ``"@daily"``), for the extra ``cron``. Or an interval, in seconds or
+                as a ``timedelta``, counted from the Unix epoch.
+            queue: The name of the queue.
+            timezone: Of the cron expression, such as ``"Europe/Berlin"``. When its clocks change, it is as in Debian's
+                cron: an expression with a fixed hour neither skips a day nor comes twice.
+            missed: The treatment of slots that could not be sent in time, as no process ran or the store was away.
+                ``"once"``: only the newest of them is sent, however late. ``"skip"``: none that is later than
+                *missed_after*. ``"all"``: each of them, but only the newest 100.
+            missed_after: For ``"skip"``: seconds.
+            message: Its body, and its properties other than ``id`` and ``at``. In place of an empty body, it has the
+                time of the slot as JSON text.
+
+        Raises:
+            ConfigError: The expression or the time zone can't be read, or another value can't be used.
+            BackendNotInstalled: It is a cron expression, and cronsim is not installed.
+
+        Example::
+
+            nightly = backend.schedule("nightly", "0 3 * * *", queue="reports", timezone="Europe/Berlin")
+            await nightly.run()
+        """
+        check_name(name, "the schedule's name")
+        check_template(message)
+        return Schedule(self.queue(queue), name, plan_of(every, timezone, missed, missed_after), message)
+
+    async def schedules(self) -> list[ScheduleStatus]:
+        """Return all schedules that this store keeps, sorted by the names of their queues, then by their own.
+
+        Raises:
+            Unavailable: The store could not be asked.
+            ConfigError: It has elections only.
+        """
+        _, opened = self._connection.require_open()
+        names = await self._broker_of(opened).names()
+        found: list[ScheduleStatus] = []
+        for start in range(0, len(names), INSPECTED_AT_ONCE):
+            some = names[start : start + INSPECTED_AT_ONCE]
+            for one in await asyncio.gather(*(self.queue(name).schedules.list() for name in some)):
+                found += one
+        return found
 
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used on this store, sorted.

@@ -25,6 +25,9 @@ __all__ = [
     "RenewalMissed",
     "Renewed",
     "ResultDiscarded",
+    "SlotSent",
+    "SlotsSkipped",
+    "SlotsWithheld",
     "StandingBy",
     "TermBegan",
     "TermEnded",
@@ -220,7 +223,7 @@ class GivenBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class BrokerUnanswered(Event):
-    """The broker could not be asked to receive, settle or renew, or for the inbox (*what*); it is tried again."""
+    """The broker could not be asked (*what*: to receive, settle, renew, advance a schedule …); it is tried again."""
 
     what: str
     why: str
@@ -238,3 +241,35 @@ class BrokerAnswered(Event):
     """The store that a consumer waited for answers, after *waited* seconds; consuming starts."""
 
     waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSent(Event):
+    """The message of a schedule's slot was sent by this process, *late* seconds after its time.
+
+    *slot* is in Unix seconds.
+    """
+
+    schedule: str
+    slot: float
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsSkipped(Event):
+    """The slots of a schedule from *first* to *last* were missed, and are not sent.
+
+    Both are in Unix seconds. Nobody ran the schedule then, or the store did not answer.
+    """
+
+    schedule: str
+    first: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsWithheld(Event):
+    """This process sends no slots of a schedule for now (*why*). Emitted once for each reason."""
+
+    schedule: str
+    why: str

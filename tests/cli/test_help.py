@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -50,6 +51,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         orders.send_batch([tenure.Outgoing(b"a kettle")] * 18)
         for message in orders.receive(max=17):
             message.dead_letter("max_deliveries")
+        begun = threading.Event()
+        tidy = backend.schedule("tidy", "0 3 * * *", queue="tidy")
+        running = threading.Thread(target=lambda: tidy.run(stop=begun))
+        running.start()
+        while not backend.schedules():
+            time.sleep(0.01)
+        begun.set()
+        running.join()
     return file
 
 

@@ -34,6 +34,7 @@ GUIDES = (
     "docs/elections.md",
     "docs/frameworks.md",
     "docs/queues.md",
+    "docs/schedules.md",
     "docs/service.md",
     "docs/testing.md",
 )  # they show pieces of the examples
@@ -61,6 +62,8 @@ PRINTS = {
     "rabbitmq_worker": r"two kettles is served, delivery 1\n"
     r"no such customer is dead: unknown customer; no customer of this name\n",
     "request_reply": r"kettle: 12\.5\n",
+    "schedules": r"beat 1, delivery 1\nbeat 2, delivery 1\nbeat 3, delivery 1\n"
+    r"tidy, 0 3 \* \* \*: paused\n",
     "service_settings": r"a cup costs 3\.0\n(\d letters posted\n(dead: unknown item, spoon\n){0,2}){2}",
     "typed_bodies": r"tea for 5\.00\ncup for 4\nundecodable: the body\.lines\[0\]\.price must be a Decimal, .*\n",
     "session": r"anna has 7\nben has 7\n",

@@ -60,6 +60,7 @@ VALUES: list[Any] = [
     LEADER,
     tenure.CandidateStatus("chair", "leading", 7, 3.5, 0.5, is_ready=True),
     tenure.HandlerStatus("orders", 10, 3, True),
+    tenure.ScheduleStatus("tidy", "tidy", "0 3 * * *", "Europe/Berlin", last=1.5e9, next=1.6e9),
     tenure.ServiceStatus(
         (tenure.HandlerStatus("orders", 10, 3, True),), (tenure.CandidateStatus("chair"),), is_ready=True
     ),

@@ -90,14 +90,26 @@ def answer(cli: click.Command, variable: str, instruction: str) -> int:
 
 def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete the name of a queue, or a subcommand in its place."""
-    branches = getattr(ctx.command, "branches", ())
-    found = [CompletionItem(word) for word in branches if incomplete and word.startswith(incomplete)]
-    return [*found, *_names(ctx, incomplete, lambda backend: backend.queues())]
+    return [*_branches(ctx, incomplete), *_names(ctx, incomplete, lambda backend: backend.queues())]
+
+
+def schedule_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the name of a schedule, or a subcommand in its place."""
+
+    async def ask(backend: Backend) -> Iterable[str]:
+        return {one.name for one in await backend.schedules()}
+
+    return [*_branches(ctx, incomplete), *_names(ctx, incomplete, ask)]
 
 
 def election_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete the name of an election."""
     return _names(ctx, incomplete, lambda backend: backend.leaders())
+
+
+def _branches(ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    branches = getattr(ctx.command, "branches", ())
+    return [CompletionItem(word) for word in branches if incomplete and word.startswith(incomplete)]
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

@@ -136,6 +136,36 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Remove those older than 30 days.",
              "tenure dead purge orders --older-than 30d"),
         ),
+        "schedule": (
+            ("List all schedules of the store, with their last and next times.",
+             "tenure schedule"),
+            ("Print them as JSON, for a program.",
+             "tenure schedule --json"),
+        ),
+        "schedule pause": (
+            ("Skip the times of a schedule, in all processes.",
+             "tenure schedule pause tidy"),
+            ("Name its queue, if several have a schedule of this name.",
+             "tenure schedule pause tidy --queue tidy"),
+        ),
+        "schedule resume": (
+            ("Go on with its next time.",
+             "tenure schedule resume tidy"),
+            ("Print as JSON when that is.",
+             "tenure schedule resume tidy --json"),
+        ),
+        "schedule remove": (
+            ("Forget a schedule that is no longer in the program.",
+             "tenure schedule remove tidy"),
+            ("Name its queue, if several have a schedule of this name.",
+             "tenure schedule remove tidy --queue tidy"),
+        ),
+        "schedule times": (
+            ("Show the next times of a cron expression, with the changes of clocks.",
+             "tenure schedule times '30 2 * * *' --timezone Europe/Berlin"),
+            ("Show a hundred times of an interval.",
+             "tenure schedule times 90m --count 100"),
+        ),
         "sim": (
             ("Simulate a hundred seeds of queues under faults.",
              "tenure sim --queues --seeds 0-99"),

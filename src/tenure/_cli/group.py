@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "run": "Run the processes of a service, and keep them running.",
         "queue": "Count the messages of a queue, or of all; show, purge or delete them.",
         "dead": "List dead letters, put them back, or remove them.",
+        "schedule": "List schedules with their last and next times; pause, resume or remove them.",
         "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
         "demo": "Demonstrate an election, competing consumers, and two crashes.",
     }
@@ -188,7 +189,8 @@ class _Group(HelpfulGroup):
 def group() -> None:
     """Leader election and competing consumers for any program, on the store that you already run.
 
-    Elections: lead, status, watch, resign. Queues: send, work, queue, dead. Each command has a --help of its own.
+    Elections: lead, status, watch, resign. Queues: send, work, queue, dead. Services: run, schedule.
+    Each command has a --help of its own.
     """
 
 

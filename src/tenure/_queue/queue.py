@@ -31,6 +31,7 @@ from tenure._queue.running import RunningConsumers
 from tenure._queue.selections import select_live
 from tenure._queue.session import Session
 from tenure._queue.verdicts import NotEmpty
+from tenure._schedule.schedules import Schedules
 from tenure.errors import ConfigError, QueueNotEmpty
 
 PEEK_MAX = 10_000
@@ -43,14 +44,17 @@ class Queue:
     Attributes:
         name: Its name, the same in all programs that use it.
         dead_letters: The messages that could not be handled.
+        schedules: The schedules that send to it.
     """
 
     name: str
     dead_letters: DeadLetters
+    schedules: Schedules
 
     def __init__(self, context: QueueContext, requests: OpenRequests | None = None) -> None:
         self.name = context.name
         self.dead_letters = DeadLetters(context)
+        self.schedules = Schedules(context)
         self._context = context
         self._expected = context.expected  # declared again if the queue is deleted
         self._producer = Producer(context)

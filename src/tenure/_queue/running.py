@@ -1,4 +1,4 @@
-"""The consumers of a queue that are running in this process, paused and drained together from any loop or thread."""
+"""The consumers and schedules of a queue that run in this process, drained together from any loop or thread."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from tenure._queue.consumer import Consumer
 from tenure._queue.handlers import CURRENT_CONSUMER
 
 
-class RunningConsumer:
-    """A consumer, on the loop that it runs on."""
+class Drained(Protocol):
+    """A consumer, or a schedule."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def drain(self, grace: float | None = None) -> None:
+        """End it."""
+        ...
+
+
+class RunningConsumer:
+    """A consumer or a schedule, on the loop that it runs on."""
+
+    def __init__(self, consumer: Drained) -> None:
         self.consumer = consumer
         self.ended: Future[None] = Future()
         self._loop = asyncio.get_running_loop()
@@ -34,7 +42,7 @@ class RunningConsumer:
 
 
 class RunningConsumers:
-    """The running consumers of one queue object."""
+    """The running consumers of one queue object; and its schedule, which can't be paused so."""
 
     def __init__(self) -> None:
         self._running: list[RunningConsumer] = []
@@ -43,7 +51,7 @@ class RunningConsumers:
         return len(self._running)
 
     @contextmanager
-    def keeping(self, consumer: Consumer) -> Iterator[None]:
+    def keeping(self, consumer: Drained) -> Iterator[None]:
         """Keep *consumer* while it runs, in this block."""
         one = RunningConsumer(consumer)
         self._running.append(one)
@@ -56,12 +64,14 @@ class RunningConsumers:
     def pause(self) -> None:
         """Pause all of them; see :meth:`Consumer.pause`."""
         for one in list(self._running):
-            one.call(one.consumer.pause)
+            if isinstance(one.consumer, Consumer):
+                one.call(one.consumer.pause)
 
     def resume(self) -> None:
         """Resume all of them."""
         for one in list(self._running):
-            one.call(one.consumer.resume)
+            if isinstance(one.consumer, Consumer):
+                one.call(one.consumer.resume)
 
     def begin_drain(self, grace: float | None) -> Sequence[RunningConsumer]:
         """Drain all of them, see :meth:`Consumer.drain`; return them without waiting for their end."""

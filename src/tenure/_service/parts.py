@@ -1,4 +1,4 @@
-"""The parts of a service that run side by side: a consumer for each handler, a candidate for each leader."""
+"""The parts of a service that run side by side: a consumer for each handler, a candidate for each leader, schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import tenure.sync
-from tenure import Backend, CandidateStatus, ConsumeOptions, Consumer, ElectionOptions, Queue, Work
+from tenure import (
+    Backend,
+    CandidateStatus,
+    ConsumeOptions,
+    Consumer,
+    ElectionOptions,
+    Queue,
+    Schedule,
+    ScheduleStatus,
+    Work,
+)
 from tenure._service.status import HandlerStatus
 
 
@@ -31,7 +41,7 @@ class Part(Protocol):
         """End gracefully, as when *stop* is set; but let handlers finish for *grace* seconds. Called on its loop."""
         ...
 
-    async def status(self) -> Sequence[HandlerStatus | CandidateStatus]:
+    async def status(self) -> Sequence[HandlerStatus | CandidateStatus | ScheduleStatus]:
         """Return the status of what runs in it now."""
         ...
 
@@ -123,6 +133,30 @@ class _Pass:
 
     async def run(self, stop: asyncio.Event) -> None:
         self.received = await self._consumption.run_until_empty(stop)
+
+
+class Sending:
+    """A schedule at work."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.title: str = f"sends at the times of {schedule.name}"
+        self._schedule = schedule
+        self._drained = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        waiting = asyncio.create_task(_any_of(stop, self._drained))
+        waiting.add_done_callback(lambda _: self._drained.set())
+        try:
+            await self._schedule.run(self._drained)
+        finally:
+            waiting.cancel()
+
+    def drain(self, grace: float) -> None:
+        self._drained.set()
+
+    async def status(self) -> Sequence[ScheduleStatus]:
+        seen = self._schedule.seen()
+        return [] if seen is None else [seen]
 
 
 class Leadership:

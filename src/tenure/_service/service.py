@@ -1,4 +1,4 @@
-"""``Service``: handlers, leaders and hooks, declared in one place and run side by side."""
+"""``Service``: handlers, schedules, leaders and hooks, declared in one place and run side by side."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, cast, overload
 
@@ -26,20 +27,27 @@ from tenure import (
     ElectionOptions,
     Event,
     Message,
+    Missed,
+    Outgoing,
     QueueOptions,
+    Schedule,
+    ScheduleStatus,
     Term,
 )
 from tenure._queue.handlers import is_async_function
 from tenure._runtime.signals import on_shutdown_signal
+from tenure._schedule.plan import Plan, plan_of
+from tenure._schedule.slots import slots_of
 from tenure._service.bodies import check_kind, name_of
 from tenure._service.calls import called
 from tenure._service.opening import Opening
-from tenure._service.parts import Consumption, Leadership, Part, ThreadLeadership, UntilEmpty, run_parts
+from tenure._service.parts import Consumption, Leadership, Part, Sending, ThreadLeadership, UntilEmpty, run_parts
 from tenure._service.signatures import (
     UNKNOWN,
     check_callable,
     check_leader,
     check_parameters,
+    check_parameters_at_times,
     name_of_function,
     required,
     signature_of,
@@ -76,7 +84,7 @@ class TypedHandler(Protocol[T]):
 
 
 class Service:
-    """Handlers of queues, leaders and hooks, declared in one place and run side by side.
+    """Handlers of queues, schedules, leaders and hooks, declared in one place and run side by side.
 
     All instances of a program run the same service: they compete for the messages, and one of them leads each name.
 
@@ -126,6 +134,7 @@ class Service:
             self._given = url if isinstance(url, Backend) else tenure.connect(url, on_event=on_event)
         self._queues: dict[str, TypedQueue[Any]] = {}
         self._handlers: list[_Handler] = []
+        self._schedules: list[_Scheduled] = []
         self._leaders: list[_Leader] = []
         self._startup: list[Callable[[], Any]] = []
         self._shutdown: list[Callable[[], Any]] = []
@@ -194,8 +203,7 @@ class Service:
             ConfigError: The function can't be a handler, or the queue has one.
             TypeError: There is no such option.
         """
-        known = set(ConsumeOptions.__annotations__) - {"sigterm", "until_empty"}
-        refuse_unknown("handler", options, known)
+        self._check_consume_options("handler", options)
         name = queue if isinstance(queue, str) else queue.name
         if not isinstance(queue, str) and self._queues.get(name) is not queue:
             raise ConfigError(f"{queue!r} is a queue of another service; declare it here with service.queue()")
@@ -203,18 +211,71 @@ class Service:
         def declare(function: Any) -> Any:
             check_callable("handler", function, "the body, the message, or both")
             check_parameters(function)
-            new = _Handler(name, function, options)
-            for other in self._handlers:
-                if (other.queue, other.is_for_sessions) == (name, new.is_for_sessions):
-                    raise ConfigError(
-                        f"the queue {name!r} has a handler in this service: {name_of_function(other.function)}; with a "
-                        "second one, each message would go to either of them. Let one handler take a union of types, "
-                        "and match them"
-                    )
-            self._handlers.append(new)
+            self._add_handler(_Handler(name, function, options))
             return function
 
         return declare
+
+    def _add_handler(self, new: _Handler) -> None:
+        for other in self._handlers:
+            if (other.queue, other.is_for_sessions) == (new.queue, new.is_for_sessions):
+                raise ConfigError(
+                    f"the queue {new.queue!r} has a handler in this service: {name_of_function(other.function)}; with "
+                    "a second one, each message would go to either of them. Let one handler take a union of types, "
+                    "and match them"
+                )
+        self._handlers.append(new)
+
+    def every(
+        self,
+        every: str | float | timedelta,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        missed_after: float = 60.0,
+        **options: Unpack[ConsumeOptions],
+    ) -> Callable[[F], F]:
+        """Declare the decorated function as the handler of a schedule: it is called once for each slot in the fleet.
+
+        Each slot is a message of the queue *name*, and treated like any other: it is locked while it is handled, tried
+        again if the function raises, and dead-lettered in the end. The function takes nothing, the time of the slot (an
+        aware ``datetime`` in *timezone*), the message, or both in this order. It is returned unchanged.
+
+        Args:
+            every: A cron expression such as ``"0 3 * * *"``, or an interval; see :meth:`tenure.Backend.schedule`.
+            name: The name of the schedule and of its queue; without, the function's.
+            timezone, missed, missed_after: As for :meth:`tenure.Backend.schedule`.
+            options: As for :meth:`handler`. With ``sessions=True``, a slot is handled only when the one before it has
+                ended, in the whole fleet.
+
+        Raises:
+            ConfigError: The function can't be a handler, the name is taken, or the times can't be read.
+            BackendNotInstalled: It is a cron expression, and cronsim is not installed.
+            TypeError: There is no such option.
+
+        Example::
+
+            @service.every("0 3 * * *", timezone="Europe/Berlin")
+            async def tidy() -> None: ...
+        """
+        self._check_consume_options("every", options)
+        plan = plan_of(every, timezone, missed, missed_after)
+        slots_of(plan)
+
+        def declare(function: F) -> F:
+            check_callable("handler", function, "the time of the slot, the message, both, or nothing")
+            check_parameters_at_times(function)
+            scheduled = name or name_of_function(function).rpartition(".")[2]
+            self._add_handler(_Handler(scheduled, function, options, kind=datetime))
+            self._schedules.append(_Scheduled(scheduled, plan, is_in_order=bool(options.get("sessions", False))))
+            return function
+
+        return declare
+
+    @staticmethod
+    def _check_consume_options(function: str, options: ConsumeOptions) -> None:
+        refuse_unknown(function, options, set(ConsumeOptions.__annotations__) - {"sigterm", "until_empty"})
 
     def leader(
         self, name: str, *, again: bool = False, **options: Unpack[ElectionOptions]
@@ -465,8 +526,10 @@ class Service:
         found = [one for part in self._running for one in await part.status()]
         handlers = tuple(one for one in found if isinstance(one, HandlerStatus))
         leaders = tuple(one for one in found if isinstance(one, CandidateStatus))
-        is_ready = bool(self._running) and len(handlers) == len(self._handlers) and all(one.is_ready for one in found)
-        return ServiceStatus(handlers, leaders, all(one.is_live for one in leaders), is_ready)
+        schedules = tuple(one for one in found if isinstance(one, ScheduleStatus))
+        is_ready = bool(self._running) and len(handlers) == len(self._handlers)
+        is_ready = is_ready and all(one.is_ready for one in handlers) and all(one.is_ready for one in leaders)
+        return ServiceStatus(handlers, leaders, schedules, all(one.is_live for one in leaders), is_ready)
 
     @asynccontextmanager
     async def _started(self, handlers: Sequence[_Called], until_empty: bool) -> AsyncIterator[list[Part]]:
@@ -517,7 +580,7 @@ class Service:
             check_kind(queue.kind)
         made = []
         for one in self._handlers:
-            kind = self._queues[one.queue].kind if one.queue in self._queues else UNKNOWN
+            kind = self._queues[one.queue].kind if one.queue in self._queues else one.kind
             signature = signature_of(one.function, kind, one.options.get("run_in", "auto"))
             if signature.body is not UNKNOWN:
                 check_kind(signature.body)
@@ -532,6 +595,8 @@ class Service:
             queue = declared.queue if declared is not None else opening.backend.queue(one.queue)
             consumptions.append(Consumption(queue, function, one.options))
         parts: list[Part] = [UntilEmpty(consumptions)] if until_empty else list(consumptions)
+        if not until_empty:
+            parts += [Sending(one.on(opening.backend)) for one in self._schedules]
         for leader in self._leaders:
             what = (leader.name, leader.work, leader.again, leader.options)
             if is_async_function(leader.work):
@@ -553,10 +618,11 @@ class Service:
 class _Handler:
     """A declared handler."""
 
-    def __init__(self, queue: str, function: Callable[..., Any], options: ConsumeOptions) -> None:
+    def __init__(self, queue: str, function: Callable[..., Any], options: ConsumeOptions, kind: Any = UNKNOWN) -> None:
         self.queue = queue
         self.function = function
         self.options = options
+        self.kind = kind
 
     @property
     def is_for_sessions(self) -> bool:
@@ -565,6 +631,28 @@ class _Handler:
 
 _Called = tuple[_Handler, Callable[..., Any]]
 """A handler, and the function that is called with a message."""
+
+
+class _Scheduled:
+    """A declared schedule."""
+
+    def __init__(self, name: str, plan: Plan, *, is_in_order: bool) -> None:
+        self._name = name
+        self._plan = plan
+        self._is_in_order = is_in_order
+
+    def on(self, backend: Backend) -> Schedule:
+        """Return it on an open backend."""
+        plan = self._plan
+        return backend.schedule(
+            self._name,
+            plan.every,
+            queue=self._name,
+            timezone=plan.timezone,
+            missed=plan.missed,
+            missed_after=plan.missed_after,
+            message=Outgoing(session=self._name) if self._is_in_order else None,
+        )
 
 
 class _Leader:

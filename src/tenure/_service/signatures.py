@@ -86,14 +86,33 @@ def check_parameters(function: Callable[..., object]) -> None:
     Raises:
         ConfigError: It needs none, more than two, or one by name.
     """
-    parameters = required(function)
-    named = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    if named or not 1 <= len(parameters) <= 2:
-        needs = ", ".join(one.name for one in parameters) or "nothing"
+    if (needs := _unfit(function, least=1)) is not None:
         raise ConfigError(
             f"the handler {name_of_function(function)} needs {needs}; a handler takes the body, the message, or both: "
             "async def serve(order: Order, message: tenure.Message)"
         )
+
+
+def check_parameters_at_times(function: Callable[..., object]) -> None:
+    """Refuse a handler, when it is declared, that can't be called with the time of a slot, a message, both or none.
+
+    Raises:
+        ConfigError: It needs more than two, or one by name.
+    """
+    if (needs := _unfit(function, least=0)) is not None:
+        raise ConfigError(
+            f"the handler {name_of_function(function)} needs {needs}; a handler that is called at times takes nothing, "
+            "the time of the slot, the message, or both: async def tidy(slot: datetime, message: tenure.Message)"
+        )
+
+
+def _unfit(function: Callable[..., object], least: int) -> str | None:
+    """Return the parameters of *function* by name, if they are fewer than *least*, more than two, or by keyword."""
+    parameters = required(function)
+    named = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    if not named and least <= len(parameters) <= 2:
+        return None
+    return ", ".join(one.name for one in parameters) or "nothing"
 
 
 def signature_of(function: Callable[..., object], kind: Any, run_in: str) -> Signature:

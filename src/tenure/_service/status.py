@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tenure import CandidateStatus
+from tenure import CandidateStatus, ScheduleStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,13 @@ class ServiceStatus:
     Attributes:
         handlers: Those that run.
         leaders: The candidates that campaign or lead; one that returned is left out.
+        schedules: Those that run, as the store last showed them to this process; see :class:`tenure.ScheduleStatus`.
         is_live: Whether a restart of this process would improve nothing: no work of a leader has overrun.
         is_ready: Whether the service runs, and all of its handlers and candidates are ready.
     """
 
     handlers: tuple[HandlerStatus, ...] = ()
     leaders: tuple[CandidateStatus, ...] = ()
+    schedules: tuple[ScheduleStatus, ...] = ()
     is_live: bool = True
     is_ready: bool = False

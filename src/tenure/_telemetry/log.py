@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from datetime import UTC, datetime
 from types import TracebackType
 
 from tenure._telemetry.callbacks import backlog, run_callback
@@ -26,6 +27,9 @@ from tenure.events import (
     RenewalMissed,
     Renewed,
     ResultDiscarded,
+    SlotSent,
+    SlotsSkipped,
+    SlotsWithheld,
     StandingBy,
     TermBegan,
     TermEnded,
@@ -109,7 +113,19 @@ def _record(event: Event) -> tuple[int, str]:
             return logging.WARNING, f"could not start to consume ({why}); waiting for the store, trying again"
         case BrokerAnswered(waited=waited):  # the same level as BrokerAwaited, so that a log has both or neither
             return logging.WARNING, f"the store answers, after {waited:.3g} s; consuming starts"
+        case SlotSent(schedule=schedule, slot=slot, late=late):
+            return logging.INFO, f"sent the slot {_moment(slot)} of {schedule!r}, {late:.3g} s late"
+        case SlotsSkipped(schedule=schedule, first=first, last=last):
+            which = f"the slot {_moment(first)}" if first == last else f"the slots {_moment(first)} to {_moment(last)}"
+            return logging.WARNING, f"{which} of {schedule!r} were missed, and are not sent"
+        case SlotsWithheld(schedule=schedule, why=why):
+            return logging.WARNING, f"no slots of {schedule!r} are sent by this process ({why})"
     return logging.INFO, repr(event)
+
+
+def _moment(seconds: float) -> str:
+    """Return Unix seconds as a moment in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _message_record(event: MessageEvent) -> tuple[int, str]:

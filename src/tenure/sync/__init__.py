@@ -18,12 +18,13 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Unpack
 from weakref import WeakSet
 
 import tenure
-from tenure import ElectionOptions, QueueOptions, Url
+from tenure import ElectionOptions, Missed, Outgoing, QueueOptions, Url
 from tenure._backend import url_given
 from tenure._connection import not_open
 from tenure._election.term import BlockingTerm as Term
@@ -37,6 +38,7 @@ from tenure.events import Event
 from tenure.sync._blocking import blocking
 from tenure.sync._elections import Election, Work
 from tenure.sync._queues import DeadLetters, Queue, Session
+from tenure.sync._schedules import Schedule, Schedules
 from tenure.sync._service import Service
 from tenure.sync._typed_queues import TypedQueue
 
@@ -46,6 +48,8 @@ __all__ = [
     "Election",
     "Message",
     "Queue",
+    "Schedule",
+    "Schedules",
     "Service",
     "Session",
     "Term",
@@ -185,6 +189,33 @@ class Backend:
         queue = self._behind.queue(name, **settings)
         return Queue(queue, renewal_thread, self._consumer_thread)
 
+    def schedule(
+        self,
+        name: str,
+        every: str | float | timedelta,
+        *,
+        queue: str,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        missed_after: float = 60.0,
+        message: Outgoing | None = None,
+    ) -> Schedule:
+        """Return a schedule, which sends to *queue* at each of its times. See :meth:`tenure.Backend.schedule`.
+
+        ``schedule.run()`` blocks: run it on a thread of its own.
+        """
+        behind = self._behind.schedule(
+            name,
+            every,
+            queue=queue,
+            timezone=timezone,
+            missed=missed,
+            missed_after=missed_after,
+            message=message,
+        )
+        return Schedule(behind, self._consumer_thread)
+
+    schedules = blocking(tenure.Backend.schedules)
     leaders = blocking(tenure.Backend.leaders)
     vacancies = blocking(tenure.Backend.vacancies)
     queues = blocking(tenure.Backend.queues)

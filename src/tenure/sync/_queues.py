@@ -17,6 +17,7 @@ from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
 from tenure.sync._blocking import blocking
+from tenure.sync._schedules import Schedules
 from tenure.sync._stopping import StopRequest, forwarded
 
 T = TypeVar("T")
@@ -31,6 +32,7 @@ class Queue:
         self.name: str = queue.name
         self.traits: tenure.QueueTraits = queue.traits
         self.dead_letters: DeadLetters = DeadLetters(queue.dead_letters, renewal_thread)
+        self.schedules: Schedules = Schedules(queue.schedules, renewal_thread)
         self._behind = queue
         self._renewal_thread = renewal_thread
         self._consumer_thread = consumer_thread

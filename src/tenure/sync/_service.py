@@ -8,12 +8,13 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 import tenure
-from tenure import ConfigError, ConsumeOptions, ElectionOptions, Event, QueueOptions
+from tenure import ConfigError, ConsumeOptions, ElectionOptions, Event, Missed, QueueOptions
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.threads import DaemonThreads
 from tenure.sync._elections import Work
@@ -84,6 +85,21 @@ class Service:
     def handler(self, queue: str | TypedQueue[Any], **options: Unpack[ConsumeOptions]) -> Any:
         """Declare the decorated function as the handler of a queue. See :meth:`tenure.Service.handler`."""
         return self._behind.handler(queue if isinstance(queue, str) else queue._behind, **options)
+
+    def every(
+        self,
+        every: str | float | timedelta,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        missed_after: float = 60.0,
+        **options: Unpack[ConsumeOptions],
+    ) -> Callable[[F], F]:
+        """Declare the decorated function as the handler of a schedule. See :meth:`tenure.Service.every`."""
+        return self._behind.every(
+            every, name=name, timezone=timezone, missed=missed, missed_after=missed_after, **options
+        )
 
     def leader(self, name: str, *, again: bool = False, **options: Unpack[ElectionOptions]) -> Callable[[WorkT], WorkT]:
         """Declare the decorated function as the work of the leader of *name*. See :meth:`tenure.Service.leader`."""
