@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tenure import events as events
+    from tenure import http as http
     from tenure import sync as sync
+    from tenure import telemetry as telemetry
     from tenure._backend import Backend as Backend
     from tenure._backend import connect as connect
     from tenure._diagnosis import Diagnosis as Diagnosis
@@ -166,7 +168,7 @@ _HOMES = {
     "tenure._service.status": ("HandlerStatus", "ServiceStatus"),
     "tenure._service.typed_queue": ("TypedQueue",),
 }
-_MODULES = ("events", "sync")
+_MODULES = ("events", "http", "sync", "telemetry")
 _unpublished = set(_HOMES)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -31,6 +31,8 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure._schedule.plan import Missed, plan_of
 from tenure._schedule.schedule import Schedule, check_template
 from tenure._schedule.status import ScheduleStatus
+from tenure._telemetry.hook import ObservedHook
+from tenure._telemetry.telemetry import Guarded, Telemetry, given_telemetry
 from tenure._url import Url
 from tenure.errors import ConfigError, refuse_unknown
 from tenure.events import Event
@@ -51,11 +53,15 @@ class Backend:
         renewal_thread: RenewalThread | None = None,
         clock: Clock | None = None,
         on_event: Callable[[Event], None] | None = None,
+        telemetry: Telemetry | Sequence[Telemetry] | None = None,
     ) -> None:
         parsed = Url.parse(url)
         self._module = registry.load(parsed)
         self._clock = clock or SystemClock()
+        self._given_on_event = on_event
+        self._telemetry: Guarded | None = None
         self._on_event = on_event
+        self.observe(*given_telemetry(telemetry))
         self._connection = Connection(parsed, self._module, self._clock, renewal_thread)
 
     @property
@@ -66,6 +72,18 @@ class Backend:
     @url.setter
     def url(self, url: Url) -> None:
         self._connection.url = url
+
+    def observe(self, *telemetry: Telemetry) -> None:
+        """Add metrics or traces to those that :func:`tenure.connect` was given, for queues and elections made later.
+
+        Raises:
+            ConfigError: One of them is no :class:`tenure.telemetry.Telemetry`.
+        """
+        added = given_telemetry(telemetry)
+        if added:
+            before = () if self._telemetry is None else self._telemetry.each
+            self._telemetry = Guarded([*before, *added])
+            self._on_event = ObservedHook(self._telemetry, self._given_on_event)
 
     async def open(self) -> Backend:
         """Open the backend unless it is open, and return it: for frameworks whose start and end are two functions.
@@ -182,6 +200,8 @@ class Backend:
             check_name(name), broker, renewal_thread, self._clock, usual, holder, self._on_event, expected
         )
         context.hints = self._connection.queues.hints
+        context.telemetry = self._telemetry
+        context.tracing = None if self._telemetry is None else self._telemetry.tracing()
         queue = Queue(context, self._connection.queues.requests)
         self._connection.queues.add(queue)
         return queue
@@ -388,6 +408,7 @@ def connect(
     url: str | None = None,
     *,
     on_event: Callable[[Event], None] | None = None,
+    telemetry: Telemetry | Sequence[Telemetry] | None = None,
 ) -> Backend:
     """Connect to the store at *url*; use it as ``async with tenure.connect(url) as backend:``.
 
@@ -399,12 +420,14 @@ def connect(
             ``TENURE_URL`` names the store.
         on_event: Called on the caller's loop with everything that happens to its candidates and consumers: an
             ``Event``, of one of the kinds in ``tenure.events``. It must return soon.
+        telemetry: Metrics and traces, of which an event for each message would be too slow: see
+            :mod:`tenure.telemetry`. One, or several. Without, nothing is measured.
 
     Raises:
         ConfigError: The URL names no backend, or an option is unknown or doesn't fit; or there is none.
         BackendNotInstalled: The backend's driver is missing; the message names the pip command.
     """
-    return Backend(url_given(url), on_event=on_event)
+    return Backend(url_given(url), on_event=on_event, telemetry=telemetry)
 
 
 async def _inspected(store: LeaseStore, names: Sequence[str]) -> list[HeldBy | Vacant]:

@@ -10,6 +10,8 @@ import click
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, refuse_both, seconds_option
+from tenure._cli.http_server import address, listening_at
+from tenure.errors import BackendNotInstalled
 
 HOPELESS = frozenset({Exit.USAGE, Exit.CONFIG, Exit.NOT_FOUND})
 
@@ -53,6 +55,13 @@ def size(text: str) -> float:
 @click.option("--max-memory", type=size, metavar="SIZE", help="Replace a process with more resident memory: 512M.")
 @click.option("--reload", is_flag=True, help="Replace all when a .py file below this folder changes; for development.")
 @click.option("--until-empty", is_flag=True, help="End when no queue of a handler has anything ready.")
+@click.option(
+    "--http",
+    "http",
+    type=address,
+    metavar="[HOST:]PORT",
+    help="Answer probes, Prometheus and KEDA there: /live, /ready, /metrics, /keda/v1/queues/QUEUE.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON, on standard output.")
 @click.option("--verbose", "-v", count=True, help="Print the events of the service, too.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only crashes and errors.")
@@ -68,6 +77,7 @@ def command(
     max_memory: float | None,
     reload: bool,
     until_empty: bool,
+    http: tuple[str, int] | None,
     as_json: bool,
     verbose: int,
     quiet: bool,
@@ -80,6 +90,9 @@ def command(
 
     With --processes MIN..MAX, as many run as can hold the backlog at once: (ready + locked) / concurrency, for the
     queue that needs most. More are started at once; a process is retired slowly, and never while it handles a message.
+
+    --http 9160 listens on this machine only, --http 0.0.0.0:9160 for others, too. If TENURE_HTTP_TOKEN is set, /metrics
+    and /keda need it: Authorization: Bearer TOKEN.
     """
     from tenure._cli.output import log_to_stderr
     from tenure._cli.supervise import RunOptions, Supervision
@@ -91,6 +104,10 @@ def command(
         raise click.UsageError(f"{service!r} is not of the form module:service; write for example shop.worker:service")
     if reload:
         _require_watchfiles()
+    listening = None
+    if http is not None:
+        _require_http()
+        listening = listening_at(*http)
     verbosity = -1 if quiet else verbose
     log_to_stderr(verbosity)
     settings = Settings(
@@ -104,12 +121,25 @@ def command(
         memory_max=math.inf if max_memory is None else max_memory,
         hopeless=HOPELESS,
     )
-    options = RunOptions(service, settings, until_empty, reload, as_json, verbosity, url)
+    options = RunOptions(service, settings, until_empty, reload, as_json, verbosity, url, listening)
 
     async def supervise() -> int:
         return await Supervision(options).run()
 
     return complete(supervise())
+
+
+def _require_http() -> None:
+    try:
+        import uvicorn  # noqa: F401
+
+        import tenure._http.app  # noqa: F401
+    except (ModuleNotFoundError, BackendNotInstalled):
+        raise Failure(
+            Exit.CONFIG,
+            "--http needs the packages starlette, uvicorn and prometheus-client, of which one is not installed; run: "
+            "pip install 'tenure[http]'",
+        ) from None
 
 
 def _require_watchfiles() -> None:

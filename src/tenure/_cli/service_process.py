@@ -6,8 +6,9 @@ Rules:
   reads them from the first moment, also while the service is imported. If the pipe closes, the supervisor has died: the
   process drains, and that thread kills it, with its group, if that takes longer than the grace.
 - It writes a JSON object for each report to the report pipe, at once when it has begun, then each second: how many
-  handlers run, whether it leads, its memory; ``leaving`` when it only has to end; and, when it is asked, the backlog of
-  each queue. A report that the pipe has no room for is dropped: a supervisor that does not read blocks no handler.
+  handlers run, whether it leads, whether it is live and ready, its memory; ``leaving`` when it only has to end; and,
+  when it is asked, the backlog of each queue, its metrics (``measure``) or the numbers of its queues (``stats``). If
+  much waits to be read, a report is dropped: a supervisor that does not read blocks no handler.
 - SIGTERM to this process alone drains it, and a second one, some time later, lets it hurry. The supervisor then starts
   another. A service manager may signal all processes at once: that is no second request.
 """
@@ -24,6 +25,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from typing import Any
 
 import tenure
@@ -32,9 +34,17 @@ from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import exit_of
 from tenure._cli.output import log_to_stderr, print_error
 from tenure._supervisor.machine import KILL_AFTER
+from tenure._telemetry.families import packed
 from tenure.errors import TenureError
+from tenure.telemetry import Metrics
 
 REPORT_EVERY = 1.0
+WAITING_MAX = 1 << 20
+"""Bytes of reports that may wait to be read."""
+
+FLUSH_WITHIN = 1.0
+"""Seconds for the last reports to be read."""
+
 BEGIN_LOOK_EVERY = 0.02
 """Seconds between looks whether the service has begun."""
 
@@ -85,9 +95,13 @@ class Orders:
 class ServiceProcess:
     """The process of a service, on its event loop."""
 
-    def __init__(self, service: tenure.Service, orders: Orders, reports: int) -> None:
+    def __init__(
+        self, service: tenure.Service, orders: Orders, reports: asyncio.StreamWriter, metrics: Metrics | None
+    ) -> None:
         self._service = service
         self._reports = reports
+        self._metrics = metrics
+        self._answering: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._is_serving = False
         self._told: str | None = None  # to end, and how
@@ -111,6 +125,8 @@ class ServiceProcess:
             await serving
         finally:
             reporting.cancel()
+            if self._metrics is not None:
+                self._send({"to": "measure", "answer": packed(self._metrics.snapshot())})
         if self._told is None:
             self._send({"finished": True})
 
@@ -123,7 +139,15 @@ class ServiceProcess:
                 if has_begun:
                     running = sum(one.running for one in status.handlers)
                     leads = any(one.state == "leading" for one in status.leaders)
-                    self._send({"running": running, "leads": leads, "memory": resident_memory()})
+                    self._send(
+                        {
+                            "running": running,
+                            "leads": leads,
+                            "memory": resident_memory(),
+                            "live": status.is_live,
+                            "ready": status.is_ready,
+                        }
+                    )
                 await asyncio.sleep(REPORT_EVERY if has_begun else BEGIN_LOOK_EVERY)
 
     async def _look(self) -> None:
@@ -138,15 +162,39 @@ class ServiceProcess:
         stats = await self._service.backend.queue(handler.queue).stats()
         return stats.ready + stats.locked, handler.concurrency
 
+    async def _answer(self, question: str) -> None:
+        """Answer a question of the supervisor."""
+        answer: Any = None
+        if question == "measure" and self._metrics is not None:
+            found = self._metrics.snapshot()
+            with suppress(TenureError):
+                for one in (await self._service.status()).handlers:
+                    found["tenure_handlers_running", (one.queue,)] = float(one.running)
+                    found["tenure_handlers_concurrency", (one.queue,)] = float(one.concurrency)
+            answer = packed(found)
+        elif question == "stats":
+            with suppress(TenureError, TimeoutError):
+                async with asyncio.timeout(LOOK_WITHIN):
+                    queues = {one.queue for one in (await self._service.status()).handlers}
+                    backend = self._service.backend
+                    answer = {name: astuple(await backend.queue(name).stats()) for name in sorted(queues)}
+        self._send({"to": question, "answer": answer})
+
     def _send(self, report: dict[str, Any]) -> None:
-        with suppress(OSError):  # no room, or the supervisor has died, which the control pipe tells
-            os.write(self._reports, (json.dumps(report) + "\n").encode())
+        transport = self._reports.transport
+        if transport.get_write_buffer_size() < WAITING_MAX and not transport.is_closing():
+            transport.write((json.dumps(report) + "\n").encode())
 
     def _pass_on(self, order: str) -> None:
         with suppress(RuntimeError):  # the loop is closed, and the process ends
             self._loop.call_soon_threadsafe(self._obey, order)
 
     def _obey(self, order: str) -> None:
+        if order in ("measure", "stats"):
+            task = asyncio.create_task(self._answer(order))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+            return
         if order == "look":
             if self._is_serving and (self._looking is None or self._looking.done()):
                 self._looking = asyncio.create_task(self._look())
@@ -186,15 +234,21 @@ def resident_memory() -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the service that *arguments* name; return the exit code."""
-    named, control, reports, grace, until_empty, verbosity = arguments
+    named, control, reports, grace, until_empty, verbosity, is_measured = arguments
     log_to_stderr(int(verbosity))
-    os.set_blocking(int(reports), False)
     orders = Orders(int(control), float(grace))
     try:
         service = service_named(named)
+        metrics = Metrics() if is_measured == "1" else None
+        if metrics is not None:
+            service.observe(metrics)
 
         async def run() -> None:
-            await ServiceProcess(service, orders, int(reports)).run(until_empty == "1")
+            writer = await _writer(int(reports))
+            try:
+                await ServiceProcess(service, orders, writer, metrics).run(until_empty == "1")
+            finally:
+                await _flush(writer)
 
         asyncio.run(run())
     except (Failure, TenureError) as error:
@@ -205,6 +259,23 @@ def main(arguments: Sequence[str]) -> int:
         traceback.print_exception(error)
         return Exit.BROKEN
     return Exit.DONE
+
+
+async def _writer(descriptor: int) -> asyncio.StreamWriter:
+    """Return a writer to a pipe; what there is no room for waits in memory."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, os.fdopen(descriptor, "wb", buffering=0)
+    )
+    return asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def _flush(writer: asyncio.StreamWriter) -> None:
+    """Wait until all was written, for a moment."""
+    writer.transport.set_write_buffer_limits(high=0)
+    with suppress(TimeoutError, OSError):
+        async with asyncio.timeout(FLUSH_WITHIN):
+            await writer.drain()
 
 
 if __name__ == "__main__":

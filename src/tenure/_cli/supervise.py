@@ -11,9 +11,11 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +24,13 @@ from tenure._cli.group import BROKEN_PIPE
 from tenure._cli.output import notice, print_json, timestamp, warn
 from tenure._supervisor import machine
 from tenure._supervisor.scaling import Backlog
+from tenure._telemetry.families import Snapshot, combined, lasting, unpacked
 
 LINE_MAX = 1 << 20
 """Bytes of a report, at most."""
+
+ASK_WITHIN = 1.5
+"""Seconds for a process to answer a question."""
 
 LATE = 0.5
 """Seconds after which a timer was late because this process did not run."""
@@ -46,14 +52,27 @@ class RunOptions:
     as_json: bool
     verbosity: int
     url: str | None = field(repr=False, default=None)
+    http: socket.socket | None = None
+    """Where requests for probes and metrics are answered."""
 
 
 class Child:
     """One process of the service."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: int, transport: asyncio.ReadTransport) -> None:
+    def __init__(
+        self, number: int, process: asyncio.subprocess.Process, control: int, transport: asyncio.ReadTransport
+    ) -> None:
+        self.number = number
         self.process = process
         self.has_finished = False
+        self.has_begun = False
+        self.reported_at = 0.0
+        self.is_live = True
+        self.is_ready = False
+        self.is_ending = False
+        self.measured: Snapshot = {}
+        """Its metrics, as it has last told them."""
+        self._answers: dict[str, asyncio.Future[Any]] = {}  # to questions, by question
         self._control = control
         self._transport = transport
         self._is_closed = False
@@ -68,6 +87,27 @@ class Child:
             return
         with suppress(OSError):
             os.write(self._control, f"{order}\n".encode())
+
+    async def ask(self, question: str) -> Any:
+        """Return the answer to a question, or None if there is none in time."""
+        if question not in self._answers:
+            self._answers[question] = asyncio.get_running_loop().create_future()
+            self.tell(question)
+        answer = self._answers[question]
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                return await asyncio.shield(answer)
+        except TimeoutError:
+            if self._answers.get(question) is answer:  # asked again next time
+                del self._answers[question]
+            return None
+
+    def answered(self, question: str, answer: Any) -> None:
+        """Take note of an answer; a late one has only its metrics, and so have the last words of a process."""
+        if question == "measure" and answer is not None:
+            self.measured = unpacked(answer)
+        if (asked := self._answers.pop(question, None)) is not None and not asked.done():
+            asked.set_result(answer)
 
     def kill(self) -> None:
         """Kill the process, and all in its group."""
@@ -94,9 +134,36 @@ class Supervision:
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_unheard = False  # nobody reads our output
+        self._crashes = 0
+        self._past: Snapshot = {}  # metrics of processes that have ended
 
     async def run(self) -> int:
         """Run until all processes have ended; return the exit code."""
+        async with self._answering():
+            return await self._run()
+
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        """Answer requests for probes and metrics during the block, if there is an address for it."""
+        if self._options.http is None:
+            yield
+            return
+        from tenure._cli.fleet_source import FleetSource
+        from tenure._cli.http_server import serving
+
+        async with serving(FleetSource(self._begun, self._counts), self._options.http):
+            yield
+
+    def _begun(self) -> list[Child]:
+        return [one for one in self._children.values() if one.has_begun]
+
+    def _counts(self) -> Snapshot:
+        states = Counter(one.state.value for one in self._machine.processes.values())
+        found: Snapshot = {("tenure_processes", (state.value,)): float(states[state.value]) for state in machine.State}
+        found["tenure_processes_crashed", ()] = float(self._crashes)
+        return combined([found, self._past])
+
+    async def _run(self) -> int:
         on_signal: dict[signal.Signals, machine.Input] = {
             signal.SIGTERM: machine.Stop(),
             signal.SIGINT: machine.Stop(),
@@ -165,6 +232,7 @@ class Supervision:
                     child.kill()
             case machine.Retire(number) | machine.Drain(number) | machine.Hurry(number) | machine.Look(number):
                 if (child := self._children.get(number)) is not None:
+                    child.is_ending = child.is_ending or not isinstance(effect, machine.Look)
                     child.tell(type(effect).__name__.lower())
 
     # --- processes ---
@@ -172,7 +240,7 @@ class Supervision:
     async def _run_child(self, number: int) -> None:
         """Start a process, pass on its reports, and report its end."""
         try:
-            child, reports = await self._started()
+            child, reports = await self._started(number)
         except OSError as error:  # the system gives no process
             warn(f"process {number} can't be started: {error.strerror}")
             self._feed(machine.Ended(number, Exit.NO_PROCESS, False))
@@ -186,6 +254,7 @@ class Supervision:
         reading.cancel()
         self._feed(machine.Ended(number, code, child.has_finished))
         del self._children[number]
+        self._past = combined([self._past, lasting(child.measured)])
         child.close()
 
     def _catch_up(self, number: int, child: Child) -> None:
@@ -196,7 +265,7 @@ class Supervision:
         if known is not None and known.state is not machine.State.RETIRING and known.kill_at == machine.NEVER:
             child.kill()
 
-    async def _started(self) -> tuple[Child, asyncio.StreamReader]:
+    async def _started(self, number: int) -> tuple[Child, asyncio.StreamReader]:
         options = self._options
         ours: list[int] = []
         theirs: list[int] = []
@@ -217,6 +286,7 @@ class Supervision:
                 str(options.settings.grace),
                 "1" if options.until_empty else "0",
                 str(options.verbosity),
+                "1" if options.http is not None else "0",
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(control_read, reports_write),
                 process_group=0,  # a terminal's Ctrl-C comes here only, and not to it as well
@@ -234,7 +304,7 @@ class Supervision:
         transport, _ = await self._loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(reports_read, "rb", buffering=0)
         )
-        return Child(process, control_write, transport), reports
+        return Child(number, process, control_write, transport), reports
 
     async def _read(self, number: int, child: Child, reports: asyncio.StreamReader) -> None:
         while True:
@@ -251,16 +321,22 @@ class Supervision:
         if "finished" in report:
             child.has_finished = True
         elif "leaving" in report:
+            child.is_ending = True
             self._feed(machine.Leaving(number))
+        elif "answer" in report:
+            child.answered(report["to"], report["answer"])
         elif "backlogs" in report:
             found = report["backlogs"]
             self._feed(machine.Looked(None if found is None else [Backlog(*one) for one in found]))
         else:
+            child.has_begun, child.reported_at = True, self._loop.time()
+            child.is_live, child.is_ready = report["live"], report["ready"]
             self._feed(machine.Reported(number, report["running"], report["leads"], report["memory"]))
 
     # --- events ---
 
     def _say(self, said: machine.Say) -> None:
+        self._crashes += said.event == "crashed"
         child = self._children.get(said.number) if said.number is not None else None
         pid = child.pid if child is not None else None
         if self._options.as_json:

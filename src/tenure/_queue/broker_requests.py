@@ -114,8 +114,7 @@ class BrokerRequests:
                 claim = await broker.receive_session(session, 1)
                 if isinstance(claim, Lapsed):
                     return Answered(request_id, [claim])
-                if claim.died:
-                    self._context.report_dead(claim.died)
+                self._context.note_claim(claim)
                 self._host.feed_soon(Claimed(request_id, claim.deliveries, claim.due_in))
                 return None
             case Settle(request_id, settlements):
@@ -132,8 +131,7 @@ class BrokerRequests:
         context.purge_if_due()
         claim = await context.broker.receive(context.name, limit, self._lock)
         context.has_answered = True
-        if claim.died:
-            context.report_dead(claim.died)
+        context.note_claim(claim)
         self._answered(bool(claim.deliveries), claim.due_in)
         return Claimed(request_id, claim.deliveries, claim.due_in, claim.age)
 

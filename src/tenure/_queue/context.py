@@ -8,7 +8,7 @@ import random
 import shlex
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +38,7 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.tasks import Tasks
 from tenure._telemetry.hook import call_hook
 from tenure._telemetry.log import is_logged, log_event
+from tenure._telemetry.telemetry import Telemetry, Tracing
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import Event, MessageDied
 
@@ -81,6 +82,8 @@ class QueueContext:
     """The waiters for hints, shared by all queues of one backend."""
     _failures: set[str] = field(default_factory=set)
     """The kinds of failures, by type and place, that were logged in full."""
+    telemetry: Telemetry | None = None
+    tracing: Tracing | None = None
     has_answered: bool = False
     """Whether the broker has ever answered a consumer: from then on, a failed question is asked again."""
 
@@ -204,15 +207,25 @@ class QueueContext:
 
     async def claim(self, ask: Callable[[], Coroutine[Any, Any, Claim | Lapsed]]) -> Claim | Lapsed:
         """Ask for messages; if we are cancelled meanwhile, give back those that come, to not leave them locked."""
+        begun = self.clock.now()
         asking = asyncio.ensure_future(ask())
         try:
             claim = await asyncio.shield(asking)
         except asyncio.CancelledError:
             asking.add_done_callback(self._give_back)
             raise
-        if isinstance(claim, Claim) and claim.died:
-            self.report_dead(claim.died)
+        if isinstance(claim, Claim):
+            self.note_claim(claim)
+            if self.tracing is not None and claim.deliveries:
+                self.tracing.received(self.name, claim.deliveries, self.clock.now() - begun)
         return claim
+
+    def note_claim(self, claim: Claim) -> None:
+        """Report what *claim* brought to the observers."""
+        if claim.died:
+            self.report_dead(claim.died)
+        if self.telemetry is not None and claim.deliveries and claim.deliveries[0].queue == self.name:
+            self.telemetry.received(self.name, claim.deliveries)
 
     def _give_back(self, asked: asyncio.Future[Claim | Lapsed]) -> None:
         if asked.cancelled() or asked.exception() is not None:
@@ -242,7 +255,8 @@ class QueueContext:
         """
         answer: Settled | Lapsed | NoAnswer | None = None
         try:
-            [answer] = await self.broker.settle([Settlement(delivery, verdict)])
+            with nullcontext() if self.tracing is None else self.tracing.settling(delivery, verdict):
+                [answer] = await self.broker.settle([Settlement(delivery, verdict)])
         finally:  # without an answer, too: the verdict may stand
             if tracker is not None and (back_at := self.back_at(verdict, answer)) is not None:
                 tracker.abandoned(back_at)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from tenure._checks import check_seconds
 from tenure._queue.checks import check_text
@@ -16,6 +16,7 @@ from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing, checked
 from tenure._queue.received import Received
 from tenure._queue.verdicts import COMPLETE, DeadLetter, NotEmpty, Settled, Settlement
+from tenure._telemetry.telemetry import Telemetry
 from tenure.errors import ConfigError, TenureError, TimedOut, Unavailable
 
 REQUEST_ENDED = "request_ended"
@@ -49,6 +50,8 @@ class Producer:
         context = self._context
         await context.ready()
         ready = checked((message,), context.settings.body_max, context.broker.traits.body_max)
+        if context.telemetry is not None:
+            return (await self._send_observed(ready, context.telemetry))[0]
         return (await context.broker.send(context.name, ready))[0]
 
     async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
@@ -56,7 +59,21 @@ class Producer:
         context = self._context
         await context.ready()
         ready = checked(list(messages), context.settings.body_max, context.broker.traits.body_max)
+        if ready and context.telemetry is not None:
+            return list(await self._send_observed(ready, context.telemetry))
         return list(await context.broker.send(context.name, ready)) if ready else []
+
+    async def _send_observed(self, messages: list[Outgoing], telemetry: Telemetry) -> Sequence[str]:
+        context = self._context
+        begun = context.clock.now()
+        with (
+            nullcontext(messages)
+            if context.tracing is None
+            else context.tracing.sending(context.name, messages) as ready
+        ):
+            ids = await context.broker.send(context.name, ready)
+        telemetry.sent(context.name, len(ids), context.clock.now() - begun)
+        return ids
 
 
 class OpenRequests:

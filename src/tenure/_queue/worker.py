@@ -21,6 +21,7 @@ from tenure._queue.pump import Pump
 from tenure._queue.received import Message
 from tenure._queue.reply import Reply
 from tenure._queue.verdicts import GIVE_BACK, Verdict
+from tenure._telemetry.telemetry import OUTCOMES, report_telemetry, traced
 from tenure._timing import Timing
 
 _JUDGED = (BaseException, Reply)
@@ -91,7 +92,7 @@ class Workers:
     ) -> None:
         self.context = context
         self.pump = pump
-        self.serve = serve
+        self.serve = serve if context.tracing is None else traced(serve, context.tracing)
         self.judge = judge
         self.inbox_window = inbox_window
         self.host = host
@@ -170,6 +171,7 @@ class _Worker:
         # To look it up takes as long as a call on Python 3.11.
         let_expire: Literal[Disposition.LET_EXPIRE] = Disposition.LET_EXPIRE
         now, take, done, tick_soon = context.clock.now, pump.take, pump.done, host.tick_soon
+        observe = None if context.telemetry is None else context.telemetry.handling(context.name)
         task = asyncio.current_task()  # self.task is not there yet if tasks are eager
         assert task is not None
         cancelling = task.cancelling
@@ -186,6 +188,7 @@ class _Worker:
                 tick_soon()
             message = Message(delivery, context, tracker)
             self.delivery = delivery
+            begun = moment
             try:
                 outcome: object = None
                 if not inbox or not await judge.was_handled(delivery, host.timing):
@@ -217,9 +220,14 @@ class _Worker:
                 done(delivery, verdict)
             if not host.is_tick_scheduled:
                 tick_soon()
+            moment = now()
+            if observe is not None:
+                try:
+                    observe(delivery, moment - begun, OUTCOMES.get(type(verdict), "lapsed"))
+                except Exception as error:
+                    report_telemetry(error)
             if cancelling():
                 raise asyncio.CancelledError
-            moment = now()
             if moment - yielded_at > SLICE:
                 await asyncio.sleep(0)
                 yielded_at = moment = now()

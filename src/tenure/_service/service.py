@@ -55,6 +55,7 @@ from tenure._service.signatures import (
 from tenure._service.status import HandlerStatus, ServiceStatus
 from tenure._service.typed_queue import TypedQueue
 from tenure.errors import refuse_unknown
+from tenure.telemetry import Telemetry
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -93,6 +94,7 @@ class Service:
             the service is opened. A :class:`tenure.Backend` in its place is opened and closed by its owner.
         on_event: As for :func:`tenure.connect`; events of leaders that are plain functions come on a thread of
             tenure's own.
+        telemetry: As for :func:`tenure.connect`.
         lifespan: ``lifespan(service)`` returns a block, async or not, that is entered once the backend is open, and
             left when all handlers and leaders have ended: the place for what they depend on.
 
@@ -120,6 +122,7 @@ class Service:
         url: str | Backend | None = None,
         *,
         on_event: Callable[[Event], None] | None = None,
+        telemetry: Telemetry | Sequence[Telemetry] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
         if isinstance(url, Backend) and on_event is not None:
@@ -132,6 +135,8 @@ class Service:
         self._given: Backend | None = None
         if url is not None:
             self._given = url if isinstance(url, Backend) else tenure.connect(url, on_event=on_event)
+        self._telemetry: list[Telemetry] = []  # until the backend is there
+        self.observe(*([] if telemetry is None else [telemetry] if isinstance(telemetry, Telemetry) else telemetry))
         self._queues: dict[str, TypedQueue[Any]] = {}
         self._handlers: list[_Handler] = []
         self._schedules: list[_Scheduled] = []
@@ -338,6 +343,17 @@ class Service:
             )
         return hook
 
+    def observe(self, *telemetry: Telemetry) -> None:
+        """Add metrics or traces. Call it before the service is opened.
+
+        Raises:
+            ConfigError: One of them is no :class:`tenure.telemetry.Telemetry`.
+        """
+        if self._given is None:
+            self._telemetry += telemetry
+        else:
+            self._given.observe(*telemetry)
+
     # --- opening ---
 
     @property
@@ -376,7 +392,7 @@ class Service:
         """
         self._leave_to_parent()
         if self._given is None:
-            self._given = tenure.connect(on_event=self._on_event)
+            self._given = tenure.connect(on_event=self._on_event, telemetry=self._telemetry)
         backend = self._given
         if self._is_owner:
             await backend.open()

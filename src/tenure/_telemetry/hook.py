@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tenure._telemetry.callbacks import run_callback
 from tenure._telemetry.log import logger
+from tenure._telemetry.telemetry import Telemetry
 from tenure.events import Event
 
 
@@ -18,6 +19,19 @@ class ForwardingHook:
 
     def __call__(self, event: Event) -> None:
         self._forward(event)
+
+
+class ObservedHook:
+    """A hook that tells *telemetry*, which never raises, of each event; and then the user's hook, if there is one."""
+
+    def __init__(self, telemetry: Telemetry, on_event: Callable[[Event], None] | None) -> None:
+        self._telemetry = telemetry
+        self._on_event = on_event
+
+    def __call__(self, event: Event) -> None:
+        self._telemetry.event(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
 
 def call_hook(on_event: Callable[[Event], None], event: Event) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -41,6 +41,7 @@ from tenure.sync._queues import DeadLetters, Queue, Session
 from tenure.sync._schedules import Schedule, Schedules
 from tenure.sync._service import Service
 from tenure.sync._typed_queues import TypedQueue
+from tenure.telemetry import Telemetry
 
 __all__ = [
     "Backend",
@@ -68,6 +69,7 @@ class Backend:
         url: As for :func:`connect`. A :class:`tenure.Backend` in its place, open on an event loop, is used from threads
             then: it keeps its ``on_event``, and stays open when this object is closed.
         on_event: As for :func:`connect`.
+        telemetry: As for :func:`tenure.connect`.
 
     Example::
 
@@ -76,16 +78,23 @@ class Backend:
                 await asyncio.to_thread(for_threads.queue("orders").send, b"two kettles")
     """
 
-    def __init__(self, url: str | tenure.Backend, *, on_event: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        url: str | tenure.Backend,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        telemetry: Telemetry | Sequence[Telemetry] | None = None,
+    ) -> None:
         self._on_event = on_event
         self._is_owner = not isinstance(url, tenure.Backend)
         if isinstance(url, tenure.Backend):
-            if on_event is not None:
-                raise ConfigError(f"{url!r} has an on_event of its own; give it to tenure.connect()")
+            if on_event is not None or telemetry is not None:
+                what = "on_event" if on_event is not None else "telemetry"
+                raise ConfigError(f"{url!r} has an {what} of its own; give it to tenure.connect()")
             self._behind = url
         else:
             hook = None if on_event is None else ForwardingHook(self._forward)
-            self._behind = tenure.Backend(url, on_event=hook)
+            self._behind = tenure.Backend(url, on_event=hook, telemetry=telemetry)
         self.url: Url = self._behind.url
         self._entered: RenewalThread | None = None
         self._consumer_loop: LoopThread | None = None
@@ -265,7 +274,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
-def connect(url: str | None = None, *, on_event: Callable[[Event], None] | None = None) -> Backend:
+def connect(
+    url: str | None = None,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    telemetry: Telemetry | Sequence[Telemetry] | None = None,
+) -> Backend:
     """Connect to the store at *url*; use it as ``with tenure.sync.connect(url) as backend:``.
 
     Without *url*, the environment variable ``TENURE_URL`` names the store. Where a block doesn't fit, there are
@@ -274,7 +288,7 @@ def connect(url: str | None = None, *, on_event: Callable[[Event], None] | None 
     *on_event* is called on a thread of tenure's own, the one on which queues are consumed. If it blocks, consumers
     and the end of the block wait for it; no lease or lock is lost.
     """
-    return Backend(url_given(url), on_event=on_event)
+    return Backend(url_given(url), on_event=on_event, telemetry=telemetry)
 
 
 publish_all(__name__)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from datetime import timedelta
 from types import TracebackType
@@ -19,6 +19,7 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.threads import DaemonThreads
 from tenure.sync._elections import Work
 from tenure.sync._typed_queues import TypedQueue
+from tenure.telemetry import Telemetry
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +37,7 @@ class Service:
     Args:
         url: As for :class:`tenure.Service`.
         on_event: As for :class:`tenure.Service`.
+        telemetry: As for :func:`tenure.connect`.
         lifespan: ``lifespan(service)`` returns a block, which is around all handlers, leaders and hooks.
 
     Example::
@@ -58,9 +60,10 @@ class Service:
         url: str | None = None,
         *,
         on_event: Callable[[Event], None] | None = None,
+        telemetry: Telemetry | Sequence[Telemetry] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
-        self._behind = tenure.Service(url, on_event=on_event, lifespan=self._around)
+        self._behind = tenure.Service(url, on_event=on_event, telemetry=telemetry, lifespan=self._around)
         self._lifespan = lifespan
         self._startup: list[Callable[[], Any]] = []
         self._shutdown: list[Callable[[], Any]] = []
@@ -114,6 +117,10 @@ class Service:
         """Declare a hook that is called after all handlers and leaders. See :meth:`tenure.Service.on_shutdown`."""
         self._shutdown.append(_checked_hook("on_shutdown", hook))
         return hook
+
+    def observe(self, *telemetry: Telemetry) -> None:
+        """Add metrics or traces. See :meth:`tenure.Service.observe`."""
+        self._behind.observe(*telemetry)
 
     @property
     def backend(self) -> tenure.sync.Backend:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from tenure._backend import Backend
 from tenure._public import publish_all
 from tenure._runtime.renewal_thread import RenewalThread
+from tenure._telemetry.telemetry import Telemetry
 from tenure.events import Event
 from tenure.ports import Abandon as Abandon
 from tenure.ports import Complete as Complete
@@ -65,7 +66,12 @@ class ManualClock:
         self._now += seconds
 
 
-def connect_here(url: str = "memory:", *, on_event: Callable[[Event], None] | None = None) -> Backend:
+def connect_here(
+    url: str = "memory:",
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    telemetry: Telemetry | Sequence[Telemetry] | None = None,
+) -> Backend:
     """Connect as :func:`tenure.connect` does, entirely on the running loop and its time, without a renewal thread.
 
     For tests in virtual time, see :mod:`tenure.testing.loop`. In virtual time, only ``memory:`` works: there are no
@@ -75,7 +81,9 @@ def connect_here(url: str = "memory:", *, on_event: Callable[[Event], None] | No
         RuntimeError: No loop is running.
     """
     loop = asyncio.get_running_loop()
-    return Backend(url, on_event=on_event, clock=VirtualClock(loop), renewal_thread=RenewalThread.here())
+    return Backend(
+        url, on_event=on_event, telemetry=telemetry, clock=VirtualClock(loop), renewal_thread=RenewalThread.here()
+    )
 
 
 async def until(

@@ -1,0 +1,94 @@
+"""The answers of ``tenure run --http``: what the processes of the service report, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from tenure import Stats
+from tenure._http.source import ANSWER_WITHIN, Health, Remembered, add_stats
+from tenure._telemetry.families import Snapshot, combined
+from tenure.errors import TenureError, Unavailable
+
+SILENT = 30.0
+"""Seconds without a report, after which a process counts as hung; each reports once a second."""
+
+
+class Process(Protocol):
+    """A process of the service that has begun."""
+
+    number: int
+    reported_at: float
+    """When it has last reported, by the clock of the loop."""
+    is_live: bool
+    is_ready: bool
+    is_ending: bool
+
+    measured: Snapshot
+    """Its metrics, as it has last told them."""
+
+    async def ask(self, question: str) -> Any:
+        """Return its answer, or None if there is none in time."""
+        ...
+
+
+class FleetSource:
+    """The processes of one service, together.
+
+    Args:
+        processes: Returns those that have begun.
+        counts: Returns the metrics of the supervisor itself.
+    """
+
+    def __init__(self, processes: Callable[[], Sequence[Process]], counts: Callable[[], Snapshot]) -> None:
+        self._processes = processes
+        self._counts = counts
+        self._stats = Remembered(self._ask_stats)
+        self._loop = asyncio.get_running_loop()
+
+    async def live(self) -> Health:
+        """Return whether no process hangs, and no work of a leader has overrun."""
+        now = self._loop.time()
+        for one in self._processes():
+            if now - one.reported_at > SILENT:
+                return Health(False, f"process {one.number} has not reported for {now - one.reported_at:.0f} s")
+            if not one.is_live:
+                return Health(False, f"process {one.number}: the work of a leader has overrun its term")
+        return Health(True, "live")
+
+    async def ready(self) -> Health:
+        """Return whether at least one process takes messages."""
+        now = self._loop.time()
+        running = [one for one in self._processes() if not one.is_ending]
+        ready = [one for one in running if one.is_ready and now - one.reported_at <= SILENT]
+        if ready:
+            return Health(True, f"ready: {len(ready)} of {len(running)} processes")
+        return Health(False, f"none of {len(running)} processes is ready")
+
+    async def metrics(self) -> Snapshot:
+        """Return the metrics of all processes, added up."""
+        processes = self._processes()
+        await asyncio.gather(*(one.ask("measure") for one in processes))
+        # Of one that gives no answer now, the last one counts: a sum must not fall and rise again.
+        found = combined([self._counts(), *(one.measured for one in processes)])
+        with suppress(TenureError):  # a number that is unknown is left out: 0 would be taken for one
+            add_stats(found, await self.stats())
+        return found
+
+    async def stats(self) -> dict[str, Stats]:
+        """Return the numbers of the queues, which one of the processes asks for."""
+        return await self._stats.get()
+
+    async def _ask_stats(self) -> dict[str, Stats]:
+        newest = sorted(self._processes(), key=lambda one: (one.is_ending, -one.reported_at))
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                for one in newest[:2]:
+                    answer = await one.ask("stats")
+                    if answer is not None:
+                        return {queue: Stats(*numbers) for queue, numbers in answer.items()}
+        except TimeoutError:
+            pass
+        raise Unavailable("no process could tell the numbers of its queues")

@@ -1,0 +1,1 @@
+"""The endpoints for probes, Prometheus and KEDA, as an ASGI application."""
