@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tenure._public import publish
-from tenure._telemetry.families import Histogram, Key, Snapshot
+from tenure._telemetry.families import Family, Histogram, Key, Snapshot
 from tenure._telemetry.metrics import Metrics
 from tenure._telemetry.telemetry import Handled, Outcome, Telemetry, Tracing
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tenure._telemetry.prometheus import PrometheusCollector
 
 __all__ = [
+    "Family",
     "Handled",
     "Histogram",
     "Key",
