@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -117,8 +118,9 @@ class AzureSchedules:
         await self._account.run_all([partial(remove, one=one) for one in blobs])
 
     def _learn(self, response: Any, asked_at: float) -> None:
-        """Note the service's time, as an answer tells it."""
-        self._clock.learn(parsedate_to_datetime(response.http_response.headers["Date"]).timestamp(), asked_at)
+        """Note the service's time, as an answer tells it; a proxy's answer may not."""
+        with suppress(KeyError, TypeError, ValueError):
+            self._clock.learn(parsedate_to_datetime(response.http_response.headers["Date"]).timestamp(), asked_at)
 
 
 def _prefix_of(queue: str) -> str:
