@@ -535,8 +535,10 @@ class RemembersTheFirstClaim(ScheduleSteps):
 
 
 class SendsHoweverLate(ScheduleSteps):
-    def _time_to_send(self, wish: _Wish) -> float:
-        return 1.0
+    async def _begin(self, wish: _Wish, wanted: str | None) -> Advanced:
+        answer = await super()._begin(wish, wanted)
+        wish.written_at = self._clock.now()
+        return answer
 
 
 class DoesNotKnowItsOwnClaim(ScheduleSteps):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ KEEP_OUT = 5.0
 """Seconds for which others don't take over a claim, from when they have seen it first."""
 
 SEND_WITHIN = 4.0
-"""Seconds after which the owner of a claim doesn't send any more, from before it has asked for the claim."""
+"""Seconds after which the owner of a claim doesn't send any more, from before the claim was written."""
 
 Send = Callable[[str, Sequence[Outgoing]], Awaitable[Sequence[str]]]
 
@@ -80,7 +81,7 @@ class Kept:
         return json.dumps({name: value for name, value in given.items() if value is not None})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Wish:
     """What a caller asks for."""
 
@@ -90,6 +91,8 @@ class _Wish:
     record: str | None
     not_before: float
     asked_at: float
+    written_at: float = -math.inf
+    """A moment before what it asks for was written."""
 
 
 class ScheduleSteps:
@@ -136,7 +139,7 @@ class ScheduleSteps:
         begun = await self._begin(wish, claim)
         if not begun.is_done:
             return begun
-        left = self._time_to_send(wish)
+        left = wish.written_at + SEND_WITHIN - self._clock.now()
         if left <= 0:  # this process was suspended, perhaps: another may be sending
             unclaimed = None if expected is None else Kept(expected, by).written()
             return (await self._replace(wish, claim, unclaimed))._replace(is_done=False)
@@ -149,10 +152,6 @@ class ScheduleSteps:
             ) from None
         return await self._replace(wish, claim, noted)
 
-    def _time_to_send(self, wish: _Wish) -> float:
-        """Return for how many more seconds the owner of a claim may send."""
-        return wish.asked_at + SEND_WITHIN - self._clock.now()
-
     async def _begin(self, wish: _Wish, wanted: str | None) -> Advanced:
         """Keep the text *wanted* if the record is as expected, and nobody is sending."""
         seen = self._seen.get((wish.queue, wish.schedule))
@@ -164,6 +163,7 @@ class ScheduleSteps:
             is_over = seen is not None and seen[0] == text and wish.asked_at - seen[1] >= (kept.keep_out or 0.0)
             if kept.record != wish.expected or now < wish.not_before or (kept.keep_out is not None and not is_over):
                 return text, (text, Advanced(False, kept.record, now))
+            wish.written_at = self._clock.now()
             return wanted, (None, Advanced(True, wish.record, now))
 
         text, answer = await self._store.change(wish.queue, wish.schedule, act)

@@ -315,12 +315,22 @@ class Places:
 
     async def set_window(self, connection: Connection, queue: str, window: float) -> None:
         """Let the stream of *queue* remember ids for *window* seconds."""
-        answer = await self._client.call(connection, f"STREAM.INFO.{self.place_of(queue).stream}")
-        config = dict(answer["config"])
-        wanted = _nanoseconds(max(WINDOW_MIN, window))
+        pauses = self._client.pauses(connection)
+        while True:
+            try:
+                await self._set_window(connection, self.place_of(queue).stream, _nanoseconds(max(WINDOW_MIN, window)))
+                return
+            except Refusal as error:  # in a cluster, a stream that another process is making is missing for a moment
+                pause = next(pauses, None) if error.code == NO_STREAM else None
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def _set_window(self, connection: Connection, stream: str, wanted: int) -> None:
+        config = dict((await self._client.call(connection, f"STREAM.INFO.{stream}"))["config"])
         if config.get("duplicate_window") != wanted:
             config["duplicate_window"] = wanted
-            await self._client.call(connection, f"STREAM.UPDATE.{config['name']}", config)
+            await self._client.call(connection, f"STREAM.UPDATE.{stream}", config)
 
     # --- consumers ---
 
