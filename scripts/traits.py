@@ -16,9 +16,10 @@ HEAD = """\
 Written by `python scripts/traits.py` from the traits that each backend declares, and checked by the tests. The
 conformance suites choose their tests by the same traits; `tenure doctor URL` shows those of the store at hand.
 
-*native*: the store does it itself. *emulated*: tenure does it in the store, in the same atomic step. *impossible*: it
-is refused with an error. Times are in seconds, sizes in bytes. A server's settings may allow less, as the page of its
-store says: etcd with its defaults grants leases from 2 s, ZooKeeper from 4 to 37.5 s.
+*native*: the store does it itself. *emulated*: tenure does it in the store, in the same atomic step; schedules in three
+steps instead, so that a process that dies in between leaves a slot that is sent again, under the same ids.
+*impossible*: it is refused with an error. Times are in seconds, sizes in bytes. A server's settings may allow less, as
+the page of its store says: etcd with its defaults grants leases from 2 s, ZooKeeper from 4 to 37.5 s.
 """
 
 

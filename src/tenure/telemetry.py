@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tenure._public import publish
-from tenure._telemetry.families import Family, Histogram, Key, Snapshot
+from tenure._telemetry.families import Family, Histogram, Key, Kind, Snapshot
 from tenure._telemetry.metrics import Metrics
 from tenure._telemetry.telemetry import Handled, Outcome, Telemetry, Tracing
 
@@ -30,6 +30,7 @@ __all__ = [
     "Handled",
     "Histogram",
     "Key",
+    "Kind",
     "Metrics",
     "OpenTelemetry",
     "Outcome",

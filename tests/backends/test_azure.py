@@ -32,7 +32,7 @@ from tenure._queue.message import MAX_DELIVERIES, Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, SETTLED, Abandon, DeadLetter, Renewed, Settled, Settlement, Verdict
 from tenure._url import Url
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.testing import until
 from tenure.testing._conformance.leases.faults import Candidates
@@ -566,3 +566,38 @@ async def test_copies_of_a_dead_letter_are_one() -> None:
         assert await broker.purge("copies", EVERYTHING, None) == 1
         stats = await broker.stats("copies")
         assert (stats.ready, stats.dead) == (1, 0)
+
+
+async def test_a_schedule_that_advances_while_its_queue_is_deleted_stays(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as backend, opened() as other:
+        broker = backend.broker
+        for schedule in ("idle", "busy"):
+            assert (await broker.advance(name, schedule, None, "1")).is_done
+        remove = broker._kept.remove
+
+        async def advance_and_remove(blobs: Any) -> None:
+            assert (await other.broker.advance(name, "busy", "1", "2")).is_done
+            await remove(blobs)
+
+        monkeypatch.setattr(broker._kept, "remove", advance_and_remove)
+        await broker.delete(name)
+        assert (await other.broker.schedules(name)).records == {"busy": "2"}
+        monkeypatch.undo()
+        await broker.delete(name)
+        assert (await other.broker.schedules(name)).records == {}
+
+
+async def test_a_queue_can_be_deleted_without_the_right_to_blobs(name: str) -> None:
+    server = shared(Azurite)
+    async with HttpGate(server.blob.port) as gate, opened() as owner:
+        gate.refusal = lambda line: (403, "AuthorizationPermissionMismatch")
+        url = f"azurite://127.0.0.1:{gate.port}?queue_port={server.queue.port}"
+        backend = azure_storage.open(Url.parse(url))
+        await backend.broker.send(name, [Outgoing(b"a")])
+        await backend.broker.delete(name, force=True)
+        assert name not in await owner.broker.names()
+        with pytest.raises(Unavailable, match="lack of rights"):
+            await backend.broker.schedules(name)
+        await backend.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
@@ -23,7 +24,7 @@ from tenure._backends import servicebus
 from tenure._backends.servicebus import driver, feed
 from tenure._backends.servicebus.address import address_of
 from tenure._backends.servicebus.codec import Encoded
-from tenure._backends.servicebus.names import entity_of, may_be_subscription, subscription_of
+from tenure._backends.servicebus.names import SCHEDULES, entity_of, may_be_subscription, subscription_of
 from tenure._backends.servicebus.sending import portions
 from tenure._backends.servicebus.service_clock import LockTimes
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
@@ -562,6 +563,63 @@ def test_addresses() -> None:
     assert (address.host, address.login) == ("namespace.servicebus.windows.net", "identity")
     address, options = address_of(Url.parse("servicebus://127.0.0.1:5672?emulator=yes"), {})
     assert (address.host, address.emulator, options.create) == ("127.0.0.1:5672", True, False)
+
+
+async def test_schedules_are_in_an_entity_that_is_not_listed(own: ServiceBus) -> None:
+    async with opened(own) as backend:
+        broker = backend.broker
+        assert (await broker.advance("orders", "s", None, "1")).is_done
+        assert (await broker.advance(SCHEDULES, "s", None, "2", [Outgoing(b"a", id="a")])).is_done
+        assert await broker.names() == ["orders", SCHEDULES]
+        entities = [entity for entity, _ in await broker._run(broker.administration.queues)]
+        assert sorted(entities) == ["orders", SCHEDULES, entity_of(SCHEDULES)]
+        assert [one.body for one in (await broker.receive(SCHEDULES, 10, 30.0)).deliveries] == [b"a"]
+        await broker.delete(SCHEDULES, force=True)
+        assert (await broker.schedules(SCHEDULES)).records == {}
+        assert (await broker.schedules("Orders")).records == {"s": "1"}
+
+
+async def test_schedules_need_no_manage_where_their_entity_is(own: ServiceBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(own) as backend:
+        await backend.broker.send("orders", [Outgoing(b"")])
+        url = without_manage(own, monkeypatch)
+        other = servicebus.open(Url.parse(url))
+        assert (await other.broker.schedules("orders")).records == {}
+        with pytest.raises(ConfigError, match=f"has no queue '{SCHEDULES}', in which tenure keeps schedules"):
+            await other.broker.advance("orders", "s", None, "1")
+        assert (await backend.broker.advance("orders", "s", None, "1")).is_done
+        assert (await other.broker.advance("orders", "s", "1", "2", [Outgoing(b"a", id="a")])).is_done
+        assert (await backend.broker.schedules("orders")).records == {"s": "2"}
+        with pytest.raises(ConfigError, match="has no queue 'missing'"):
+            await other.broker.advance("missing", "s", None, "1")
+        assert (await backend.broker.schedules("missing")).records == {}
+        await other.close()
+
+
+async def test_a_schedule_that_advances_while_its_queue_is_deleted_stays(
+    own: ServiceBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(own) as backend, opened(own) as other:
+        broker = backend.broker
+        for schedule in ("idle", "busy"):
+            assert (await broker.advance("orders", schedule, None, "1")).is_done
+        forget = broker._kept.forget
+
+        async def advance_and_forget(queue: str, texts: Mapping[str, str]) -> None:
+            request = asyncio.ensure_future(asyncio.wrap_future(done))
+            loop.call_soon_threadsafe(go_on.set)
+            await request
+            await forget(queue, texts)
+
+        loop, go_on = asyncio.get_running_loop(), asyncio.Event()
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        monkeypatch.setattr(broker._kept, "forget", advance_and_forget)
+        deleting = asyncio.ensure_future(broker.delete("orders"))
+        await go_on.wait()
+        assert (await other.broker.advance("orders", "busy", "1", "2")).is_done
+        done.set_result(None)
+        await deleting
+        assert (await other.broker.schedules("orders")).records == {"busy": "2"}
 
 
 def test_names() -> None:

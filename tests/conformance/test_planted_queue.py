@@ -356,6 +356,20 @@ class ForgetsOtherSchedules(MemoryBroker):
         return answer
 
 
+class StripsRecords(MemoryBroker):
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        stripped = None if record is None else record.strip()
+        return await super().advance(queue, schedule, expected, stripped, messages, not_before)
+
+
 class SchedulesOutliveTheirQueue(MemoryBroker):
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
         kept = (await self.schedules(queue)).records

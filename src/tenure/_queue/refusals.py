@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn
 
-from tenure._queue.broker import Advanced, Claim, LiveSelection, NoSession, QueueTraits, Schedules
+from tenure._queue.broker import Claim, LiveSelection, NoSession, QueueTraits
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import NO_DEFERRED_DEAD_LETTERS, Delivery, SessionLock, State
 from tenure._queue.outgoing import Outgoing
@@ -137,25 +137,3 @@ class WithoutInbox:
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Refuse."""
         self.refusals.refuse("inbox that remembers ids")
-
-
-class WithoutSchedules:
-    """The part of a broker about schedules, where there are none."""
-
-    refusals: ClassVar[Refusals]
-
-    async def schedules(self, queue: str) -> Schedules:
-        """Refuse."""
-        self.refusals.refuse("schedules")
-
-    async def advance(
-        self,
-        queue: str,
-        schedule: str,
-        expected: str | None,
-        record: str | None,
-        messages: Sequence[Outgoing] = (),
-        not_before: float = 0.0,
-    ) -> Advanced:
-        """Refuse."""
-        self.refusals.refuse("schedules")

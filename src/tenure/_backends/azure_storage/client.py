@@ -34,8 +34,9 @@ T = TypeVar("T")
 CONCURRENCY = 32
 """Requests of one operation, such as the renewal of many leases, that run at the same time."""
 
-_NO_RIGHTS = frozenset(["AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"])
-_NO_RIGHTS |= frozenset(["AuthorizationServiceMismatch", "InsufficientAccountPermissions"])
+NO_RIGHTS = frozenset(["AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"])
+NO_RIGHTS |= frozenset(["AuthorizationServiceMismatch", "InsufficientAccountPermissions"])
+"""The codes of refusals for lack of rights."""
 _ADVICE = {
     "AuthenticationFailed": "refused the key or the signature; check it, when it ends, and this machine's clock",
     "InvalidAuthenticationInfo": "refused the login; check the identity that this process runs as",
@@ -67,7 +68,7 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
     match error:
         case TimeoutError():
             return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
-        case HttpResponseError() if code_of(error) in _NO_RIGHTS:
+        case HttpResponseError() if code_of(error) in NO_RIGHTS:
             return lasting(f"{url} refuses the request for lack of rights ({code_of(error)}): {_ROLES}{before}")
         case HttpResponseError() if code_of(error) in _ADVICE:
             return lasting(f"{url} {_ADVICE[code_of(error)]} ({code_of(error)}){before}")
@@ -139,8 +140,13 @@ class LoopConnections:
     def container(self) -> ContainerClient:
         """The container of the lease blobs."""
         if self._blobs is None:
-            raise ConfigError("the connection string names no BlobEndpoint, which leases need")
+            raise ConfigError("the connection string names no BlobEndpoint, which leases and schedules need")
         return self._blobs.get_container_client(self._container)
+
+    @property
+    def has_blobs(self) -> bool:
+        """Whether the address has blobs."""
+        return self._blobs is not None
 
     @property
     def queues(self) -> QueueServiceClient:

@@ -27,23 +27,27 @@ from tenure._backends.azure_storage.names import POISON_SUFFIX, decode_metadata,
 from tenure._backends.azure_storage.receipts import Receipts
 from tenure._backends.azure_storage.records import FoundMessage, HeldMessage, delivery_of, timestamp_of
 from tenure._backends.azure_storage.requests import NO_QUEUE, PAGE, client_of, count, create, lock_page, put
+from tenure._backends.azure_storage.schedules import AzureSchedules
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._backends.azure_storage.settings import declare, read_settings
 from tenure._backends.azure_storage.settling import DELAY_MAX, Settling
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
+    Advanced,
     Claim,
     LiveSelection,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSchedules, WithoutSessions
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSessions
+from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import LAPSED, Abandon, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
@@ -66,7 +70,7 @@ QUEUE_TRAITS = QueueTraits(
     exact_stats=False,
     hints=False,
     names_dead=True,
-    schedules="impossible",
+    schedules="emulated",
 )
 
 DEAD_FOUND_MAX = 64
@@ -79,7 +83,7 @@ RECHECK_AFTER = 1.0
 """Seconds until the next claim while messages are invisible: one of them may be a dead consumer's."""
 
 
-class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedules):
+class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     """A ``Broker`` on Azure Storage Queues."""
 
     refusals = Refusals("queues in Azure Storage", QUEUE_TRAITS)
@@ -96,6 +100,8 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedul
             account, self._clock, self._receipts, self._dead_letters, self._background, self._notifier, self.send
         )
         self._empty_claims: dict[str, int] = {}  # by queue: the number of empty claims in a row
+        self._kept = AzureSchedules(account, self._clock)
+        self._schedules = ScheduleSteps(self._kept, self.send, clock)
 
     @property
     def traits(self) -> QueueTraits:
@@ -139,19 +145,22 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedul
     # --- deletion ---
 
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
-        """Delete *queue* and the queue of its dead letters, if both are empty or by *force*.
+        """Delete *queue* and the queue of its dead letters, if both are empty or by *force*; then its schedules.
 
-        Azure has no conditional deletion: a message sent between the count and the deletion is lost.
+        Azure has no conditional deletion: a message sent between the count and the deletion is lost. Schedules that
+        are advanced meanwhile stay: they belong to the queue that comes into being by that.
         """
         found = await self.stats(queue)
         if count_of(found) and not force:
             return NotEmpty(found)
+        schedules = await self._kept.blobs(queue)
 
         async def delete(connections: LoopConnections) -> None:
             for name in (queue, dead_letters_of(queue)):
                 await unless_refused(client_of(connections, name).delete_queue(), *NO_QUEUE)
 
         await self._account.run(delete)
+        await self._kept.remove(schedules)
         return Deleted(found)
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
@@ -213,6 +222,25 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedul
                 f"delay ({delay:,.0f} s) must not be more than seven days ({DELAY_MAX:,} s) on this backend"
             )
         return max(0, math.ceil(delay))
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        return await self._schedules.schedules(queue)
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* of a schedule in place of *expected*, and send *messages*: in steps, see ``schedule_steps``."""
+        self.refusals.check_messages(messages)
+        return await self._schedules.advance(queue, schedule, expected, record, messages, not_before)
 
     # --- receiving ---
 

@@ -18,7 +18,7 @@ import json
 import re
 import secrets
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -100,6 +100,8 @@ class Record:
     idle_at: float | None = None
     name: str = ""
     """The queue's name, if its word is cut, and doesn't tell it."""
+    schedules: Mapping[str, str] = field(default_factory=dict)
+    """What is kept of its schedules, by their names; see ``tenure._queue.schedule_steps``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ class Places:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._prefix = client.options.prefix
-        self._bucket = f"KV_{self._prefix}-queues"
+        self.bucket: str = f"KV_{self._prefix}-queues"
+        """The stream of the records."""
         self._consumers: dict[str, Consumer] = {}
 
     def place_of(self, queue: str) -> Place:
@@ -135,7 +138,7 @@ class Places:
         """Return what is kept of *queue*, and its revision; 0 if nothing is."""
         try:
             answer = await self._client.call(
-                connection, f"STREAM.MSG.GET.{self._bucket}", {"last_by_subj": self._subject_of(queue)}
+                connection, f"STREAM.MSG.GET.{self.bucket}", {"last_by_subj": self._subject_of(queue)}
             )
         except Refusal as error:
             if error.code in (NO_STREAM, NO_MESSAGE):
@@ -155,7 +158,7 @@ class Places:
             raise
 
     async def _store_record(self, connection: Connection, queue: str, body: bytes, revision: int) -> None:
-        make = partial(self._make_bucket, connection)
+        make = partial(self.make_bucket, connection)
         await self.store(connection, make, self._subject_of(queue), body, last=revision)
 
     async def records(self, connection: Connection) -> dict[str, Record]:
@@ -165,7 +168,7 @@ class Places:
         while True:
             try:
                 answer = await self._client.call(
-                    connection, f"STREAM.MSG.GET.{self._bucket}", {"seq": after + 1, "next_by_subj": ">"}
+                    connection, f"STREAM.MSG.GET.{self.bucket}", {"seq": after + 1, "next_by_subj": ">"}
                 )
             except Refusal as error:
                 if error.code in (NO_STREAM, NO_MESSAGE):
@@ -176,11 +179,12 @@ class Places:
             record = _record_of(answer)
             found[record.name or name_of(str(message["subject"]).rpartition(".")[2])] = record
 
-    async def _make_bucket(self, connection: Connection) -> None:
+    async def make_bucket(self, connection: Connection) -> None:
+        """Make the stream of the records, unless it is there."""
         await self.make_stream(
             connection,
             {
-                "name": self._bucket,
+                "name": self.bucket,
                 "subjects": [f"$KV.{self._prefix}-queues.>"],
                 "max_msgs_per_subject": 1,
                 "description": "what tenure keeps of its queues",
@@ -311,12 +315,22 @@ class Places:
 
     async def set_window(self, connection: Connection, queue: str, window: float) -> None:
         """Let the stream of *queue* remember ids for *window* seconds."""
-        answer = await self._client.call(connection, f"STREAM.INFO.{self.place_of(queue).stream}")
-        config = dict(answer["config"])
-        wanted = _nanoseconds(max(WINDOW_MIN, window))
+        pauses = self._client.pauses(connection)
+        while True:
+            try:
+                await self._set_window(connection, self.place_of(queue).stream, _nanoseconds(max(WINDOW_MIN, window)))
+                return
+            except Refusal as error:  # in a cluster, a stream that another process is making is missing for a moment
+                pause = next(pauses, None) if error.code == NO_STREAM else None
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def _set_window(self, connection: Connection, stream: str, wanted: int) -> None:
+        config = dict((await self._client.call(connection, f"STREAM.INFO.{stream}"))["config"])
         if config.get("duplicate_window") != wanted:
             config["duplicate_window"] = wanted
-            await self._client.call(connection, f"STREAM.UPDATE.{config['name']}", config)
+            await self._client.call(connection, f"STREAM.UPDATE.{stream}", config)
 
     # --- consumers ---
 

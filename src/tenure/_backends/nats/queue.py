@@ -27,17 +27,20 @@ from tenure._backends.nats.message_format import ROOM, encode, properties_of, si
 from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
 from tenure._backends.nats.receipts import Receipts
 from tenure._backends.nats.receiving import OVERDUE_MAX, Receiving
+from tenure._backends.nats.schedules import NatsSchedules
 from tenure._backends.nats.settling import Settling
 from tenure._backends.nats.standing import Standing
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import Storing, new_key
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
+    Advanced,
     Claim,
     LiveSelection,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
     undeclared,
 )
@@ -45,7 +48,8 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK, dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutSchedules, WithoutSessions
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutSessions
+from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
@@ -69,7 +73,7 @@ QUEUE_TRAITS = QueueTraits(
     peek="emulated",
     exact_stats=False,
     names_dead=True,
-    schedules="impossible",
+    schedules="emulated",
 )
 
 LONG = 3_600.0
@@ -87,7 +91,7 @@ SEND_MAX = 1_000
 """Messages that are sent before the first answer is awaited."""
 
 
-class NatsBroker(WithoutSessions, WithoutDeferral, WithoutSchedules):
+class NatsBroker(WithoutSessions, WithoutDeferral):
     """A ``Broker`` on NATS JetStream."""
 
     refusals = Refusals("queues in NATS", QUEUE_TRAITS)
@@ -109,6 +113,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral, WithoutSchedules):
         self._dead_letters = DeadLetters(client, self._places, self._clock, self._receipts, self._storing)
         self._live = LiveMessages(client, self._places, self._clock, self._storing, self._receiving, self._dead_letters)
         self._windows: dict[str, tuple[float, float]] = {}  # by queue: how long ids are remembered; read when
+        self._schedules = ScheduleSteps(NatsSchedules(client, self._places, self._clock), self.send, clock)
 
     @property
     def traits(self) -> QueueTraits:
@@ -299,6 +304,25 @@ class NatsBroker(WithoutSessions, WithoutDeferral, WithoutSchedules):
         if window >= WINDOW_MIN:
             return id_
         return await self._inbox.name_of(connection, queue, id_, window) if window else None
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        return await self._schedules.schedules(queue)
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* of a schedule in place of *expected*, and send *messages*: in steps, see ``schedule_steps``."""
+        self.refusals.check_messages(messages)
+        return await self._schedules.advance(queue, schedule, expected, record, messages, not_before)
 
     # --- receiving ---
 

@@ -26,6 +26,11 @@ class StoreClock:
         self._offset: float | None = None
         self._read_at = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the server's time was read."""
+        return self._offset is not None
+
     def now(self) -> float:
         """Return the estimated time of the server; before it was read, that of this machine's wall clock."""
         return time.time() if self._offset is None else self.local.now() + self._offset

@@ -41,15 +41,18 @@ from tenure._backends.rabbitmq.presence import Presence
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.receipts import TIMEOUT_MARGIN, HeldMessage, Receipts
 from tenure._backends.rabbitmq.records import CACHED, Record, Records, RecordStore
+from tenure._backends.rabbitmq.schedules import RabbitSchedules
 from tenure._backends.rabbitmq.settling import Settling
 from tenure._backends.rabbitmq.subscription import Subscription
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
+    Advanced,
     Claim,
     LiveSelection,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
     undeclared,
 )
@@ -67,7 +70,8 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSchedules, WithoutSessions
+from tenure._queue.refusals import Refusals, WithoutDeferral, WithoutInbox, WithoutSessions
+from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Listener, Notifier
@@ -92,7 +96,7 @@ QUEUE_TRAITS = QueueTraits(
     peek="emulated",
     exact_stats=False,
     connection_bound=True,
-    schedules="impossible",
+    schedules="emulated",
 )
 
 DELIVERY_LIMIT = 2**31 - 1
@@ -114,7 +118,7 @@ DELAY_SLACK = 5.0
 """Seconds for which a queue counts as not empty after the last delay has ended, at least."""
 
 
-class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedules):
+class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     """A ``Broker`` on RabbitMQ."""
 
     refusals = Refusals("queues in RabbitMQ", QUEUE_TRAITS)
@@ -135,6 +139,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedu
         self._listed: set[str] = set()  # queues that are in the records
         self._declared: set[str] = set()
         self._declaring: dict[str, asyncio.Future[None]] = {}
+        self._schedules = ScheduleSteps(RabbitSchedules(client, self._records, self._make), self.send, clock)
 
     @property
     def traits(self) -> QueueTraits:
@@ -176,6 +181,11 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedu
             if not await self._client.has_queue(amqp_name(place)):
                 self._lose_place(place)
         await self._declare(home)
+
+    async def _make(self, queue: str) -> None:
+        """Declare *queue* if it isn't there, and list it, also if another program has declared it."""
+        await self._ensure_there(queue)
+        await self._list(queue)
 
     def _lose_place(self, place: str) -> None:
         """Note that a queue, or that of its dead letters, was deleted, with what is held of it."""
@@ -371,6 +381,25 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox, WithoutSchedu
         if queue not in self._listed and not queue.startswith(SERVERS):
             await self._list(queue)
         return [letter.properties.message_id or "" for letter in letters]
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        return await self._schedules.schedules(queue)
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* of a schedule in place of *expected*, and send *messages*: in steps, see ``schedule_steps``."""
+        self.refusals.check_messages(messages, check_headers)
+        return await self._schedules.advance(queue, schedule, expected, record, messages, not_before)
 
     # --- receiving ---
 

@@ -1,4 +1,4 @@
-"""What tenure keeps about queues: their settings, which there are, their delays, and when they are idle.
+"""What tenure keeps about queues: their settings and schedules, which there are, their delays, and when they are idle.
 
 RabbitMQ keeps nothing with a queue that a client could change or read. So all of it is one message, in a quorum queue
 of its own. It is changed under a lock: an exclusive queue, which ends with the connection of its owner. The new message
@@ -60,6 +60,8 @@ class Record:
     idle_at: float | None = None
     delayed_until: float = 0.0
     """No message is delayed for longer. Nobody can look at those that are."""
+    schedules: dict[str, str] = field(default_factory=dict)
+    """What is kept of its schedules, by their names; see ``tenure._queue.schedule_steps``."""
 
 
 Records = dict[str, Record]

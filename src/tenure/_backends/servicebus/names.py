@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from tenure._queue.checks import DEAD_SUFFIX
 
+SCHEDULES = "tenure-schedules"
+"""The entity in which tenure keeps schedules."""
+
 _ENTITY = re.compile(r"[A-Za-z0-9](?:[\w./~-]{0,258}[A-Za-z0-9])?", re.ASCII)
 _GENERATED = re.compile(r".*-x[0-9a-f]{20}")
 _SUBSCRIPTION = re.compile(r"(.+)/subscriptions/([^/]+)", re.IGNORECASE)
@@ -39,7 +42,8 @@ def entity_of(name: str) -> str:
     Letters, digits, ``.``, ``-``, ``_``, ``~`` and ``/`` are not changed. Any other name becomes a readable part and a
     hash; the name itself is kept in the entity's user metadata.
     """
-    if _ENTITY.fullmatch(name) and not _GENERATED.fullmatch(name.lower()) and "//" not in name:
+    is_plain = _ENTITY.fullmatch(name) and not _GENERATED.fullmatch(name.lower()) and "//" not in name
+    if is_plain and name.lower() != SCHEDULES:
         return name
     rest = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:100].strip("-") or "queue"
     return f"{rest}-x{hashlib.sha256(name.encode()).hexdigest()[:20]}"

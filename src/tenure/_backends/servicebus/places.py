@@ -18,7 +18,7 @@ from tenure._backends.servicebus.administration import Administration, Entity, N
 from tenure._backends.servicebus.client import NO_RIGHTS, Namespace
 from tenure._backends.servicebus.codec import long_of, received_in
 from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, Refused
-from tenure._backends.servicebus.names import Path, entity_of, home_of, may_be_subscription, subscription_of
+from tenure._backends.servicebus.names import SCHEDULES, Path, entity_of, home_of, may_be_subscription, subscription_of
 from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure.errors import ConfigError
@@ -148,6 +148,14 @@ class Places:
         if home not in self._decided and self._namespace.options.create:
             await self._decide(home, found._replace(is_dead=False), sessions=sessions)
         return found
+
+    async def ensure(self, name: str) -> None:
+        """Create a queue if it is missing and may be created; its first use decides whether it has sessions."""
+        if await self.existing(name) is None:
+            if self._namespace.options.create:
+                await self.declare(name, {}, only_undeclared=True)
+            else:
+                raise _missing(self._namespace, name)
 
     async def existing(self, name: str) -> Path | None:
         """Return the entity of a queue, or of its dead letters; None if there is none of this name."""
@@ -551,7 +559,7 @@ def _missing(namespace: Namespace, name: str) -> ConfigError:
 
 def names_of(rows: list[tuple[str, str]]) -> list[str]:
     """Return the names of queues, from those of their entities and their user metadata."""
-    return sorted((Noted.read(metadata) or Noted()).name or entity for entity, metadata in rows)
+    return sorted((Noted.read(metadata) or Noted()).name or entity for entity, metadata in rows if entity != SCHEDULES)
 
 
 def idle_among(rows: list[tuple[str, str]], now: float) -> list[str]:

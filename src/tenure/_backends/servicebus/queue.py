@@ -32,18 +32,21 @@ from tenure._backends.servicebus.message_format import outgoing
 from tenure._backends.servicebus.places import Places, idle_among, names_of, no_rights
 from tenure._backends.servicebus.receipts import Receipts
 from tenure._backends.servicebus.renewing import Renewing
+from tenure._backends.servicebus.schedules import ServiceBusSchedules
 from tenure._backends.servicebus.sending import Sending
 from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._backends.servicebus.sessions import Sessions
 from tenure._backends.servicebus.settling import Settling
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
+    Advanced,
     Claim,
     LiveSelection,
     NoSession,
     QueueOptions,
     QueueSettings,
     QueueTraits,
+    Schedules,
     Selection,
 )
 from tenure._queue.message import (
@@ -55,7 +58,8 @@ from tenure._queue.message import (
     count_of,
 )
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.refusals import Refusals, WithoutInbox, WithoutSchedules
+from tenure._queue.refusals import Refusals, WithoutInbox
+from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
@@ -87,11 +91,11 @@ QUEUE_TRAITS = QueueTraits(
     mixed_sessions=False,
     sequences_restart=True,
     case_sensitive=False,
-    schedules="impossible",
+    schedules="emulated",
 )
 
 
-class ServiceBusBroker(WithoutInbox, WithoutSchedules):
+class ServiceBusBroker(WithoutInbox):
     """A ``Broker`` on Service Bus."""
 
     refusals = Refusals("queues on Service Bus", QUEUE_TRAITS)
@@ -113,6 +117,8 @@ class ServiceBusBroker(WithoutInbox, WithoutSchedules):
         self._dead_letters = DeadLetters(namespace, self._places, self._sending, self._clock, self._feeds)
         self._live = LiveMessages(*common, self._administration, self._clock)
         self._tasks = Tasks()
+        self._kept = ServiceBusSchedules(namespace, self._places, self._administration, self._clock)
+        self._schedules = ScheduleSteps(self._kept, self.send, namespace.clock)
 
     @property
     def traits(self) -> QueueTraits:
@@ -154,6 +160,25 @@ class ServiceBusBroker(WithoutInbox, WithoutSchedules):
         if messages:
             await self._run(send)
         return [str(message.id) for message in named]
+
+    # --- schedules ---
+
+    async def schedules(self, queue: str) -> Schedules:
+        """Return what is kept of the schedules of *queue*."""
+        return await self._schedules.schedules(queue)
+
+    async def advance(
+        self,
+        queue: str,
+        schedule: str,
+        expected: str | None,
+        record: str | None,
+        messages: Sequence[Outgoing] = (),
+        not_before: float = 0.0,
+    ) -> Advanced:
+        """Keep *record* of a schedule in place of *expected*, and send *messages*: in steps, see ``schedule_steps``."""
+        self.refusals.check_messages(messages, check_limits)
+        return await self._schedules.advance(queue, schedule, expected, record, messages, not_before)
 
     # --- receiving ---
 
@@ -288,11 +313,15 @@ class ServiceBusBroker(WithoutInbox, WithoutSchedules):
     # --- queues ---
 
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
-        """Delete the entity of *queue*, if entities may be deleted: its messages are counted before."""
+        """Delete the entity of *queue*, if entities may be deleted: its messages are counted before.
+
+        Then its schedules are deleted, but for those that were advanced meanwhile.
+        """
         self._may_change("deleting a queue")
         stats = await self.stats(queue)
         if count_of(stats) and not force:
             return NotEmpty(stats)
+        schedules = await self._kept.kept(queue)
 
         async def delete() -> None:
             path = await self._places.existing(queue)
@@ -301,6 +330,8 @@ class ServiceBusBroker(WithoutInbox, WithoutSchedules):
                 await self._namespace.forget(path.node)
             self._receipts.forget_queue(queue)
             self._places.forget(queue)
+            if schedules.records:
+                await self._kept.forget(queue, schedules.records)
 
         await self._run(delete)
         return Deleted(stats)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tenure._queue.broker import Advanced, Broker
 from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Deleted
+from tenure.errors import ConfigError
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
@@ -18,6 +21,9 @@ from tenure.testing._conformance.queues.steps import (
     receive_some,
     settle,
 )
+
+ODD = ('{"record": "9", "by": "me", "keep_out": 5.0}', "null", '"', "\\", "=YQ==", "a b", "~2F%20", "\t\n")
+"""Texts like those that a store may write beside a record, or that it has to encode."""
 
 LONG = '{"text":"' + "x" * 980 + '"}'
 
@@ -51,6 +57,15 @@ class ScheduleTests(QueueSuite):
         assert (await advance(other, name, "2", None))[:2] == (True, None)
         assert (await broker.schedules(name)).records == {"other of ün ïcödé": LONG}
 
+    async def test_a_record_may_be_any_text(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.schedules)
+        broker = await harness.open()
+        expected: str | None = None
+        for record in ODD:
+            assert (await advance(broker, name, expected, record))[:2] == (True, record)
+            assert (await broker.schedules(name)).records == {"s": record}
+            expected = record
+
     async def test_what_is_kept_must_be_what_is_expected(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.schedules)
         broker = await harness.open()
@@ -65,7 +80,9 @@ class ScheduleTests(QueueSuite):
         needs(harness.traits.schedules)
         broker = await harness.open()
         await advance(broker, name, None, "1", b"a", b"b")
-        assert sorted(bodies(await receive_some(broker, name, harness, 2))) == [b"a", b"b"]
+        both = await receive_some(broker, name, harness, 2)
+        assert sorted(bodies(both)) == [b"a", b"b"]
+        await settle(broker, both, COMPLETE)
         message = Outgoing(b"c", id="s@c", headers={"slot": "noon", "n": 7}, expires_in=harness.lock * 9)
         assert (await broker.advance(name, "s", "1", "2", [message])).is_done
         [got] = await receive_some(broker, name, harness, 1)
@@ -81,6 +98,22 @@ class ScheduleTests(QueueSuite):
         await settle(broker, [got], COMPLETE)
         if harness.traits.exact_stats:
             await expect_stats(broker, harness, name, Stats(delayed=1))
+
+    async def test_a_message_that_the_store_refuses_is_not_noted(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.schedules)
+        traits = harness.traits
+        if "impossible" not in (traits.priorities, traits.sessions):
+            pytest.skip("this broker takes every message")
+        broker = await harness.open()
+        await advance(broker, name, None, "1")
+        message = (
+            Outgoing(b"a", id="s@a", priority=1) if traits.priorities == "impossible" else Outgoing(b"a", session="a")
+        )
+        with pytest.raises(ConfigError):
+            await broker.advance(name, "s", "1", "2", [Outgoing(b"b", id="s@b"), message])
+        assert (await broker.schedules(name)).records == {"s": "1"}
+        assert (await advance(broker, name, "1", "3", b"c"))[:2] == (True, "3")  # at once: nobody is sending
+        assert bodies(await receive_some(broker, name, harness, 1)) == [b"c"]
 
     async def test_an_id_that_is_remembered_is_not_sent_again(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.schedules)
@@ -148,3 +181,18 @@ class ScheduleTests(QueueSuite):
         await broker.declare(name, {"max_deliveries": 8})
         assert (await other.schedules(name)).records == {"s": "1"}
         assert (await other.settings(name)).max_deliveries == 8
+
+    async def test_settings_may_be_declared_meanwhile(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.schedules)
+        brokers = [await harness.open() for _ in range(2)]
+        asked = [advance(brokers[n % 2], name, None, f"{n}", schedule=f"s{n}") for n in range(4)]
+        answers, _, _ = await asyncio.gather(
+            asyncio.gather(*asked),
+            brokers[0].declare(name, {"max_deliveries": 7}),
+            brokers[1].declare(name, {"dedupe_window": 200.0}),
+        )
+        kept = (await brokers[0].schedules(name)).records
+        assert kept == {f"s{n}": f"{n}" for n, one in enumerate(answers) if one.is_done}
+        assert kept
+        settings = await brokers[1].settings(name)
+        assert (settings.max_deliveries, settings.dedupe_window) == (7, 200.0)
