@@ -17,6 +17,7 @@ KNOWN = (
     "servicebus",
     "rabbit_queue",
     "service",
+    "telemetry",
 )
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
+app.mount("/tenure", tenure.http.app(service))  # /tenure/live, /tenure/ready, /tenure/metrics, /tenure/keda/…
 
 
 @app.post("/orders", status_code=202)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
+from tenure._queue.broker import Advanced
 from tenure._queue.context import QueueContext
 from tenure._queue.outgoing import Outgoing, checked
 from tenure._queue.queue import Queue
@@ -20,6 +22,9 @@ from tenure.events import BrokerUnanswered, SlotSent, SlotsSkipped, SlotsWithhel
 
 SCHEDULE_HEADER = "schedule"
 """The header with the name of the schedule."""
+
+END_WITHIN = 5.0
+"""Seconds for a request to end when the schedule is cancelled."""
 
 SLOT_HEADER = "slot"
 """The header with the slot: ISO 8601, in the time zone of the schedule."""
@@ -95,8 +100,8 @@ class Schedule:
                 machine.looked(found.records.get(self.name), found.now, asked_at, context.clock.now())
             else:
                 messages = self._messages(step.slots)
-                answer = await context.broker.advance(
-                    self.queue, self.name, step.expected, step.record, messages, step.not_before
+                answer = await _to_its_end(
+                    context.broker.advance(self.queue, self.name, step.expected, step.record, messages, step.not_before)
                 )
                 machine.advanced(*answer, asked_at, context.clock.now())
                 if answer.is_done:
@@ -149,6 +154,20 @@ class Schedule:
         """Return its status as the store last told this process; None if it does not run, or has no answer yet."""
         record = None if self._machine is None else self._machine.record
         return None if record is None else of_record(self.name, self.queue, record)
+
+
+async def _to_its_end(advance: Coroutine[Any, Any, Advanced]) -> Advanced:
+    """Return the answer to *advance*; cancelled, let it end first.
+
+    Where it takes several steps, one that is cut off in the middle would leave a slot that is sent again.
+    """
+    asking = asyncio.ensure_future(advance)
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        await asyncio.wait({asking}, timeout=END_WITHIN)
+        asking.cancel()
+        raise
 
 
 def check_template(message: Outgoing | None) -> None:
