@@ -1,8 +1,8 @@
 """The cost of metrics and traces for each message, in one run.
 
-Run by hand: ``python -m benchmarks telemetry [--messages 30000] [--rounds 5] [--on sqlite:///bench.db]``. Each contender
-drains a queue of so many messages with a handler that does nothing, in one process, ten at once; the contenders take
-turns. Prints figures only, and the ratio to a run without telemetry.
+Run by hand: ``python -m benchmarks telemetry [--messages 30000] [--rounds 5] [--on sqlite:///bench.db]``. Each
+contender drains a queue of so many messages with a handler that does nothing, in one process, ten at once; the
+contenders take turns. Prints figures only, and the ratio to a run without telemetry.
 """
 
 from __future__ import annotations
