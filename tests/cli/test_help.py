@@ -30,6 +30,7 @@ WITHOUT_END = {
     "tenure lead nightly-report --on sqlite:///work.db -- sleep 60": "a minute is long",
     "tenure watch nightly-report": "goes on",
     "tenure queue orders --watch --every 10s": "goes on",
+    "tenure top": "goes on",
     "tenure work orders --concurrency 4 -- python serve.py": "goes on",
     "tenure run shop.worker:service --processes 2..6": "goes on",
     "tenure run worker:service --reload": "goes on",

@@ -166,6 +166,12 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Show a hundred times of an interval.",
              "tenure schedule times 90m --count 100"),
         ),
+        "top": (
+            ("Watch the whole store until Ctrl-C.",
+             "tenure top"),
+            ("Print what it has now, once.",
+             "tenure top --count 1"),
+        ),
         "sim": (
             ("Simulate a hundred seeds of queues under faults.",
              "tenure sim --queues --seeds 0-99"),

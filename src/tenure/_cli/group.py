@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "queue": "Count the messages of a queue, or of all; show, purge or delete them.",
         "dead": "List dead letters, put them back, or remove them.",
         "schedule": "List schedules with their last and next times; pause, resume or remove them.",
+        "top": "Show the elections, queues and schedules of a store, live.",
         "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
         "demo": "Demonstrate an election, competing consumers, and two crashes.",
     }
