@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tenure._queue.context import QueueContext
 from tenure._queue.outgoing import Outgoing, checked
@@ -23,6 +24,9 @@ SCHEDULE_HEADER = "schedule"
 
 SLOT_HEADER = "slot"
 """The header with the slot: ISO 8601, in the time zone of the schedule."""
+
+ENDING = 3.0
+"""Seconds that the store has to answer, once the schedule is to end."""
 
 
 class Schedule:
@@ -61,7 +65,7 @@ class Schedule:
         Raises:
             ConfigError: The message can't be sent to the queue, or the store keeps no schedules.
         """
-        if self._draining is not None:
+        if self._draining is not None and not self._context.renewal_thread.is_forked:
             raise ConfigError(f"the schedule {self.name!r} runs already; one object runs once at a time")
         self._machine = machine = ScheduleMachine(self.name, self._plan, random.Random())
         self._draining = draining = asyncio.Event()
@@ -74,14 +78,17 @@ class Schedule:
                         timeout = max(0.0, step.until - self._context.clock.now())
                         await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                     else:
-                        await self._ask(machine, step)
+                        await _within(self._ask(machine, step), ends)
         finally:
             for one in ends:
                 one.cancel()
             self._machine = self._draining = None
 
     def drain(self, grace: float | None = None) -> None:
-        """End :meth:`run` once the store has answered; *grace* is for what takes longer. Call it on the same loop."""
+        """End :meth:`run` once the store has answered, for which it has a few seconds. Call it on the same loop.
+
+        *grace* is for consumers, which a queue drains in the same way.
+        """
         if self._draining is not None:
             self._draining.set()
 
@@ -91,6 +98,7 @@ class Schedule:
         try:
             await context.ready()
             if isinstance(step, Look):
+                self._message_of(0.0, self._plan)  # if it can't be sent, that must not come out at the first slot only
                 found = await context.broker.schedules(self.queue)
                 machine.looked(found.records.get(self.name), found.now, asked_at, context.clock.now())
             else:
@@ -113,15 +121,21 @@ class Schedule:
 
     def _messages(self, slots: Sequence[float]) -> list[Outgoing]:
         record = None if self._machine is None else self._machine.record
-        zone = slots_of(self._plan if record is None else record.plan).zone
-        messages = []
-        for slot in slots:
-            text = shown(slot, zone).isoformat()
-            message = self._message or Outgoing()
-            own = Outgoing.json(text) if message.body == b"" else message
-            headers = {**own.headers, **message.headers, SCHEDULE_HEADER: self.name, SLOT_HEADER: text}
-            messages.append(replace(message, id=id_of(self.name, slot), body=own.body, headers=headers))
-        return checked(messages, self._context.settings.body_max, self._context.broker.traits.body_max)
+        return [self._message_of(slot, self._plan if record is None else record.plan) for slot in slots]
+
+    def _message_of(self, slot: float, plan: Plan) -> Outgoing:
+        """Return the message of *slot*.
+
+        Raises:
+            MessageRefused: It can't be sent to the queue.
+        """
+        text = shown(slot, slots_of(plan).zone).isoformat()
+        message = self._message or Outgoing()
+        own = Outgoing.json(text) if message.body == b"" else message
+        headers = {**own.headers, **message.headers, SCHEDULE_HEADER: self.name, SLOT_HEADER: text}
+        whole = replace(message, id=id_of(self.name, slot), body=own.body, headers=headers)
+        [ready] = checked([whole], self._context.settings.body_max, self._context.broker.traits.body_max)
+        return ready
 
     def _report(self, done: Advance, store_now: float) -> None:
         context = self._context
@@ -151,16 +165,34 @@ class Schedule:
         return None if record is None else of_record(self.name, self.queue, record)
 
 
-def check_template(message: Outgoing | None) -> None:
-    """Refuse a message that can't be sent for each slot.
+def template_of(message: Outgoing | None, body_max: int) -> Outgoing | None:
+    """Return a copy of the message that is to be sent for each slot: changes of the original don't count.
 
     Raises:
-        ConfigError: It has an id, or a moment.
+        ConfigError: It has an id, or a moment, or can't be sent to any queue of a store that takes *body_max* bytes.
     """
     if message is None:
-        return
+        return None
     if not isinstance(message, Outgoing):
         raise ConfigError(f"message must be an Outgoing, not {message!r:.80}; write Outgoing(b'…')")
     for name in ("id", "at"):
         if getattr(message, name) is not None:
             raise ConfigError(f"the message of a schedule must not have {name}=, which each slot has of its own")
+    [ready] = checked([message], body_max, body_max)
+    return replace(ready)
+
+
+async def _within(asking: Coroutine[Any, Any, None], ends: Iterable[asyncio.Future[Any]]) -> None:
+    """Wait for an answer; once one of *ends* is done, for some seconds only.
+
+    A request that is given up may be carried out, as one whose answer is lost.
+    """
+    asked = asyncio.ensure_future(asking)
+    try:
+        await asyncio.wait({asked, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({asked}, timeout=ENDING)
+    finally:
+        asked.cancel()
+        await asyncio.wait({asked}, timeout=ENDING)  # the backend may be closed after this
+    if asked.done() and not asked.cancelled():
+        asked.result()
