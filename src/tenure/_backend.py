@@ -29,7 +29,7 @@ from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._schedule.plan import Missed, plan_of
-from tenure._schedule.schedule import Schedule, check_template
+from tenure._schedule.schedule import Schedule, template_of
 from tenure._schedule.status import ScheduleStatus
 from tenure._telemetry.hook import ObservedHook
 from tenure._telemetry.telemetry import Guarded, Telemetry, given_telemetry
@@ -259,8 +259,9 @@ class Backend:
             await nightly.run()
         """
         check_name(name, "the schedule's name")
-        check_template(message)
-        return Schedule(self.queue(queue), name, plan_of(every, timezone, missed, missed_after), message)
+        to = self.queue(queue)
+        template = template_of(message, to.traits.body_max)
+        return Schedule(to, name, plan_of(every, timezone, missed, missed_after), template)
 
     async def schedules(self) -> list[ScheduleStatus]:
         """Return all schedules that this store keeps, sorted by the names of their queues, then by their own.

@@ -156,6 +156,17 @@ def test_the_newest_slot_of_a_long_time_is_found_soon() -> None:
     assert time.process_time() - begun < 1.0
 
 
+def test_the_newest_slot_before_a_long_pause_is_found_soon() -> None:
+    """Each second of January, looked for in December: a span that is large enough holds millions."""
+    slots = slots_of(plan("* * * * 1 *"))
+    january, december = (datetime(2026, month, 15, tzinfo=UTC).timestamp() for month in (1, 12))
+    begun = time.process_time()
+    found = newest(slots, january, december, 100)
+    assert time.process_time() - begun < 1.0
+    assert found[-1] == datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+    assert [other - one for one, other in itertools.pairwise(found)] == [1.0] * 99
+
+
 def test_ids_and_moments_of_slots() -> None:
     slot = datetime(2026, 10, 25, 1, 30, tzinfo=UTC).timestamp()
     assert id_of("tidy", slot) == "tidy@2026-10-25T01:30:00Z"

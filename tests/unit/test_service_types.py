@@ -15,6 +15,7 @@ from tests.absent import skip_or_fail
 
 PROGRAM = """
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TypedDict
 
 from typing_extensions import assert_type
@@ -103,12 +104,34 @@ def lead_in_thread(term: tenure.sync.Term) -> None: ...
 async def lead_nothing(order: Order) -> None: ...
 
 
+@service.every("0 3 * * *", timezone="Europe/Berlin", missed="skip", concurrency=3)
+async def tidy() -> None: ...
+
+
+@service.every(timedelta(minutes=5), name="sweep", sessions=True)
+async def sweep_up(slot: datetime, message: tenure.Message) -> int: ...
+
+
+@service.every("@daily", missed="never")  # error: argument
+async def never() -> None: ...
+
+
+@service.every(None)  # error: argument
+async def no_time() -> None: ...
+
+
+@service.every(5, concurency=3)  # error: parameter named "concurency"
+async def misspelled() -> None: ...
+
+
 @service.on_startup
 async def start() -> None: ...
 
 
 async def keeps_its_type(message: tenure.Message) -> None:
     assert_type(await serve(Order("tea"), message), Receipt | None)
+    assert_type(await sweep_up(datetime.now(), message), int)
+    await tidy("x")  # error: argument
     await mail("x")  # error: argument
 
 
@@ -125,6 +148,14 @@ def blocks() -> None:
 
 @threads.handler(mails)
 def post(text: str, message: tenure.sync.Message) -> None: ...
+
+
+@threads.every(0.5, missed_after=3)
+def beat(slot: datetime) -> None: ...
+
+
+@threads.every(0.5, missed_after="3")  # error: argument
+def beat_late(slot: datetime) -> None: ...
 
 
 @threads.leader("chair")

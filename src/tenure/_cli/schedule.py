@@ -131,23 +131,27 @@ async def _list(url: str, name: str | None) -> list[ScheduleStatus]:
     return _called(name, found)
 
 
-def _called(name: str, found: list[ScheduleStatus]) -> list[ScheduleStatus]:
+def _called(name: str, found: list[ScheduleStatus], where: str = "") -> list[ScheduleStatus]:
     if named := [one for one in found if one.name == name]:
         return named
     hint = nearest(name, [one.name for one in found]) or "; list the schedules with: tenure schedule"
-    raise Failure(Exit.VACANT, f"there is no schedule {name!r} on this store{hint}")
+    raise Failure(Exit.VACANT, f"there is no schedule {name!r}{where or ' on this store'}{hint}")
 
 
 async def _change(
     url: str, name: str, queue: str | None, change: Callable[[Schedules], Coroutine[Any, Any, ScheduleStatus | None]]
 ) -> ScheduleStatus | None:
     async with connect_existing(url) as backend:
-        return await change(backend.queue(queue or await _only_queue(backend, name)).schedules)
+        return await change(backend.queue(await _queue_of(backend, name, queue)).schedules)
 
 
-async def _only_queue(backend: Backend, name: str) -> str:
-    """Return the queue of the only schedule called *name*."""
-    queues = [one.queue for one in _called(name, await backend.schedules())]
+async def _queue_of(backend: Backend, name: str, queue: str | None) -> str:
+    """Return the queue of the only schedule called *name*; or *queue*, if it has one called so."""
+    if queue is None:
+        found = await backend.schedules()
+    else:
+        found = await backend.queue(queue).schedules.list()
+    queues = [one.queue for one in _called(name, found, "" if queue is None else f" of the queue {queue!r}")]
     if len(queues) > 1:
         raise ConfigError(f"{len(queues)} queues have a schedule {name!r}; give --queue: {', '.join(queues)}")
     return queues[0]
@@ -167,10 +171,8 @@ def _print_table(found: list[ScheduleStatus]) -> None:
 
 def _row(one: ScheduleStatus) -> tuple[str | Cell, ...]:
     following: str | Cell = _moment(one, one.next)
-    if one.problem:
-        following = Cell(one.problem, ALARM)
-    elif one.paused:
-        following = Cell("paused", ALARM)
+    if one.problem or one.paused:
+        following = Cell("; ".join(filter(None, ("paused" if one.paused else "", one.problem))), ALARM)
     return (
         one.name,
         one.queue,

@@ -135,7 +135,8 @@ class ScheduleMachine:
             self._is_written = True
         elif asked is not None and text == asked.expected:
             early = asked.not_before - store_now
-            self._retry_at = now + (max(early, EARLY_MIN) if early > 0 else later(BUSY, self._rng))
+            # Not until a clock that was set back has caught up: meanwhile, the schedule may be resumed.
+            self._retry_at = now + (min(max(early, EARLY_MIN), LOOK_EVERY) if early > 0 else later(BUSY, self._rng))
 
     def unanswered(self, now: float) -> None:
         """Take note that the last request got no answer."""
@@ -175,9 +176,7 @@ class ScheduleMachine:
         try:
             self.record = Record.decoded(text, self._name)
             self._slots = slots_of(self.record.plan)
-        except (
-            ConfigError
-        ) as error:  # of a newer tenure, or of a time zone that this machine doesn't have: others go on
+        except ConfigError as error:  # of a newer tenure, or a time zone that this machine doesn't have: others go on
             self.problem = str(error)
         if self.record is None or self.record.plan == self._plan:
             self._is_written = True

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tenure._queue.broker import Advanced
 from tenure._queue.context import QueueContext
 from tenure._queue.outgoing import Outgoing, checked
 from tenure._queue.queue import Queue
@@ -23,11 +22,11 @@ from tenure.events import BrokerUnanswered, SlotSent, SlotsSkipped, SlotsWithhel
 SCHEDULE_HEADER = "schedule"
 """The header with the name of the schedule."""
 
-END_WITHIN = 5.0
-"""Seconds for a request to end when the schedule is cancelled."""
-
 SLOT_HEADER = "slot"
 """The header with the slot: ISO 8601, in the time zone of the schedule."""
+
+ENDING = 3.0
+"""Seconds that the store has to answer, once the schedule is to end."""
 
 
 class Schedule:
@@ -66,7 +65,7 @@ class Schedule:
         Raises:
             ConfigError: The message can't be sent to the queue, or the store keeps no schedules.
         """
-        if self._draining is not None:
+        if self._draining is not None and not self._context.renewal_thread.is_forked:
             raise ConfigError(f"the schedule {self.name!r} runs already; one object runs once at a time")
         self._machine = machine = ScheduleMachine(self.name, self._plan, random.Random())
         self._draining = draining = asyncio.Event()
@@ -79,14 +78,17 @@ class Schedule:
                         timeout = max(0.0, step.until - self._context.clock.now())
                         await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                     else:
-                        await self._ask(machine, step)
+                        await _within(self._ask(machine, step), ends)
         finally:
             for one in ends:
                 one.cancel()
             self._machine = self._draining = None
 
     def drain(self, grace: float | None = None) -> None:
-        """End :meth:`run` once the store has answered; *grace* is for what takes longer. Call it on the same loop."""
+        """End :meth:`run` once the store has answered, for which it has a few seconds. Call it on the same loop.
+
+        *grace* is for consumers, which a queue drains in the same way.
+        """
         if self._draining is not None:
             self._draining.set()
 
@@ -96,12 +98,13 @@ class Schedule:
         try:
             await context.ready()
             if isinstance(step, Look):
+                self._message_of(0.0, self._plan)  # if it can't be sent, that must not come out at the first slot only
                 found = await context.broker.schedules(self.queue)
                 machine.looked(found.records.get(self.name), found.now, asked_at, context.clock.now())
             else:
                 messages = self._messages(step.slots)
-                answer = await _to_its_end(
-                    context.broker.advance(self.queue, self.name, step.expected, step.record, messages, step.not_before)
+                answer = await context.broker.advance(
+                    self.queue, self.name, step.expected, step.record, messages, step.not_before
                 )
                 machine.advanced(*answer, asked_at, context.clock.now())
                 if answer.is_done:
@@ -118,15 +121,21 @@ class Schedule:
 
     def _messages(self, slots: Sequence[float]) -> list[Outgoing]:
         record = None if self._machine is None else self._machine.record
-        zone = slots_of(self._plan if record is None else record.plan).zone
-        messages = []
-        for slot in slots:
-            text = shown(slot, zone).isoformat()
-            message = self._message or Outgoing()
-            own = Outgoing.json(text) if message.body == b"" else message
-            headers = {**own.headers, **message.headers, SCHEDULE_HEADER: self.name, SLOT_HEADER: text}
-            messages.append(replace(message, id=id_of(self.name, slot), body=own.body, headers=headers))
-        return checked(messages, self._context.settings.body_max, self._context.broker.traits.body_max)
+        return [self._message_of(slot, self._plan if record is None else record.plan) for slot in slots]
+
+    def _message_of(self, slot: float, plan: Plan) -> Outgoing:
+        """Return the message of *slot*.
+
+        Raises:
+            MessageRefused: It can't be sent to the queue.
+        """
+        text = shown(slot, slots_of(plan).zone).isoformat()
+        message = self._message or Outgoing()
+        own = Outgoing.json(text) if message.body == b"" else message
+        headers = {**own.headers, **message.headers, SCHEDULE_HEADER: self.name, SLOT_HEADER: text}
+        whole = replace(message, id=id_of(self.name, slot), body=own.body, headers=headers)
+        [ready] = checked([whole], self._context.settings.body_max, self._context.broker.traits.body_max)
+        return ready
 
     def _report(self, done: Advance, store_now: float) -> None:
         context = self._context
@@ -156,30 +165,37 @@ class Schedule:
         return None if record is None else of_record(self.name, self.queue, record)
 
 
-async def _to_its_end(advance: Coroutine[Any, Any, Advanced]) -> Advanced:
-    """Return the answer to *advance*; cancelled, let it end first.
-
-    Where it takes several steps, one that is cut off in the middle would leave a slot that is sent again.
-    """
-    asking = asyncio.ensure_future(advance)
-    try:
-        return await asyncio.shield(asking)
-    except asyncio.CancelledError:
-        await asyncio.wait({asking}, timeout=END_WITHIN)
-        asking.cancel()
-        raise
-
-
-def check_template(message: Outgoing | None) -> None:
-    """Refuse a message that can't be sent for each slot.
+def template_of(message: Outgoing | None, body_max: int) -> Outgoing | None:
+    """Return a copy of the message that is to be sent for each slot: changes of the original don't count.
 
     Raises:
-        ConfigError: It has an id, or a moment.
+        ConfigError: It has an id, or a moment, or can't be sent to any queue of a store that takes *body_max* bytes.
     """
     if message is None:
-        return
+        return None
     if not isinstance(message, Outgoing):
         raise ConfigError(f"message must be an Outgoing, not {message!r:.80}; write Outgoing(b'…')")
     for name in ("id", "at"):
         if getattr(message, name) is not None:
             raise ConfigError(f"the message of a schedule must not have {name}=, which each slot has of its own")
+    [ready] = checked([message], body_max, body_max)
+    return replace(ready)
+
+
+async def _within(asking: Coroutine[Any, Any, None], ends: Iterable[asyncio.Future[Any]]) -> None:
+    """Wait for an answer; once one of *ends* is done, for some seconds only.
+
+    A request that is given up may be carried out, as one whose answer is lost.
+    """
+    asked = asyncio.ensure_future(asking)
+    try:
+        await asyncio.wait({asked, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({asked}, timeout=ENDING)
+    except asyncio.CancelledError:
+        await asyncio.wait({asked}, timeout=ENDING)  # where it takes several steps, one cut off would be sent again
+        raise
+    finally:
+        asked.cancel()
+        await asyncio.wait({asked}, timeout=ENDING)  # the backend may be closed after this
+    if asked.done() and not asked.cancelled():
+        asked.result()

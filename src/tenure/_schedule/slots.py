@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Protocol
 
 from tenure._schedule.plan import Plan
@@ -21,6 +21,9 @@ LATEST = 250e9
 
 SPAN = 64.0
 """Seconds before a moment in which the newest slots are looked for first; then in four times as many, and so on."""
+
+MANY = 1_000
+"""How many slots are read at once in search of the newest: each takes some microseconds. More than are ever wanted."""
 
 
 class Slots(Protocol):
@@ -116,17 +119,18 @@ def _zone(name: str) -> tzinfo:
 
 def newest(slots: Slots, after: float, until: float, most: int) -> list[float]:
     """Return the newest *most* slots after *after* and up to *until*, in order."""
-    span = SPAN
+    dense: float | None = None  # from here on, there are many
+    sparse = until  # from here on, there are too few
+    begin = max(after, until - SPAN)
     while True:
-        begin = max(after, until - span)
-        found: list[float] = []
-        for slot in slots.after(begin):
-            if slot > until:
-                break
-            found.append(slot)
-        if begin <= after or len(found) >= most:
+        found = list(islice(takewhile(lambda slot: slot <= until, slots.after(begin)), MANY))
+        if len(found) == MANY:
+            dense = begin
+        elif len(found) >= most or begin <= after:
             return found[-most:]
-        span *= 4
+        else:
+            sparse = begin
+        begin = max(after, until - (until - sparse) * 4) if dense is None else (dense + sparse) / 2
 
 
 def first_after(slots: Slots, moment: float) -> float | None:

@@ -34,6 +34,7 @@ from tenure import (
     ScheduleStatus,
     Term,
 )
+from tenure._queue.checks import check_name
 from tenure._queue.handlers import is_async_function
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._schedule.plan import Plan, plan_of
@@ -271,12 +272,29 @@ class Service:
         def declare(function: F) -> F:
             check_callable("handler", function, "the time of the slot, the message, both, or nothing")
             check_parameters_at_times(function)
-            scheduled = name or name_of_function(function).rpartition(".")[2]
+            scheduled = self._schedule_name(name, function)
             self._add_handler(_Handler(scheduled, function, options, kind=datetime))
             self._schedules.append(_Scheduled(scheduled, plan, is_in_order=bool(options.get("sessions", False))))
             return function
 
         return declare
+
+    def _schedule_name(self, name: str | None, function: Callable[..., Any]) -> str:
+        """Return the name of a schedule: *name*, or else the function's.
+
+        Raises:
+            ConfigError: It can't be one, or is taken.
+        """
+        if name is None:
+            name = name_of_function(function).rpartition(".")[2]
+            if not name.isidentifier():  # of a lambda: all have the same
+                raise ConfigError(f"{function!r:.80} has no name that its schedule could have; give name=")
+        check_name(name, "the schedule's name")
+        if any(one.name == name for one in self._schedules):
+            raise ConfigError(
+                f"the schedule {name!r} is declared twice in this service; give one of them another name="
+            )
+        return name
 
     @staticmethod
     def _check_consume_options(function: str, options: ConsumeOptions) -> None:
@@ -653,7 +671,7 @@ class _Scheduled:
     """A declared schedule."""
 
     def __init__(self, name: str, plan: Plan, *, is_in_order: bool) -> None:
-        self._name = name
+        self.name = name
         self._plan = plan
         self._is_in_order = is_in_order
 
@@ -661,13 +679,13 @@ class _Scheduled:
         """Return it on an open backend."""
         plan = self._plan
         return backend.schedule(
-            self._name,
+            self.name,
             plan.every,
-            queue=self._name,
+            queue=self.name,
             timezone=plan.timezone,
             missed=plan.missed,
             missed_after=plan.missed_after,
-            message=Outgoing(session=self._name) if self._is_in_order else None,
+            message=Outgoing(session=self.name) if self._is_in_order else None,
         )
 
 

@@ -116,7 +116,9 @@ def _record(event: Event) -> tuple[int, str]:
         case SlotSent(schedule=schedule, slot=slot, late=late):
             return logging.INFO, f"sent the slot {_moment(slot)} of {schedule!r}, {late:.3g} s late"
         case SlotsSkipped(schedule=schedule, first=first, last=last):
-            which = f"the slot {_moment(first)}" if first == last else f"the slots {_moment(first)} to {_moment(last)}"
+            if first == last:
+                return logging.WARNING, f"the slot {_moment(first)} of {schedule!r} was missed, and is not sent"
+            which = f"the slots {_moment(first)} to {_moment(last)}"
             return logging.WARNING, f"{which} of {schedule!r} were missed, and are not sent"
         case SlotsWithheld(schedule=schedule, why=why):
             return logging.WARNING, f"no slots of {schedule!r} are sent by this process ({why})"
