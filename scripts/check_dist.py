@@ -35,6 +35,7 @@ IMPORTED = {
     "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
     "servicebus": "azure.servicebus, azure.identity, tenure._backends.servicebus",
     "cron": "cronsim",
+    "dashboard": "tenure.dashboard, tenure._dashboard.app, uvicorn",
     "etcd": "aiohttp, tenure._backends.etcd",
     "http": "tenure.http, tenure._http.app, uvicorn",
     "kubernetes": "aiohttp, yaml, tenure._backends.kubernetes",

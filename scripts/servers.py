@@ -1,6 +1,7 @@
 """
 Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, RabbitMQ, etcd, NATS, ZooKeeper,
-libfaketime and Azurite as real servers; Curator as a client; spin for models; ip and nft for networks that can be cut.
+libfaketime and Azurite as real servers; Curator as a client; Chromium for the dashboard; spin for models; ip and nft
+for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
 .servers/ of this project. It prints what it installs, and what it can't install, with the reason and the tests that
@@ -94,6 +95,7 @@ def looked_for() -> list[tuple[str, bool, str]]:
         ("default-jre-headless", bool(shutil.which("java")), "the same as zookeeper"),
         ("libcurator-recipes-java", curator.is_file(), "ZooKeeper with Curator beside tenure"),
         ("default-jdk-headless", bool(shutil.which("javac")), "the same as libcurator-recipes-java"),
+        ("chromium", bool(shutil.which("chromium")), "the dashboard in a browser"),
         ("spin", bool(shutil.which("spin")), "the models of votes between peers"),
         ("gcc", bool(shutil.which("gcc")), "the models of votes between peers, and a wall clock that is stepped"),
         ("libc6-dev", Path("/usr/include/stdio.h").is_file(), "the same as gcc"),

@@ -10,6 +10,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tenure import dashboard as dashboard
     from tenure import events as events
     from tenure import http as http
     from tenure import sync as sync
@@ -168,7 +169,7 @@ _HOMES = {
     "tenure._service.status": ("HandlerStatus", "ServiceStatus"),
     "tenure._service.typed_queue": ("TypedQueue",),
 }
-_MODULES = ("events", "http", "sync", "telemetry")
+_MODULES = ("dashboard", "events", "http", "sync", "telemetry")
 _unpublished = set(_HOMES)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

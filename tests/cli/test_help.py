@@ -31,6 +31,8 @@ WITHOUT_END = {
     "tenure watch nightly-report": "goes on",
     "tenure queue orders --watch --every 10s": "goes on",
     "tenure top": "goes on",
+    "tenure dashboard": "goes on",
+    "tenure dashboard --allow-changes --show-bodies": "goes on",
     "tenure work orders --concurrency 4 -- python serve.py": "goes on",
     "tenure run shop.worker:service --processes 2..6": "goes on",
     "tenure run worker:service --reload": "goes on",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import tenure.sync
 from tenure import Leader, ScheduleStatus, Stats
-from tenure._cli.overview import SAMPLES, History, Overview
 from tenure._cli.top import graph, sections, shares
+from tenure._overview import SAMPLES, History, Overview
 from tenure.cli import main
 from tests.process.process_states import until
 from tests.terminal import Terminal, lines_of

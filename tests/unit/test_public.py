@@ -35,6 +35,7 @@ PUBLIC = (
     "tenure.cli",
     "tenure.errors",
     "tenure.events",
+    "tenure.dashboard",
     "tenure.http",
     "tenure.ports",
     "tenure.sync",

@@ -172,6 +172,12 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Print what it has now, once.",
              "tenure top --count 1"),
         ),
+        "dashboard": (
+            ("Show the store at http://127.0.0.1:8160, and change nothing.",
+             "tenure dashboard"),
+            ("With bodies of messages, and buttons to put back dead letters.",
+             "tenure dashboard --allow-changes --show-bodies"),
+        ),
         "sim": (
             ("Simulate a hundred seeds of queues under faults.",
              "tenure sim --queues --seeds 0-99"),

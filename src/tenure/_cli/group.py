@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "dead": "List dead letters, put them back, or remove them.",
         "schedule": "List schedules with their last and next times; pause, resume or remove them.",
         "top": "Show the elections, queues and schedules of a store, live.",
+        "dashboard": "Show the same in a browser, with messages and dead letters.",
         "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
         "demo": "Demonstrate an election, competing consumers, and two crashes.",
     }

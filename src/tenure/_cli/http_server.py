@@ -35,40 +35,54 @@ def address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def listening_at(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there; so a port that is taken is noticed before any process is started."""
+def listening_at(host: str, port: int, option: str) -> socket.socket:
+    """Return a socket that listens there; so a port that is taken is noticed before anything is started."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
-        raise Failure(Exit.CONFIG, f"--http can't listen on {host}:{port}: {error}") from None
+        raise Failure(Exit.CONFIG, f"{option} can't listen on {host}:{port}: {error}") from None
 
 
 @asynccontextmanager
 async def serving(source: Source, listening: socket.socket) -> AsyncIterator[None]:
     """Answer requests to *listening* during the block, as *source* says."""
-    import uvicorn
-
     from tenure._http.app import make_app
 
+    host, port = listening.getsockname()[:2]
+    notice(f"http on http://{f'[{host}]' if ':' in host else host}:{port} (/live, /ready, /metrics, /keda)")
+    stop = asyncio.Event()
+    app = make_app(source, os.environ.get(TOKEN_VARIABLE) or None)
+    running = asyncio.create_task(serve_until(app, listening, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait({running}, timeout=END_WITHIN * 2)
+        running.cancel()
+
+
+async def serve_until(app: Any, listening: socket.socket, stop: asyncio.Event) -> None:
+    """Let *app* answer requests to *listening*, until *stop* is set; open requests have a moment to end."""
+    import uvicorn
+
     class Server(uvicorn.Server):
-        """A server that leaves the signals to the supervisor."""
+        """A server that leaves the signals to the command."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    app = make_app(source, os.environ.get(TOKEN_VARIABLE) or None)
     config: Any = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=int(END_WITHIN)
+        app, log_level="warning", access_log=False, lifespan="auto", timeout_graceful_shutdown=int(END_WITHIN)
     )
     server = Server(config)
-    host, port = listening.getsockname()[:2]
-    notice(f"http on http://{f'[{host}]' if ':' in host else host}:{port} (/live, /ready, /metrics, /keda)")
     running = asyncio.create_task(server.serve(sockets=[listening]))
+    stopping = asyncio.create_task(stop.wait())
     try:
-        yield
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        stopping.cancel()
         server.should_exit = True
         await asyncio.wait({running}, timeout=END_WITHIN * 2)
         running.cancel()

@@ -107,7 +107,7 @@ def command(
     listening = None
     if http is not None:
         _require_http()
-        listening = listening_at(*http)
+        listening = listening_at(*http, "--http")
     verbosity = -1 if quiet else verbose
     log_to_stderr(verbosity)
     settings = Settings(

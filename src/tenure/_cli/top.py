@@ -35,8 +35,8 @@ from tenure._cli.retrying import Retrying, report_outage, wait_option
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from tenure._cli.overview import History, Overview
     from tenure._cli.tables import Column, Row
+    from tenure._overview import History, Overview
 
 EVERY, EVERY_LEAST = 2.0, 0.1
 """Seconds between two looks: by default, and at least."""
@@ -73,7 +73,7 @@ def command(url: str, as_json: bool, every: float, count: int | None, wait: floa
 
 async def _watch(url: str, as_json: bool, every: float, count: int | None, wait: float | None) -> None:
     from tenure._cli.live import can_be_live
-    from tenure._cli.overview import History, look
+    from tenure._overview import History, look
 
     history = History()
     async with connect_existing(url) as backend, AsyncExitStack() as stack:

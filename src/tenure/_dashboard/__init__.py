@@ -1,0 +1,1 @@
+"""The dashboard: the elections, queues and schedules of a store in a browser."""
