@@ -86,7 +86,7 @@ clean: ## Remove everything that make has created, .venv too
 
 $(VENV)/.demo: pyproject.toml constraints/dev.txt | $(BIN)/python
 	@echo "Installing tenure into $(VENV)"
-	@$(INSTALL) -e '.[cli]'
+	@$(INSTALL) -e '.[cli,dashboard]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints/dev.txt | $(BIN)/python

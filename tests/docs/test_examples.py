@@ -15,7 +15,13 @@ from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, ZooKeeper,
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker", "service", "servicebus_worker"}  # run by tests of their own
-WEB = {"web_django", "web_fastapi", "web_flask", "web_starlette"}  # these need a framework: see test_frameworks.py
+WEB = {
+    "web_dashboard",
+    "web_django",
+    "web_fastapi",
+    "web_flask",
+    "web_starlette",
+}  # these need a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)
 WHOLE = (
@@ -31,6 +37,7 @@ WHOLE = (
     "docs/zookeeper.md",
 )
 GUIDES = (
+    "docs/dashboard.md",
     "docs/elections.md",
     "docs/frameworks.md",
     "docs/queues.md",

@@ -87,6 +87,18 @@ def client_of(web: ModuleType) -> Any:
     return httpx.AsyncClient(transport=httpx.ASGITransport(web.app), base_url="http://here")
 
 
+async def test_the_dashboard_is_below_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("jinja2")
+    monkeypatch.chdir(tmp_path)  # where its store is
+    web = load("web_dashboard", monkeypatch, tmp_path)
+    async with web.app.router.lifespan_context(web.app), client_of(web) as client:
+        await web.backend.queue("orders").send(b"x")
+        page = await client.get("/tenure/")
+        assert page.status_code == 200
+        assert 'href="/tenure/queue?name=orders"' in page.text
+
+
 @pytest.mark.filterwarnings("default")
 async def test_fastapi_takes_and_serves_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("fastapi")

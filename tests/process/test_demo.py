@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from tenure.testing import until
+from tests.process import process_states
 from tests.process.process_states import children_of, is_alive
 from tests.servers import Azurite, Etcd, Kubernetes, Nats, Postgres, Redis, ZooKeeper, url_of
 
@@ -221,3 +224,24 @@ def test_a_wrong_argument_gives_one_line(start: Start, arguments: list[str], cod
     assert output == ""
     assert says in happened
     assert happened.count("\n") == 1
+
+
+def test_it_can_be_watched_in_a_browser_until_an_interrupt(start: Start) -> None:
+    pytest.importorskip("starlette")
+    process = start("--instances", "3", "--dashboard")
+    assert process.stderr is not None
+    found = re.search(r"watch it at (http://127\.0\.0\.1:\d+)", process.stderr.readline())
+    assert found is not None
+
+    def page() -> str:
+        with urlopen(found[1], timeout=30) as answer:
+            return str(answer.read().decode())
+
+    process_states.until(lambda: "demo" in page())
+    for line in process.stderr:
+        if "the dashboard stays" in line:
+            break
+    assert "demo" in page()
+    process.send_signal(signal.SIGINT)
+    summary, _ = finish(process)
+    assert (process.returncode, summary["ok"]) == (0, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +14,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+import tenure
 from tenure import ConfigError, Timing
 from tenure._cli.demo_display import LineDisplay, LiveDisplay, show_summary
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, duration, json_option
+from tenure._cli.http_server import address, listening_at, serve_until
 from tenure._cli.live import can_be_live
-from tenure._cli.output import print_json
+from tenure._cli.output import notice, print_json
 from tenure._demo.job import survey
 from tenure._demo.processes import Failed
 from tenure._demo.run import DemoSettings, run_demo
@@ -64,9 +67,24 @@ NOT_SHARED = {
     metavar="DIR",
     help="Keep databases and logs in this folder, which must be new or empty.",
 )
+@click.option(
+    "--dashboard",
+    "listen",
+    is_flag=False,
+    flag_value="0",
+    type=address,
+    metavar="[HOST:]PORT",
+    help="Show it in a browser, too, until Ctrl-C. [default: a free port of this machine]",
+)
 @json_option
 def command(
-    folder: Path | None, url: str | None, instances: int, ttl: float | None, keep: Path | None, as_json: bool
+    folder: Path | None,
+    url: str | None,
+    instances: int,
+    ttl: float | None,
+    keep: Path | None,
+    listen: tuple[str, int] | None,
+    as_json: bool,
 ) -> int:
     """Demonstrate leader election and competing consumers, with two crashes.
 
@@ -84,16 +102,44 @@ def command(
         raise ConfigError(f"{NOT_SHARED[url.partition(':')[0]]}; try --on sqlite:///demo.db")
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
-    with (
-        _run_folder(keep) as run_folder,
-        LiveDisplay(console) if can_be_live(console) else LineDisplay(console) as display,
-    ):
-        summary = complete(_interruptible(DemoSettings(job, run_folder, url, instances, ttl), display))
+    listening = None if listen is None else listening_at(*listen, "--dashboard")
+    with _run_folder(keep) as run_folder:
+        setting = DemoSettings(job, run_folder, url, instances, ttl)
+        if listening is not None:
+            return complete(_with_dashboard(setting, console, listening, as_json=as_json))
+        with LiveDisplay(console) if can_be_live(console) else LineDisplay(console) as display:
+            summary = complete(_interruptible(setting, display))
+    return _show(console, summary, as_json=as_json)
+
+
+def _show(console: Console, summary: Summary, *, as_json: bool) -> int:
     if as_json:
         print_json(summary.as_json())
     else:
         show_summary(console, summary)
     return Exit.BROKEN if summary.problems() else Exit.DONE
+
+
+async def _with_dashboard(setting: DemoSettings, console: Console, listening: socket.socket, *, as_json: bool) -> int:
+    """Run the demonstration beside a dashboard of its store, which stays until an interrupt."""
+    stop = asyncio.Event()
+    host, port = listening.getsockname()[:2]
+    async with tenure.connect(setting.store) as backend:
+        app = tenure.dashboard.app(backend, show_bodies=True, hosts={"localhost", "127.0.0.1", "::1", host})
+        serving = asyncio.create_task(serve_until(app, listening, stop))
+        notice(f"watch it at http://{host}:{port}")
+        try:
+            with LineDisplay(console) as display:
+                summary = await _interruptible(setting, display)
+            code = _show(console, summary, as_json=as_json)
+            notice(f"the dashboard stays at http://{host}:{port}; Ctrl-C ends it")
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            await stop.wait()
+        finally:
+            stop.set()
+            await serving
+    return code
 
 
 @contextmanager

@@ -49,6 +49,11 @@ class DemoSettings:
     instances: int
     ttl: float | None  # None: a short lease
 
+    @property
+    def store(self) -> str:
+        """The URL of the store."""
+        return self.url or f"sqlite:///{self.directory / 'store.db'}"
+
 
 async def run_demo(setting: DemoSettings, display: Display) -> Summary:
     """Run the whole demonstration; all its processes have ended when this returns.
@@ -57,7 +62,7 @@ async def run_demo(setting: DemoSettings, display: Display) -> Summary:
         Failed: There is no result: the work did not end, or could not be compared.
         tenure.TenureError: The store can't be used.
     """
-    url = setting.url or f"sqlite:///{setting.directory / 'store.db'}"
+    url = setting.store
     path = setting.directory / "ledger.db"
     job, poison = with_poison_file(setting.job, setting.directory / "poison.py")
     async with AsyncExitStack() as stack:
