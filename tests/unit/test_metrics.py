@@ -1,4 +1,4 @@
-"""The metrics of a program: what is counted, how the counts of processes are added up, and how Prometheus reads them."""
+"""The metrics of a program: their counts, the sums over its processes, and the text that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -396,19 +396,19 @@ def test_prometheus_reads_every_metric_with_its_kind_its_help_and_its_labels() -
     for name, family in FAMILIES.items():
         assert (found[name].type, found[name].documentation) == (family.kind, family.help)
         assert family.help.endswith(".")
-        labels = {label: f"{label} of it" for label in family.labels}
+        expected = {label: f"{label} of it" for label in family.labels}
         samples = found[name].samples
         if family.kind == "histogram":
             buckets = [one for one in samples if one.name == f"{name}_bucket"]
             assert [float(one.labels["le"]) for one in buckets] == [*family.bounds, math.inf]
             assert [one.value for one in buckets] == list(range(1, len(family.bounds) + 2))
-            assert all({**labels, "le": one.labels["le"]} == one.labels for one in buckets)
+            assert all({**expected, "le": one.labels["le"]} == one.labels for one in buckets)
             others = {one.name: one.value for one in samples if one not in buckets}
             assert others == {f"{name}_sum": 12.5, f"{name}_count": len(family.bounds) + 1}
         else:
             (sample,) = samples
             assert sample.name == (f"{name}_total" if family.kind == "counter" else name)
-            assert (sample.labels, sample.value) == (labels, 3.0)
+            assert (sample.labels, sample.value) == (expected, 3.0)
 
 
 def test_metrics_without_values_are_there_with_their_help() -> None:
