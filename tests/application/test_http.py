@@ -122,6 +122,7 @@ async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_woul
             assert HOST not in answer.text
             assert answer.status_code == (503 if "keda" in path else 200)
         monkeypatch.undo()
+        await service.backend.queue("orders").send(b"x")  # a hint: it asks at once, and not after a pause
         await until(lambda: is_ready(client), within=PATIENCE)
         assert (await client.get("/keda/v1/queues/orders")).status_code == 200
 
@@ -463,7 +464,11 @@ async def test_a_service_without_asyncio_has_the_same(plain_service: tenure.sync
             return found.get(("tenure_messages_handled_total", "completed", "orders")) == 1.0
 
         await until(is_handled, within=PATIENCE)
-        assert (await client.get("/keda/v1/queues/orders")).json()["backlog"] == 0
+
+        async def is_empty() -> bool:
+            return bool((await client.get("/keda/v1/queues/orders")).json()["backlog"] == 0)
+
+        await until(is_empty, within=PATIENCE)
 
 
 async def test_a_service_with_leaders_only_needs_no_queue(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
