@@ -16,6 +16,10 @@ SILENT = 30.0
 """Seconds without a report, after which a process counts as hung; each reports once a second."""
 
 
+READ_FIRST = 0.2
+"""Seconds to read reports that have come already."""
+
+
 class Process(Protocol):
     """A process of the service that has begun."""
 
@@ -25,6 +29,8 @@ class Process(Protocol):
     is_live: bool
     is_ready: bool
     is_ending: bool
+    is_leaving: bool
+    """Whether it has said that it only has to end: the supervisor kills it if that takes too long."""
 
     measured: Snapshot
     """Its metrics, as it has last told them."""
@@ -50,9 +56,16 @@ class FleetSource:
 
     async def live(self) -> Health:
         """Return whether no process hangs, and no work of a leader has overrun."""
+        health = self._look()
+        if not health.passes:  # this process may have been stopped: what the others have reported meanwhile comes first
+            await asyncio.sleep(READ_FIRST)
+            health = self._look()
+        return health
+
+    def _look(self) -> Health:
         now = self._loop.time()
         for one in self._processes():
-            if now - one.reported_at > SILENT:
+            if now - one.reported_at > SILENT and not one.is_leaving:
                 return Health(False, f"process {one.number} has not reported for {now - one.reported_at:.0f} s")
             if not one.is_live:
                 return Health(False, f"process {one.number}: the work of a leader has overrun its term")
@@ -69,10 +82,10 @@ class FleetSource:
 
     async def metrics(self) -> Snapshot:
         """Return the metrics of all processes, added up."""
-        processes = self._processes()
-        await asyncio.gather(*(one.ask("measure") for one in processes))
-        # Of one that gives no answer now, the last one counts: a sum must not fall and rise again.
-        found = combined([self._counts(), *(one.measured for one in processes)])
+        await asyncio.gather(*(one.ask("measure") for one in self._processes()))
+        # Of one that gives no answer now, the last one counts: a sum must not fall and rise again. One that has ended
+        # meanwhile is among the counts of the supervisor.
+        found = combined([self._counts(), *(one.measured for one in self._processes())])
         with suppress(TenureError):  # a number that is unknown is left out: 0 would be taken for one
             add_stats(found, await self.stats())
         return found

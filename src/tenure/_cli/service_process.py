@@ -33,6 +33,7 @@ from tenure._cli.entry_points import service_named
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import exit_of
 from tenure._cli.output import log_to_stderr, print_error
+from tenure._http.source import add_handlers
 from tenure._supervisor.machine import KILL_AFTER
 from tenure._telemetry.families import packed
 from tenure.errors import TenureError
@@ -168,9 +169,7 @@ class ServiceProcess:
         if question == "measure" and self._metrics is not None:
             found = self._metrics.snapshot()
             with suppress(TenureError):
-                for one in (await self._service.status()).handlers:
-                    found["tenure_handlers_running", (one.queue,)] = float(one.running)
-                    found["tenure_handlers_concurrency", (one.queue,)] = float(one.concurrency)
+                add_handlers(found, (await self._service.status()).handlers)
             answer = packed(found)
         elif question == "stats":
             with suppress(TenureError, TimeoutError):

@@ -26,8 +26,8 @@ from tenure._supervisor import machine
 from tenure._supervisor.scaling import Backlog
 from tenure._telemetry.families import Snapshot, combined, lasting, unpacked
 
-LINE_MAX = 1 << 20
-"""Bytes of a report, at most."""
+LINE_MAX = 1 << 24
+"""Bytes of a report, at most: the metrics of 200 queues with long names have some six million."""
 
 ASK_WITHIN = 1.5
 """Seconds for a process to answer a question."""
@@ -70,6 +70,7 @@ class Child:
         self.is_live = True
         self.is_ready = False
         self.is_ending = False
+        self.is_leaving = False
         self.measured: Snapshot = {}
         """Its metrics, as it has last told them."""
         self._answers: dict[str, asyncio.Future[Any]] = {}  # to questions, by question
@@ -321,7 +322,7 @@ class Supervision:
         if "finished" in report:
             child.has_finished = True
         elif "leaving" in report:
-            child.is_ending = True
+            child.is_ending = child.is_leaving = True
             self._feed(machine.Leaving(number))
         elif "answer" in report:
             child.answered(report["to"], report["answer"])

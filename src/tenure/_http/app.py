@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 from collections.abc import Awaitable, Callable
 
 from tenure import Stats
@@ -72,7 +73,9 @@ def _probed(health: Health) -> Response:
 
 def _has_token(request: Request, token: str) -> bool:
     kind, _, given = request.headers.get("authorization", "").partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+    # Headers are read as Latin-1; a token from a file often ends with a newline.
+    is_right = hmac.compare_digest(given.strip().encode("latin-1"), os.fsencode(token.strip()))
+    return kind.lower() == "bearer" and is_right
 
 
 def backlog_of(queue: str, stats: Stats) -> dict[str, object]:

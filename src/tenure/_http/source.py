@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from tenure import Service, ServiceStatus, Stats
+from tenure import HandlerStatus, Service, ServiceStatus, Stats
 from tenure._telemetry.families import Snapshot
 from tenure.errors import TenureError, Unavailable
 from tenure.telemetry import Metrics
@@ -89,9 +90,7 @@ class ServiceSource:
             status = await self._status()
         except (TimeoutError, TenureError):
             return found
-        for one in status.handlers:
-            found["tenure_handlers_running", (one.queue,)] = float(one.running)
-            found["tenure_handlers_concurrency", (one.queue,)] = float(one.concurrency)
+        add_handlers(found, status.handlers)
         with suppress(TenureError):  # a number that is unknown is left out: 0 would be taken for one
             add_stats(found, await self.stats())
         return found
@@ -135,11 +134,29 @@ class Remembered:
         """
         now = time.monotonic()
         asking = self._asking
-        if asking is None or (asking.done() and (now - self._asked_at > FRESH or asking.exception() is not None)):
+        # A question of another loop is not waited for: that loop may have ended, and never answer.
+        is_other = asking is not None and not asking.done() and asking.get_loop() is not asyncio.get_running_loop()
+        if asking is None or is_other or (asking.done() and (now - self._asked_at > FRESH or _has_failed(asking))):
             asking = self._asking = asyncio.ensure_future(self._ask())
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._asked_at = now
         return await asyncio.shield(asking)
+
+
+def _has_failed(done: asyncio.Future[Any]) -> bool:
+    return done.cancelled() or done.exception() is not None
+
+
+def add_handlers(found: Snapshot, handlers: Iterable[HandlerStatus]) -> None:
+    """Add what runs now to a snapshot of metrics; a queue may have a handler for sessions beside a plain one."""
+    running: Counter[str] = Counter()
+    concurrency: Counter[str] = Counter()
+    for one in handlers:
+        running[one.queue] += one.running
+        concurrency[one.queue] += one.concurrency
+    for queue in concurrency:
+        found["tenure_handlers_running", (queue,)] = float(running[queue])
+        found["tenure_handlers_concurrency", (queue,)] = float(concurrency[queue])
 
 
 def add_stats(found: Snapshot, stats: dict[str, Stats]) -> None:

@@ -93,6 +93,7 @@ class Workers:
         self.context = context
         self.pump = pump
         self.serve = serve if context.tracing is None else traced(serve, context.tracing)
+        self.observe = None if context.telemetry is None else context.telemetry.handling(context.name)
         self.judge = judge
         self.inbox_window = inbox_window
         self.host = host
@@ -171,7 +172,7 @@ class _Worker:
         # To look it up takes as long as a call on Python 3.11.
         let_expire: Literal[Disposition.LET_EXPIRE] = Disposition.LET_EXPIRE
         now, take, done, tick_soon = context.clock.now, pump.take, pump.done, host.tick_soon
-        observe = None if context.telemetry is None else context.telemetry.handling(context.name)
+        observe = workers.observe
         task = asyncio.current_task()  # self.task is not there yet if tasks are eager
         assert task is not None
         cancelling = task.cancelling

@@ -55,6 +55,7 @@ from tenure._service.signatures import (
 )
 from tenure._service.status import HandlerStatus, ServiceStatus
 from tenure._service.typed_queue import TypedQueue
+from tenure._telemetry.telemetry import given_telemetry
 from tenure.errors import refuse_unknown
 from tenure.telemetry import Telemetry
 
@@ -137,7 +138,7 @@ class Service:
         if url is not None:
             self._given = url if isinstance(url, Backend) else tenure.connect(url, on_event=on_event)
         self._telemetry: list[Telemetry] = []  # until the backend is there
-        self.observe(*([] if telemetry is None else [telemetry] if isinstance(telemetry, Telemetry) else telemetry))
+        self.observe(*given_telemetry(telemetry))
         self._queues: dict[str, TypedQueue[Any]] = {}
         self._handlers: list[_Handler] = []
         self._schedules: list[_Scheduled] = []
@@ -367,10 +368,11 @@ class Service:
         Raises:
             ConfigError: One of them is no :class:`tenure.telemetry.Telemetry`.
         """
+        added = given_telemetry(telemetry)
         if self._given is None:
-            self._telemetry += telemetry
+            self._telemetry += added
         else:
-            self._given.observe(*telemetry)
+            self._given.observe(*added)
 
     # --- opening ---
 

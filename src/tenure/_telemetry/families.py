@@ -141,6 +141,8 @@ def unpacked(values: Iterable[Any]) -> Snapshot:
     for name, labels, value in values:
         if (family := FAMILIES.get(name)) is None or len(labels) != len(family.labels):
             continue
+        if isinstance(value, list) != (family.kind == "histogram"):
+            continue
         if isinstance(value, list):
             if len(value) == len(family.bounds) + 2:
                 found[name, tuple(labels)] = Histogram([int(one) for one in value[:-1]], float(value[-1]))

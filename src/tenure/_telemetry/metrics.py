@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import get_args
+from weakref import WeakSet
 
 from tenure._queue.message import Delivery
 from tenure._runtime.clock import SystemClock
@@ -71,9 +73,12 @@ class Metrics(Telemetry):
         self._histograms: dict[Key, Histogram] = {}
         self._handled: dict[tuple[str, int], HandledCounts] = {}
         """By queue and thread: so they need no lock."""
-        self._trusted_until: dict[str, float] = {}
+        self._leading: dict[str, set[tuple[str, int]]] = {}
+        """The terms that have not ended, by name: one of another candidate may begin before the last one has ended."""
+        self._trusted_until: dict[tuple[str, str], float] = {}
         self._labels: dict[str, set[str]] = {}
         self._clock = SystemClock()
+        _made.add(self)
 
     # --- messages ---
 
@@ -131,15 +136,16 @@ class Metrics(Telemetry):
                 case SlotsSkipped(schedule=schedule):
                     self._count("tenure_slots_skipped", self._of(event), self._label("schedule", schedule))
                 case Renewed(trusted_until=until):
-                    self._trusted_until[self._label("name", event.name)] = until
-                case TermBegan():
-                    self._count("tenure_terms", self._label("name", event.name))
-                    self._values["tenure_leader", (self._label("name", event.name),)] = 1.0
-                case TermEnded(reason=why):
+                    self._trusted_until[self._label("name", event.name), event.holder] = until
+                case TermBegan(token=token):
+                    name = self._label("name", event.name)
+                    self._count("tenure_terms", name)
+                    self._leading.setdefault(name, set()).add((event.holder, token))
+                case TermEnded(token=token, reason=why):
                     name = self._label("name", event.name)
                     self._count("tenure_terms_ended", name, why)
-                    self._values["tenure_leader", (name,)] = 0.0
-                    self._trusted_until.pop(name, None)
+                    self._leading.setdefault(name, set()).discard((event.holder, token))
+                    self._trusted_until.pop((name, event.holder), None)
                 case RenewalMissed():
                     self._count("tenure_renewals_missed", self._label("name", event.name))
                 case Overrun():
@@ -170,8 +176,13 @@ class Metrics(Telemetry):
             found: Snapshot = dict(self._values)
             for key, histogram in self._histograms.items():
                 found[key] = Histogram(list(histogram.counts), histogram.total)
-            for name, until in self._trusted_until.items():
-                found["tenure_term_seconds_left", (name,)] = max(0.0, until - now)
+            for name, terms in self._leading.items():
+                found["tenure_leader", (name,)] = float(bool(terms))
+            for (name, _), until in self._trusted_until.items():
+                key = "tenure_term_seconds_left", (name,)
+                before = found.get(key, 0.0)
+                assert isinstance(before, float)
+                found[key] = max(before, until - now)
             handled = list(self._handled.items())
         return combined([found, *(counts.snapshot(queue) for (queue, _), counts in handled)])
 
@@ -214,3 +225,16 @@ class HandledCounts:
         found["tenure_handler_seconds", (queue,)] = Histogram(list(self._times), self._time)
         found["tenure_message_wait_seconds", (queue,)] = Histogram(list(self._waits), self._wait)
         return found
+
+
+_made: WeakSet[Metrics] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Give each object a new lock: another thread may have held the old one, and does not exist in the child."""
+    for one in list(_made):
+        one._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

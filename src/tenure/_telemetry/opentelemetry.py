@@ -203,7 +203,8 @@ class _Spans:
         attributes |= _of_message(delivery.id, delivery.correlation_id)
         if delivery.session is not None:
             attributes["messaging.tenure.message.session"] = delivery.session
-        parent = propagate.extract(_carrier(delivery)) if self._process_parent else None
+        # Never the span that is current here: that of the code that called consume(), or of a sender in this process.
+        parent = propagate.extract(_carrier(delivery), _EMPTY) if self._process_parent else _EMPTY
         links = [] if self._process_parent else _links(delivery)
         with self._operation(f"process {delivery.queue}", SpanKind.CONSUMER, attributes, links, parent) as span:
             yield partial(_fail, span)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import NoneType
-from typing import Any, Literal, Protocol
+from types import NoneType, TracebackType
+from typing import Any, Literal, Protocol, TypeVar
 
 from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
@@ -15,6 +15,8 @@ from tenure._telemetry.callbacks import run_callback
 from tenure._telemetry.log import logger
 from tenure.errors import ConfigError
 from tenure.events import Event
+
+T = TypeVar("T")
 
 Outcome = Literal[
     "completed",  # it is removed for good
@@ -106,7 +108,13 @@ class Guarded(Telemetry):
                 report_telemetry(error)
 
     def handling(self, queue: str) -> Handled | None:
-        found = [each for one in self.each if (each := one.handling(queue)) is not None]
+        found: list[Handled] = []
+        for one in self.each:
+            try:
+                if (each := one.handling(queue)) is not None:
+                    found.append(each)
+            except Exception as error:
+                report_telemetry(error)
         if len(found) <= 1:
             return found[0] if found else None
 
@@ -127,7 +135,72 @@ class Guarded(Telemetry):
                 report_telemetry(error)
 
     def tracing(self) -> Tracing | None:
-        return next((found for one in self.each if (found := one.tracing()) is not None), None)
+        for one in self.each:
+            try:
+                if (found := one.tracing()) is not None:
+                    return GuardedTracing(found)
+            except Exception as error:
+                report_telemetry(error)
+        return None
+
+
+class GuardedTracing:
+    """Blocks whose own errors are reported, and change nothing: not what was sent, claimed, handled or settled."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    def sending(self, queue: str, messages: list[Outgoing]) -> AbstractContextManager[list[Outgoing]]:
+        return GuardedBlock(partial(self._tracing.sending, queue, messages), messages)
+
+    def received(self, queue: str, deliveries: Sequence[Delivery], seconds: float) -> None:
+        try:
+            self._tracing.received(queue, deliveries, seconds)
+        except Exception as error:
+            report_telemetry(error)
+
+    def handling(self, delivery: Delivery) -> AbstractContextManager[Callable[[BaseException], object]]:
+        return GuardedBlock(partial(self._tracing.handling, delivery), _ignore)
+
+    def settling(self, delivery: Delivery, verdict: Verdict) -> AbstractContextManager[Any]:
+        return GuardedBlock(partial(self._tracing.settling, delivery, verdict), None)
+
+
+class GuardedBlock(AbstractContextManager[T]):
+    """A block that *make* returns; if it can't be entered, *instead* is yielded. It swallows no error of its body."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]], instead: T) -> None:
+        self._make = make
+        self._instead = instead
+        self._block: AbstractContextManager[T] | None = None
+
+    def __enter__(self) -> T:
+        try:
+            block = self._make()
+            entered = block.__enter__()
+        except Exception as error:
+            report_telemetry(error)
+            return self._instead
+        self._block = block
+        return entered
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._block is None:
+            return
+        try:
+            self._block.__exit__(kind, error, trace)
+        except Exception as raised:
+            if raised is not error:
+                report_telemetry(raised)
+        except BaseException as raised:
+            if raised is not error:
+                raise
+
+
+def _ignore(_: BaseException) -> None:
+    """Take an exception, and do nothing."""
 
 
 def given_telemetry(telemetry: object) -> list[Telemetry]:
@@ -149,8 +222,9 @@ def given_telemetry(telemetry: object) -> list[Telemetry]:
 
 
 def report_telemetry(error: Exception) -> None:
-    """Report an error that a telemetry raised."""
-    run_callback(partial(logger.error, "telemetry of tenure failed", exc_info=error))
+    """Report an error that a telemetry raised. Never raise: a filter of the log may."""
+    with suppress(Exception):
+        run_callback(partial(logger.error, "telemetry of tenure failed", exc_info=error))
 
 
 OUTCOMES: dict[object, Outcome] = {
@@ -173,7 +247,10 @@ def traced(serve: Callable[[Any], Awaitable[object]], tracing: Tracing) -> Calla
             if isinstance(outcome, BaseException) and issubclass(
                 type(outcome), BaseException
             ):  # __class__ may be wrong
-                fail(outcome)  # a thread has brought it
+                try:
+                    fail(outcome)  # a thread has brought it
+                except Exception as error:
+                    report_telemetry(error)
             return outcome
 
     return serve_traced

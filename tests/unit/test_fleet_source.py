@@ -1,0 +1,270 @@
+"""The answers of ``tenure run --http``, from processes that report, are silent, end meanwhile, or lead too long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from tenure import Stats, Unavailable
+from tenure._cli.fleet_source import READ_FIRST, SILENT, FleetSource
+from tenure._cli.supervise import ASK_WITHIN, LINE_MAX, Child
+from tenure._http.source import ANSWER_WITHIN
+from tenure._telemetry.families import FAMILIES, LABELS_MAX, Histogram, Snapshot, combined, packed, unpacked
+from tenure.testing.loop import run
+
+SENT = ("tenure_messages_sent", ("orders",))
+RUNNING = ("tenure_handlers_running", ("orders",))
+
+
+class Fake:
+    """A process that answers as it is told."""
+
+    def __init__(self, number: int, sent: float = 0.0) -> None:
+        self.number = number
+        self.reported_at = asyncio.get_running_loop().time()
+        self.is_live = self.is_ready = True
+        self.is_ending = self.is_leaving = False
+        self.measured: Snapshot = {}
+        self.sent = sent
+        self.stats: dict[str, Stats] | None = {"orders": Stats(ready=number)}
+        self.takes = 0.0
+        self.asked: list[str] = []
+        self.when_asked: Callable[[], object] = lambda: None
+
+    async def ask(self, question: str) -> Any:
+        self.asked.append(question)
+        if self.takes:
+            await asyncio.sleep(min(self.takes, ASK_WITHIN))
+            if self.takes > ASK_WITHIN:
+                return None
+        self.when_asked()
+        if question == "measure":
+            self.measured = {SENT: self.sent, RUNNING: 1.0}
+            return packed(self.measured)
+        return None if self.stats is None else {name: astuple(one) for name, one in self.stats.items()}
+
+
+class Fleet:
+    def __init__(self, *processes: Fake) -> None:
+        self.processes = list(processes)
+        self.past: Snapshot = {}
+        self.source = FleetSource(lambda: list(self.processes), lambda: combined([self.past]))
+
+    def end(self, process: Fake) -> None:
+        """End a process, as the supervisor notes it."""
+        self.processes.remove(process)
+        self.past = combined([self.past, {SENT: process.measured.get(SENT, 0.0)}])
+
+
+def in_virtual_time(test: Callable[[], Any]) -> Callable[[], None]:
+    def wrapped() -> None:
+        run(test(), limit=10_000)
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+@in_virtual_time
+async def test_one_process_that_is_silent_for_too_long_makes_it_dead() -> None:
+    first, second = Fake(1), Fake(2)
+    source = Fleet(first, second).source
+    assert (await source.live()).passes
+    await asyncio.sleep(SILENT - 1)
+    first.reported_at = asyncio.get_running_loop().time()
+    assert (await source.live()).passes
+    await asyncio.sleep(2)
+    health = await source.live()
+    assert (health.passes, health.why) == (False, "process 2 has not reported for 31 s")
+    ready = await source.ready()
+    assert (ready.passes, ready.why) == (True, "ready: 1 of 2 processes")
+
+
+@in_virtual_time
+async def test_reports_that_have_come_already_are_read_first() -> None:
+    """The supervisor may have been stopped for a while: all its processes seem to have been silent then."""
+    process = Fake(1)
+    source = Fleet(process).source
+    await asyncio.sleep(10 * SILENT)
+    loop = asyncio.get_running_loop()
+    loop.call_later(READ_FIRST / 2, lambda: setattr(process, "reported_at", loop.time()))
+    assert (await source.live()).passes
+
+
+@in_virtual_time
+async def test_a_process_that_only_has_to_end_may_be_silent_and_the_supervisor_ends_it() -> None:
+    process = Fake(1)
+    process.is_ending = process.is_leaving = True
+    source = Fleet(process).source
+    await asyncio.sleep(2 * SILENT)
+    assert (await source.live()).passes
+    process.is_leaving = False  # it was retired, and its handlers have no limit
+    assert not (await source.live()).passes
+
+
+@in_virtual_time
+async def test_work_of_a_leader_that_has_overrun_makes_it_dead() -> None:
+    process = Fake(1)
+    process.is_live = False
+    health = await Fleet(process).source.live()
+    assert (health.passes, health.why) == (False, "process 1: the work of a leader has overrun its term")
+
+
+@in_virtual_time
+async def test_it_is_ready_while_one_process_is_that_does_not_end() -> None:
+    first, second = Fake(1), Fake(2)
+    fleet = Fleet()
+    assert (await fleet.source.ready()).why == "none of 0 processes is ready"
+    assert (await fleet.source.live()).passes
+    fleet.processes = [first, second]
+    first.is_ready = False
+    assert (await fleet.source.ready()).why == "ready: 1 of 2 processes"
+    second.is_ending = True
+    health = await fleet.source.ready()
+    assert (health.passes, health.why) == (False, "none of 1 processes is ready")
+
+
+@in_virtual_time
+async def test_metrics_are_added_up_and_one_that_does_not_answer_counts_as_before() -> None:
+    first, second = Fake(1, 10.0), Fake(2, 5.0)
+    source = Fleet(first, second).source
+    assert (await source.metrics())[SENT] == 15.0
+    first.sent, second.sent = 12.0, 6.0
+    second.takes = 60.0
+    before = asyncio.get_running_loop().time()
+    found = await source.metrics()
+    assert (found[SENT], found[RUNNING]) == (17.0, 2.0)
+    assert asyncio.get_running_loop().time() - before <= ASK_WITHIN + ANSWER_WITHIN
+
+
+@in_virtual_time
+async def test_a_process_that_ends_during_a_scrape_counts_once() -> None:
+    first, second = Fake(1, 10.0), Fake(2, 5.0)
+    fleet = Fleet(first, second)
+    assert (await fleet.source.metrics())[SENT] == 15.0
+    second.takes = 1.0
+    asyncio.get_running_loop().call_later(0.5, fleet.end, first)
+    assert (await fleet.source.metrics())[SENT] == 15.0
+    assert (await fleet.source.metrics())[SENT] == 15.0
+
+
+@in_virtual_time
+async def test_a_process_that_begins_during_a_scrape_does_no_harm() -> None:
+    first = Fake(1, 10.0)
+    fleet = Fleet(first)
+    first.when_asked = lambda: fleet.processes.append(Fake(2, 5.0)) if len(fleet.processes) == 1 else None
+    assert (await fleet.source.metrics())[SENT] == 10.0
+    assert (await fleet.source.metrics())[SENT] == 15.0
+
+
+async def test_numbers_come_from_the_process_that_has_reported_last_and_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tenure._http.source.FRESH", -1.0)  # no answer serves twice
+    ending, old, new = Fake(1), Fake(2), Fake(3)
+    old.reported_at -= 5.0
+    ending.is_ending = True
+    fleet = Fleet(ending, old, new)
+    assert await fleet.source.stats() == {"orders": Stats(ready=3)}
+    assert (ending.asked, old.asked, new.asked) == ([], [], ["stats"])
+    new.stats = None  # its connection is broken
+    assert await fleet.source.stats() == {"orders": Stats(ready=2)}
+    old.stats = None
+    with pytest.raises(Unavailable):
+        await fleet.source.stats()
+    assert ending.asked == []
+
+
+@in_virtual_time
+async def test_without_an_answer_numbers_are_unknown_in_time_and_metrics_leave_them_out() -> None:
+    fleet = Fleet()
+    with pytest.raises(Unavailable):
+        await fleet.source.stats()
+    silent = [Fake(1), Fake(2), Fake(3)]
+    for one in silent:
+        one.takes = 60.0
+    fleet.processes += silent
+    before = asyncio.get_running_loop().time()
+    with pytest.raises(Unavailable):
+        await fleet.source.stats()
+    assert asyncio.get_running_loop().time() - before <= ANSWER_WITHIN
+    assert not any(name.startswith("tenure_queue") for name, _ in await fleet.source.metrics())
+
+
+# --- questions to a process ---
+
+
+class Transport:
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def pipe() -> Any:
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    yield ours, theirs
+    os.close(ours)
+
+
+def child(control: int) -> Child:
+    process: Any = None
+    transport: Any = Transport()
+    return Child(1, process, control, transport)
+
+
+async def test_requests_at_once_share_a_question_and_its_answer(pipe: tuple[int, int]) -> None:
+    one = child(pipe[1])
+    asking = [asyncio.create_task(one.ask("measure")) for _ in range(10)]
+    await asyncio.sleep(0)
+    assert os.read(pipe[0], 1_000) == b"measure\n"
+    value = packed({SENT: 3.0})
+    one.answered("measure", value)
+    assert await asyncio.gather(*asking) == [value] * 10
+    assert one.measured == {SENT: 3.0}
+    assert one._answers == {}
+    one.close()
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_process_that_does_not_answer_leaves_nothing_behind(
+    pipe: tuple[int, int], is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure._cli.supervise.ASK_WITHIN", 0.05)
+    os.set_blocking(pipe[1], False)
+    while is_full:
+        try:
+            os.write(pipe[1], b"x" * 4_096)
+        except BlockingIOError:
+            break
+    one = child(pipe[1])
+    for _ in range(3):
+        asking = [asyncio.create_task(one.ask(question)) for question in ("measure", "stats", "stats")]
+        await asyncio.sleep(0)
+        asking[2].cancel()
+        assert await asyncio.gather(*asking[:2]) == [None, None]
+    assert one._answers == {}
+    one.answered("measure", packed({SENT: 3.0}))  # late
+    assert one.measured == {SENT: 3.0}
+    one.close()
+    assert await one.ask("measure") is None
+
+
+def test_the_metrics_of_very_many_queues_with_long_names_are_one_report() -> None:
+    snapshot: Snapshot = {}
+    for number in range(LABELS_MAX):
+        for name, family in FAMILIES.items():
+            labels = tuple(f"{number:05}{'☃' * 195}" for _ in family.labels)
+            value = Histogram([10**9] * (len(family.bounds) + 1), 1e12 / 7)
+            snapshot[name, labels] = value if family.kind == "histogram" else 1e12 / 7
+        for outcome in range(7):
+            snapshot["tenure_messages_handled", (f"{number:05}{'☃' * 195}", f"{outcome}")] = 1.0
+    line = json.dumps({"to": "measure", "answer": packed(snapshot)}) + "\n"
+    assert len(line) < LINE_MAX
+    assert unpacked(json.loads(line)["answer"]) == snapshot
