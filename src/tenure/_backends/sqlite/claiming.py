@@ -48,11 +48,14 @@ class Claiming(Sending):
     def _claimable(
         self, queue: Queue, session: str, limit: int, due_in: float | None
     ) -> tuple[Sequence[MessageRow], float | None]:
-        """Return claimable messages, up to the first expired one: there were too many to expire in one step."""
+        """Return claimable messages, up to the first expired one: there were too many to expire in one step.
+
+        A dead letter does not expire again.
+        """
         rows: list[MessageRow] = []
         size = 0
         for row in self._run(_SQL["claimable"], (queue.number, session, min(limit, CLAIM_MAX))):
-            if row[10] is not None and row[10] <= self._at.wall:
+            if row[10] is not None and row[10] <= self._at.wall and not queue.is_dead:
                 return rows, 0.0
             rows.append(row)
             size += len(row[2])

@@ -14,6 +14,7 @@ from tenure._queue.broker import (
     QueueSettings,
 )
 from tenure._queue.context import QueueContext
+from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Died, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
@@ -28,9 +29,11 @@ from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
+    expect_stats,
     needs,
     receive,
     receive_session,
+    receive_some,
     send,
     settle,
 )
@@ -52,6 +55,26 @@ class ExpiryTests(QueueSuite):
         assert bodies(await receive(broker, name, harness)) == [b"long"]
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.id, dead.body, dead.reason, dead.delivery_count) == ("short", b"short", EXPIRED, 0)
+
+    async def test_an_expired_message_is_received_from_the_dead_letters(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"a", expires_in=harness.lock / 2), Outgoing(b"b")])
+        await harness.pass_time(harness.lock * LATE)
+        await settle(broker, await receive(broker, name, harness), DeadLetter("unreadable", "no JSON"))
+        dead_name = dead_letters_of(name)
+        got = await receive_some(broker, dead_name, harness, 2)
+        assert sorted((one.body, one.death.reason) for one in got if one.death) == [
+            (b"a", EXPIRED),
+            (b"b", "unreadable"),
+        ]
+        assert (await broker.receive(dead_name, 10, harness.lock)).deliveries == ()
+        assert await settle(broker, got[:1], Abandon()) == [Settled()]
+        assert await settle(broker, got[1:], COMPLETE) == [Settled()]
+        again = await receive_some(broker, dead_name, harness, 1)
+        assert [one.body for one in again] == [got[0].body]
+        assert await settle(broker, again, COMPLETE) == [Settled()]
+        await expect_stats(broker, harness, name, Stats())
 
     @pytest.mark.parametrize("session", [None, "s"])
     async def test_a_message_that_expires_among_many_is_not_received(
