@@ -163,6 +163,15 @@ async def test_each_message_of_a_batch_links_to_its_own_creation_or_to_the_batch
         assert processed == {name: [id_of(send)] for name in "abc"}
 
 
+async def test_spans_of_queues_of_replies_have_one_name(url: str, recorded: Recorded) -> None:
+    names = [f"orders.replies.{digit * 16}" for digit in "01"]
+    async with tenure.connect(url, telemetry=recorded.telemetry()) as backend:
+        for name in names:
+            await backend.queue(name).send(b"x")
+    sent = recorded.spans("send orders.replies")
+    assert [attributes_of(one)["messaging.destination.name"] for one in sent] == names
+
+
 async def test_with_process_parent_a_handler_is_in_the_trace_of_its_sender(url: str, recorded: Recorded) -> None:
     async with tenure.connect(url, telemetry=recorded.telemetry(process_parent=True)) as backend:
         queue = backend.queue("orders")

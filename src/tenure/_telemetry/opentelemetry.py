@@ -156,7 +156,7 @@ class _Spans:
         if len(messages) == 1:
             [message] = messages
             attributes |= _of_message(message.id, message.correlation_id)
-            with self._operation(f"send {queue}", SpanKind.PRODUCER, attributes):
+            with self._operation(_span_name("send", queue), SpanKind.PRODUCER, attributes):
                 yield [_with_context(message)]
             return
         attributes["messaging.batch.message_count"] = len(messages)
@@ -165,7 +165,7 @@ class _Spans:
             messages, links = self._created(queue, messages)
         # Without spans of their own, the messages carry the context of this one.
         kind = SpanKind.CLIENT if self._create_spans else SpanKind.PRODUCER
-        with self._operation(f"send {queue}", kind, attributes, links):
+        with self._operation(_span_name("send", queue), kind, attributes, links):
             yield messages if self._create_spans else [_with_context(one) for one in messages]
 
     def _created(self, queue: str, messages: list[Outgoing]) -> tuple[list[Outgoing], list[Link]]:
@@ -173,7 +173,7 @@ class _Spans:
         for message in messages:
             attributes = _destination(queue, "create", **{"messaging.operation.type": "create"})
             attributes |= _of_message(message.id, message.correlation_id)
-            with self._operation(f"create {queue}", SpanKind.PRODUCER, attributes) as span:
+            with self._operation(_span_name("create", queue), SpanKind.PRODUCER, attributes) as span:
                 ready.append(_with_context(message))
             links.append(Link(span.get_span_context()))
         return ready, links
@@ -185,7 +185,9 @@ class _Spans:
         attributes["messaging.batch.message_count"] = len(deliveries)
         links = [link for one in deliveries for link in _links(one)]
         begun = end - int(seconds * 1e9)
-        span = self._tracer.start_span(f"receive {queue}", None, SpanKind.CLIENT, attributes, links, start_time=begun)
+        span = self._tracer.start_span(
+            _span_name("receive", queue), None, SpanKind.CLIENT, attributes, links, start_time=begun
+        )
         span.end(end)
 
     @contextmanager
@@ -206,7 +208,9 @@ class _Spans:
         # Never the span that is current here: that of the code that called consume(), or of a sender in this process.
         parent = propagate.extract(_carrier(delivery), _EMPTY) if self._process_parent else _EMPTY
         links = [] if self._process_parent else _links(delivery)
-        with self._operation(f"process {delivery.queue}", SpanKind.CONSUMER, attributes, links, parent) as span:
+        with self._operation(
+            _span_name("process", delivery.queue), SpanKind.CONSUMER, attributes, links, parent
+        ) as span:
             yield partial(_fail, span)
 
     def settling(self, delivery: Delivery, verdict: Verdict) -> AbstractContextManager[Any]:
@@ -214,7 +218,7 @@ class _Spans:
         verb = _VERBS.get(type(verdict), "settle")
         attributes = _destination(delivery.queue, verb, **{"messaging.operation.type": "settle"})
         attributes |= _of_message(delivery.id, delivery.correlation_id)
-        return self._operation(f"{verb} {delivery.queue}", SpanKind.CLIENT, attributes, _links(delivery))
+        return self._operation(_span_name(verb, delivery.queue), SpanKind.CLIENT, attributes, _links(delivery))
 
     @contextmanager
     def _operation(
@@ -242,6 +246,11 @@ def _fail(span: Span, error: BaseException) -> None:
         span.set_attribute("error.type", f"{type(error).__module__}.{type(error).__qualname__}")
         span.record_exception(error)
         span.set_status(Status(StatusCode.ERROR, text_of(error)))
+
+
+def _span_name(operation: str, queue: str) -> str:
+    """Return the name of a span: backends group by it, so the queues of replies have one."""
+    return f"{operation} {queue_label(queue)}"
 
 
 def _of_message(id_: str | None, correlation_id: str | None) -> dict[str, str]:
