@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +195,26 @@ async def test_nothing_in_a_message_or_a_name_is_markup() -> None:
         Markup().feed(page)
 
 
+async def test_text_that_can_not_be_encoded_is_shown_nevertheless() -> None:
+    async with asked(show_bodies=True) as (backend, client):
+        await backend.queue("orders").send(b'{"half": "\\ud800"}')
+        [message] = await backend.queue("orders").peek()
+        page = await client.get("/queue", params={"name": "orders"})
+        whole = await client.get("/message", params={"queue": "orders", "sequence": message.sequence})
+    for answer in (page, whole):
+        assert answer.status_code == 200
+        assert "\\ud800" in answer.text
+
+
+async def test_a_long_body_is_text_in_a_list_wherever_it_is_cut() -> None:
+    async with asked(show_bodies=True) as (backend, client):
+        for first in (b"", b"x"):
+            await backend.queue("orders").send(first + "é".encode() * 300)
+        page = (await client.get("/queue", params={"name": "orders"})).text
+    assert page.count("éééééééééé") >= 2
+    assert "c3 a9" not in page
+
+
 # --- what is refused ---
 
 
@@ -293,6 +315,27 @@ async def test_without_the_token_nothing_is_shown() -> None:
         assert (await client.get("/login")).status_code == 200
 
 
+async def test_a_page_for_those_without_the_token_tells_nothing_of_the_store(tmp_path: Path) -> None:
+    async with asked(f"sqlite:///{tmp_path / 'payroll.db'}", token="open sesame") as (_, client):
+        pages = [(await client.get("/login")).text]
+        pages.append((await client.post("/login", data={"token": "x"}, headers=SAME)).text)
+        pages.append((await client.post("/login", data={"token": "x"})).text)
+        await client.post("/login", data={"token": "open sesame"}, headers=SAME)
+        assert "payroll" in (await client.get("/")).text
+    for page in pages:
+        assert "payroll" not in page
+
+
+@pytest.mark.parametrize("token", ["café ☕", "caf\udce9"])
+async def test_a_token_may_have_any_letters(token: str) -> None:
+    content = token.encode(errors="surrogateescape")
+    async with asked(token=token) as (_, client):
+        bearer = [(b"Authorization", b"Bearer " + content)]
+        assert (await client.get("/", headers=bearer)).status_code == 200
+        for wrong in ([(b"Authorization", b"Bearer caf\xff")], [(b"Cookie", b"tenure_dashboard=caf\xe9")]):
+            assert (await client.get("/", headers=wrong)).status_code == 303
+
+
 async def test_the_token_is_asked_for_once() -> None:
     async with asked(token="open sesame") as (_, client):
         wrong = await client.post("/login", data={"token": "open says me"}, headers=SAME)
@@ -356,6 +399,21 @@ async def test_one_dead_letter_or_one_reason_is_put_back() -> None:
         form = {"queue": "orders", "confirmed": "yes", "reason": "late"}
         await client.post("/do/redrive", data=form, headers=SAME)
         assert [one.reason for one in await backend.queue("orders").dead_letters.peek()] == ["bad"]
+
+
+async def test_a_reason_of_several_lines_survives_the_form() -> None:
+    reason = "no such file:\nbill 50%25.pdf"
+    async with asked(allow_changes=True) as (backend, client):
+        await with_dead(backend, reason=reason)
+        await with_dead(backend, reason="late")
+        page = (await client.get("/queue", params={"name": "orders", "reason": reason})).text
+        [given, *_] = re.findall(r'name="reason" value="([^"]*)"', page)
+        assert "\n" not in given  # browsers send "\\r\\n" instead
+        question = await client.post("/do/redrive", data={"queue": "orders", "reason": given}, headers=SAME)
+        [again] = re.findall(r'name="reason" value="([^"]*)"', question.text)
+        form = {"queue": "orders", "reason": again, "confirmed": "yes"}
+        await client.post("/do/redrive", data=form, headers=SAME)
+        assert {one.reason for one in await backend.queue("orders").dead_letters.peek()} == {"late"}
 
 
 async def test_a_removal_wants_the_name_of_the_queue() -> None:
@@ -481,6 +539,13 @@ async def test_the_type_of_a_body_is_guessed(content: bytes, kind: str, text: st
         assert "bytes more" in found[1]
     else:
         assert found[1] == text
+
+
+@pytest.mark.parametrize("first", ["[", '["' + "]" * 999 + '\\"", ['])
+async def test_json_that_is_nested_deep_is_not_made_larger(first: str) -> None:
+    content = first + "[" * 899 + "1," * 30_000 + "1" + "]" * (899 + first.count("[", 0, 1) + first.count(", ["))
+    json.loads(content)
+    assert shown.body(content.encode()) == ("text", content)
 
 
 async def test_a_graph_fits_its_box() -> None:

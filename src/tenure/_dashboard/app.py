@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, unquote
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.applications import Starlette
@@ -152,15 +152,19 @@ class Dashboard:
     def _render(self, request: Request, page: str, code: int = 200, **values: Any) -> Response:
         common = {
             "root": _root(request),
-            "store": str(self._backend.url),
             "now": shown.moment(time.time()),
-            "trouble": self._sampler.trouble,
             "may_change": self._may_change,
             "show_bodies": self._show_bodies,
             "live": False,
-            "said": self._notes.pop(request.query_params.get("note", ""), ""),
         }
-        return HTMLResponse(self._pages.get_template(page).render({**common, **values}), code)
+        if self._guard.has_token(request):
+            common |= {
+                "store": str(self._backend.url),
+                "trouble": self._sampler.trouble,
+                "said": self._notes.pop(request.query_params.get("note", ""), ""),
+            }
+        text = self._pages.get_template(page).render({**common, **values})
+        return HTMLResponse(text.encode(errors="backslashreplace"), code)  # JSON may have half a surrogate pair
 
     async def _login(self, request: Request) -> Response:
         if not self._guard.needs_token:
@@ -268,7 +272,7 @@ class Dashboard:
         until = one.locked_until if one.locked_until is not None else one.due_at
         short = ""
         if self._show_bodies:
-            text = " ".join(shown.body(one.body[:400])[1].split())
+            text = " ".join(shown.body(one.body, 400)[1].split())
             short = text if len(text) <= 80 else f"{text[:79]}…"
         return {
             "message": one,
@@ -471,7 +475,7 @@ def _number(text: str) -> int:
 def _chosen(form: Mapping[str, str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if form.get("reason"):
-        chosen["reason"] = form["reason"]
+        chosen["reason"] = unquote(form["reason"])  # browsers would change its ends of lines
     if form.get("sequence"):
         chosen["sequences"] = [_number(form["sequence"])]
     return chosen
