@@ -290,9 +290,33 @@ async def test_a_form_that_is_too_large_is_refused() -> None:
     assert answer.status_code == 413
 
 
+async def test_a_form_that_ends_in_the_middle_is_no_fault_of_ours() -> None:
+    headers = [(b"host", b"localhost"), (b"sec-fetch-site", b"same-origin")]
+    scope = {"type": "http", "method": "POST", "path": "/do/redrive", "query_string": b"", "headers": headers}
+    received = iter([{"type": "http.request", "body": b"queue=or", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with tenure.connect("memory:") as backend:
+        await dashboard.app(backend, allow_changes=True)(scope, receive, send)
+    assert sent[0]["status"] == 400
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_page_of_another_site_gets_no_stream(site: str) -> None:
+    async with asked() as (_, client):
+        answer = await client.get("/events", headers={"Sec-Fetch-Site": site})
+    assert answer.status_code == 403
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", ""])
 async def test_an_unknown_host_is_refused(host: str) -> None:
-    async with asked(hosts=["localhost", "::1", "Shop.Example"]) as (_, client):
+    async with asked(hosts=["localhost", "::1", "Shop.Example", ""]) as (_, client):
         answer = await client.get("/", headers={"Host": host})
         assert answer.status_code == 421
         assert "evil" not in answer.text
@@ -366,9 +390,61 @@ async def test_every_answer_has_the_headers_of_safety() -> None:
     assert "http" not in re.sub(r"http-equiv", "", page)  # works offline
 
 
+class Outline(HTMLParser):
+    """Collects what assistive technology needs of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headings: list[str] = []
+        self.ticking: list[str] = []
+        self.titles: list[dict[str, str | None]] = []
+        self.labels: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(tag)
+        if given.get("id") == "state" and ("role" in given or "aria-live" in given):
+            self.ticking.append(tag)
+        if tag == "th":
+            self.titles.append(given)
+        if tag == "button" and "aria-label" in given:
+            self.labels.append(given["aria-label"])
+
+
+async def test_pages_have_headings_titles_and_names_that_can_be_read_aloud() -> None:
+    async with asked(allow_changes=True) as (backend, client):
+        await with_dead(backend)
+        running = asyncio.create_task(backend.schedule("tidy", 60, queue="tidy").run())
+        await until(backend.schedules)
+        outlines = []
+        for path in ("/", "/queue?name=orders", "/nothing?", "/queue?name=none"):
+            outline = Outline()
+            outline.feed((await client.get(path)).text)
+            outlines.append(outline)
+        running.cancel()
+    for outline in outlines:
+        assert outline.headings[:1] in (["h1"], [])
+        assert outline.headings.count("h1") <= 1
+        assert outline.ticking == []  # a time that changes every 2 s must not be read aloud
+        assert all(title.get("scope") == "col" for title in outline.titles)
+    assert outlines[0].headings[0] == "h1"
+    assert outlines[0].titles
+    assert outlines[0].labels == ["Pause tidy"]
+
+
 async def test_what_is_no_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shows a tenure\.Backend, not 'sqlite"):
         dashboard.app("sqlite:///work.db")  # type: ignore[arg-type]
+
+
+async def test_options_that_would_let_in_all_or_none_are_refused() -> None:
+    async with tenure.connect("memory:") as backend:
+        for token in ("", " \n"):
+            with pytest.raises(ConfigError, match="the token is blank"):
+                dashboard.app(backend, token=token)
+        with pytest.raises(ConfigError, match=r"write hosts=\['shop.example'\]"):
+            dashboard.app(backend, hosts="shop.example")
 
 
 # --- actions ---
@@ -474,6 +550,50 @@ async def test_a_store_that_is_silent_is_shown_as_that(monkeypatch: pytest.Monke
         page = (await client.get("/")).text
         assert "The store does not answer: no route to the store" in page
         assert "orders" in page  # what was known last
+
+
+async def test_a_look_that_takes_long_blocks_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure._dashboard.sampler.FRESH", -1.0)
+    async with asked() as (backend, client):
+        await with_dead(backend)
+        await client.get("/")
+        begun, answered = asyncio.Event(), asyncio.Event()
+        leaders = tenure.Backend.leaders
+
+        async def slow(self: tenure.Backend) -> Any:
+            begun.set()
+            await answered.wait()
+            return await leaders(self)
+
+        monkeypatch.setattr(tenure.Backend, "leaders", slow)
+        first = asyncio.create_task(client.get("/"))
+        await begun.wait()
+        for path in ("/", "/queue?name=orders"):
+            assert "orders" in (await asyncio.wait_for(client.get(path), 5)).text
+        monkeypatch.setattr("tenure._dashboard.sampler.KNOWN", 0.0)
+        second = asyncio.create_task(client.get("/"))  # what is known is too old: it waits
+        await asyncio.sleep(1)
+        assert not first.done()
+        assert not second.done()
+        answered.set()
+        assert {(await first).status_code, (await second).status_code} == {200}
+
+
+async def test_old_numbers_have_the_time_of_their_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asked() as (_, client):
+        await client.get("/")
+        monkeypatch.setattr("tenure._dashboard.sampler.FRESH", -1.0)
+        monkeypatch.setattr("tenure._dashboard.sampler.time.time", lambda: 1e9)
+        assert "2001-09-09 01:46:40Z" in (await client.get("/")).text
+
+        async def silent(self: object) -> list[str]:
+            raise Unavailable("no route to the store")
+
+        monkeypatch.setattr(tenure.Backend, "queues", silent)
+        monkeypatch.setattr("tenure._dashboard.app.time.time", lambda: 2e9)
+        page = (await client.get("/")).text
+    assert "no route to the store" in page
+    assert "2001-09-09 01:46:40Z" in page
 
 
 async def test_the_stream_tells_of_each_look_and_looking_ends_with_the_last_listener(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from contextlib import suppress
 
@@ -14,13 +15,20 @@ from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, on_option
 from tenure._cli.http_server import address, listening_at, serve_until
 from tenure._cli.output import log_to_stderr, notice
-from tenure.errors import BackendNotInstalled
 
 PORT = 8160
 
 TOKEN_VARIABLE = "TENURE_DASHBOARD_TOKEN"  # noqa: S105  # the name of the variable
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def host_name(text: str) -> str:
+    """Read a host name as browsers send it, without a scheme or a port; to be used as the type of an option."""
+    name = re.sub(r"^\[(.*)\]$", r"\1", text)
+    if not re.fullmatch(r"[\w.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", name, re.ASCII):
+        raise click.BadParameter(f"{text!r} is no host name; write it without a scheme or a port, as shop.example")
+    return name
 
 
 @click.command("dashboard", cls=Command)
@@ -38,6 +46,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 @click.option(
     "--allowed-host",
     "hosts",
+    type=host_name,
     multiple=True,
     metavar="NAME",
     help="Another host name under which it may be asked, as that of a proxy.",
@@ -59,6 +68,8 @@ def command(url: str, listen: tuple[str, int], allow_changes: bool, show_bodies:
             f"--listen {host}:{port} is reachable by others, so a token is needed: set {TOKEN_VARIABLE}, or listen on "
             f"127.0.0.1:{port}",
         )
+    if token is not None and not token.strip():
+        raise Failure(Exit.CONFIG, f"{TOKEN_VARIABLE} is blank; set it to the token, or unset it")
     log_to_stderr(0)
     listening = listening_at(host, port, "--listen")
     with suppress(KeyboardInterrupt):  # the usual end
@@ -83,9 +94,9 @@ async def _serve(url: str, listening: object, hosts: set[str], token: str | None
             shown = f"[{host}]" if ":" in host else host
             notice(f"the dashboard of {backend.url} is on http://{shown}:{port}; Ctrl-C ends it")
             await serve_until(app, listening, stop)
-    except (BackendNotInstalled, ModuleNotFoundError):
+    except ModuleNotFoundError as error:
         raise Failure(
             Exit.CONFIG,
-            "tenure dashboard needs the packages starlette, uvicorn and jinja2, of which one is not installed; run: "
+            f"tenure dashboard needs the package {error.name!r}, which is not installed; run: "
             "pip install 'tenure[dashboard]'",
         ) from None

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, unquote
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -142,10 +142,13 @@ class Dashboard:
         if not self._guard.is_from_here(request):
             raise Problem(403, "Refused", "This request does not come from a page of this dashboard.")
         content = b""
-        async for part in request.stream():
-            content += part
-            if len(content) > FORM_MAX:
-                raise Problem(413, "Refused", "The form is too large.")
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > FORM_MAX:
+                    raise Problem(413, "Refused", "The form is too large.")
+        except ClientDisconnect:  # nobody reads the answer; without it, the log would have a traceback
+            raise Problem(400, "Refused", "The form is not complete.") from None
         fields = parse_qs(content.decode(errors="replace"), keep_blank_values=True)
         return {name: values[-1] for name, values in fields.items()}
 
@@ -192,6 +195,8 @@ class Dashboard:
         return self._render(request, "login.html", 403 if wrong else 200, wrong=wrong)
 
     async def _events(self, request: Request) -> Response:
+        if self._guard.is_from_elsewhere(request):  # a stream keeps the store being asked
+            raise Problem(403, "Refused", "This request does not come from a page of this dashboard.")
         return StreamingResponse(self._sampler.listen(), media_type="text/event-stream")
 
     # --- pages ---
@@ -224,7 +229,15 @@ class Dashboard:
                 for name, stats in sorted(found.queues.items())
             ]
             schedules = [_schedule(one, wall) for one in found.schedules]
-        return self._render(request, "overview.html", leaders=leaders, queues=queues, schedules=schedules, live=True)
+        return self._render(
+            request,
+            "overview.html",
+            now=shown.moment(self._sampler.answered_at),
+            leaders=leaders,
+            queues=queues,
+            schedules=schedules,
+            live=True,
+        )
 
     async def _queue(self, request: Request) -> Response:
         name = _wanted(request, "name")
@@ -338,6 +351,7 @@ class Dashboard:
         return self._render(
             request,
             "election.html",
+            now=shown.moment(self._sampler.answered_at),
             name=name,
             leader=leader,
             left="" if leader is None else shown.duration(leader.remaining),

@@ -72,6 +72,11 @@ class Guard:
         return hmac.new(_encoded(self._token), b"tenure dashboard", sha256).hexdigest()
 
     @staticmethod
+    def is_from_elsewhere(request: Request) -> bool:
+        """Whether a browser says that a page of another site has made the request."""
+        return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+    @staticmethod
     def is_from_here(request: Request) -> bool:
         """Whether a change comes from a page of ours, and not from one of another site.
 
