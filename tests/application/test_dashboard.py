@@ -111,6 +111,29 @@ async def test_dead_letters_are_chosen_by_reason() -> None:
     assert "bad &amp; ugly" in letters
 
 
+async def test_reasons_are_those_of_more_letters_than_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenure._dashboard.app import SHOWN_MAX
+
+    looks: list[int] = []
+    async with asked() as (backend, client):
+        kind = type(backend.queue("orders").dead_letters)
+        peek = kind.peek
+
+        async def counted(self: Any, limit: int, **chosen: Any) -> Any:
+            looks.append(limit)
+            return await peek(self, limit, **chosen)
+
+        monkeypatch.setattr(kind, "peek", counted)
+        await with_dead(backend, reason="early", count=SHOWN_MAX - 1)
+        await with_dead(backend, reason="late", count=1)
+        assert ">late</a>" in (await client.get("/queue", params={"name": "orders"})).text
+        assert looks == [SHOWN_MAX + 1]  # all of them are known: no second look
+        await with_dead(backend, reason="later", count=2)
+        assert ">later</a>" in (await client.get("/queue", params={"name": "orders"})).text
+        page = (await client.get("/queue", params={"name": "orders", "reason": "late"})).text
+        assert ">early</a>" in page
+
+
 async def test_a_dead_letter_has_its_history() -> None:
     async with asked(show_bodies=True) as (backend, client):
         queue = backend.queue("orders", max_deliveries=1)

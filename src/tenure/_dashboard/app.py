@@ -258,7 +258,10 @@ class Dashboard:
             trouble = str(error)
         reason = request.query_params.get("reason", "")
         letters = await queue.dead_letters.peek(SHOWN_MAX + 1, reason=reason or None)
-        reasons = {one.reason for one in await queue.dead_letters.peek(REASONS_FROM)} if stats.dead else set()
+        if reason or len(letters) > SHOWN_MAX:
+            reasons = {one.reason for one in await queue.dead_letters.peek(REASONS_FROM)}
+        else:  # these are all; a look at more is dear, as they come with their bodies
+            reasons = {one.reason for one in letters}
         settings = dataclasses.asdict(await queue.settings())
         history = self._sampler.history
         return self._render(
