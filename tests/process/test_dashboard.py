@@ -214,11 +214,11 @@ def test_a_page_that_can_not_be_shown_anew_says_so(url: str) -> None:
 
 def test_a_page_finds_the_dashboard_again_after_answers_of_something_else(url: str) -> None:
     class Elsewhere(BaseHTTPRequestHandler):
-        """What a proxy answers while the dashboard is away."""
+        """A proxy that has no dashboard to ask."""
 
         def do_GET(self) -> None:
             asked.set()
-            self.send_error(502)
+            self.send_error(404)
 
         def log_message(self, *parts: object) -> None:
             pass
