@@ -39,6 +39,7 @@ def app(
         token: Needed to see anything.
 
     Raises:
+        ConfigError: The token is blank, or *hosts* a single text.
         BackendNotInstalled: ``starlette`` or ``jinja2`` is not installed.
 
     Example::
@@ -47,6 +48,10 @@ def app(
     """
     if not isinstance(backend, Backend):
         raise ConfigError(f"the dashboard shows a tenure.Backend, not {backend!r:.80}")
+    if isinstance(hosts, str):
+        raise ConfigError(f"hosts is a collection of names, not one; write hosts=[{hosts!r}]")
+    if token is not None and not token.strip():
+        raise ConfigError("the token is blank; give one, or None if none is needed")
     try:
         from tenure._dashboard.app import Dashboard
         from tenure._dashboard.guard import Guard

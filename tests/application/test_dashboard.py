@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +111,29 @@ async def test_dead_letters_are_chosen_by_reason() -> None:
     assert "bad &amp; ugly" in letters
 
 
+async def test_reasons_are_those_of_more_letters_than_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenure._dashboard.app import SHOWN_MAX
+
+    looks: list[int] = []
+    async with asked() as (backend, client):
+        kind = type(backend.queue("orders").dead_letters)
+        peek = kind.peek
+
+        async def counted(self: Any, limit: int, **chosen: Any) -> Any:
+            looks.append(limit)
+            return await peek(self, limit, **chosen)
+
+        monkeypatch.setattr(kind, "peek", counted)
+        await with_dead(backend, reason="early", count=SHOWN_MAX - 1)
+        await with_dead(backend, reason="late", count=1)
+        assert ">late</a>" in (await client.get("/queue", params={"name": "orders"})).text
+        assert looks == [SHOWN_MAX + 1]  # all of them are known: no second look
+        await with_dead(backend, reason="later", count=2)
+        assert ">later</a>" in (await client.get("/queue", params={"name": "orders"})).text
+        page = (await client.get("/queue", params={"name": "orders", "reason": "late"})).text
+        assert ">early</a>" in page
+
+
 async def test_a_dead_letter_has_its_history() -> None:
     async with asked(show_bodies=True) as (backend, client):
         queue = backend.queue("orders", max_deliveries=1)
@@ -193,6 +218,26 @@ async def test_nothing_in_a_message_or_a_name_is_markup() -> None:
         Markup().feed(page)
 
 
+async def test_text_that_can_not_be_encoded_is_shown_nevertheless() -> None:
+    async with asked(show_bodies=True) as (backend, client):
+        await backend.queue("orders").send(b'{"half": "\\ud800"}')
+        [message] = await backend.queue("orders").peek()
+        page = await client.get("/queue", params={"name": "orders"})
+        whole = await client.get("/message", params={"queue": "orders", "sequence": message.sequence})
+    for answer in (page, whole):
+        assert answer.status_code == 200
+        assert "\\ud800" in answer.text
+
+
+async def test_a_long_body_is_text_in_a_list_wherever_it_is_cut() -> None:
+    async with asked(show_bodies=True) as (backend, client):
+        for first in (b"", b"x"):
+            await backend.queue("orders").send(first + "é".encode() * 300)
+        page = (await client.get("/queue", params={"name": "orders"})).text
+    assert page.count("éééééééééé") >= 2
+    assert "c3 a9" not in page
+
+
 # --- what is refused ---
 
 
@@ -268,9 +313,33 @@ async def test_a_form_that_is_too_large_is_refused() -> None:
     assert answer.status_code == 413
 
 
+async def test_a_form_that_ends_in_the_middle_is_no_fault_of_ours() -> None:
+    headers = [(b"host", b"localhost"), (b"sec-fetch-site", b"same-origin")]
+    scope = {"type": "http", "method": "POST", "path": "/do/redrive", "query_string": b"", "headers": headers}
+    received = iter([{"type": "http.request", "body": b"queue=or", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with tenure.connect("memory:") as backend:
+        await dashboard.app(backend, allow_changes=True)(scope, receive, send)
+    assert sent[0]["status"] == 400
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_page_of_another_site_gets_no_stream(site: str) -> None:
+    async with asked() as (_, client):
+        answer = await client.get("/events", headers={"Sec-Fetch-Site": site})
+    assert answer.status_code == 403
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", ""])
 async def test_an_unknown_host_is_refused(host: str) -> None:
-    async with asked(hosts=["localhost", "::1", "Shop.Example"]) as (_, client):
+    async with asked(hosts=["localhost", "::1", "Shop.Example", ""]) as (_, client):
         answer = await client.get("/", headers={"Host": host})
         assert answer.status_code == 421
         assert "evil" not in answer.text
@@ -291,6 +360,27 @@ async def test_without_the_token_nothing_is_shown() -> None:
         client.cookies.clear()
         assert (await client.get("/", headers={"Authorization": "Bearer open sesame"})).status_code == 200
         assert (await client.get("/login")).status_code == 200
+
+
+async def test_a_page_for_those_without_the_token_tells_nothing_of_the_store(tmp_path: Path) -> None:
+    async with asked(f"sqlite:///{tmp_path / 'payroll.db'}", token="open sesame") as (_, client):
+        pages = [(await client.get("/login")).text]
+        pages.append((await client.post("/login", data={"token": "x"}, headers=SAME)).text)
+        pages.append((await client.post("/login", data={"token": "x"})).text)
+        await client.post("/login", data={"token": "open sesame"}, headers=SAME)
+        assert "payroll" in (await client.get("/")).text
+    for page in pages:
+        assert "payroll" not in page
+
+
+@pytest.mark.parametrize("token", ["café ☕", "caf\udce9"])
+async def test_a_token_may_have_any_letters(token: str) -> None:
+    content = token.encode(errors="surrogateescape")
+    async with asked(token=token) as (_, client):
+        bearer = [(b"Authorization", b"Bearer " + content)]
+        assert (await client.get("/", headers=bearer)).status_code == 200
+        for wrong in ([(b"Authorization", b"Bearer caf\xff")], [(b"Cookie", b"tenure_dashboard=caf\xe9")]):
+            assert (await client.get("/", headers=wrong)).status_code == 303
 
 
 async def test_the_token_is_asked_for_once() -> None:
@@ -323,9 +413,61 @@ async def test_every_answer_has_the_headers_of_safety() -> None:
     assert "http" not in re.sub(r"http-equiv", "", page)  # works offline
 
 
+class Outline(HTMLParser):
+    """Collects what assistive technology needs of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headings: list[str] = []
+        self.ticking: list[str] = []
+        self.titles: list[dict[str, str | None]] = []
+        self.labels: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(tag)
+        if given.get("id") == "state" and ("role" in given or "aria-live" in given):
+            self.ticking.append(tag)
+        if tag == "th":
+            self.titles.append(given)
+        if tag == "button" and "aria-label" in given:
+            self.labels.append(given["aria-label"])
+
+
+async def test_pages_have_headings_titles_and_names_that_can_be_read_aloud() -> None:
+    async with asked(allow_changes=True) as (backend, client):
+        await with_dead(backend)
+        running = asyncio.create_task(backend.schedule("tidy", 60, queue="tidy").run())
+        await until(backend.schedules)
+        outlines = []
+        for path in ("/", "/queue?name=orders", "/nothing?", "/queue?name=none"):
+            outline = Outline()
+            outline.feed((await client.get(path)).text)
+            outlines.append(outline)
+        running.cancel()
+    for outline in outlines:
+        assert outline.headings[:1] in (["h1"], [])
+        assert outline.headings.count("h1") <= 1
+        assert outline.ticking == []  # a time that changes every 2 s must not be read aloud
+        assert all(title.get("scope") == "col" for title in outline.titles)
+    assert outlines[0].headings[0] == "h1"
+    assert outlines[0].titles
+    assert outlines[0].labels == ["Pause tidy"]
+
+
 async def test_what_is_no_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shows a tenure\.Backend, not 'sqlite"):
         dashboard.app("sqlite:///work.db")  # type: ignore[arg-type]
+
+
+async def test_options_that_would_let_in_all_or_none_are_refused() -> None:
+    async with tenure.connect("memory:") as backend:
+        for token in ("", " \n"):
+            with pytest.raises(ConfigError, match="the token is blank"):
+                dashboard.app(backend, token=token)
+        with pytest.raises(ConfigError, match=r"write hosts=\['shop.example'\]"):
+            dashboard.app(backend, hosts="shop.example")
 
 
 # --- actions ---
@@ -356,6 +498,21 @@ async def test_one_dead_letter_or_one_reason_is_put_back() -> None:
         form = {"queue": "orders", "confirmed": "yes", "reason": "late"}
         await client.post("/do/redrive", data=form, headers=SAME)
         assert [one.reason for one in await backend.queue("orders").dead_letters.peek()] == ["bad"]
+
+
+async def test_a_reason_of_several_lines_survives_the_form() -> None:
+    reason = "no such file:\nbill 50%25.pdf"
+    async with asked(allow_changes=True) as (backend, client):
+        await with_dead(backend, reason=reason)
+        await with_dead(backend, reason="late")
+        page = (await client.get("/queue", params={"name": "orders", "reason": reason})).text
+        [given, *_] = re.findall(r'name="reason" value="([^"]*)"', page)
+        assert "\n" not in given  # browsers send "\\r\\n" instead
+        question = await client.post("/do/redrive", data={"queue": "orders", "reason": given}, headers=SAME)
+        [again] = re.findall(r'name="reason" value="([^"]*)"', question.text)
+        form = {"queue": "orders", "reason": again, "confirmed": "yes"}
+        await client.post("/do/redrive", data=form, headers=SAME)
+        assert {one.reason for one in await backend.queue("orders").dead_letters.peek()} == {"late"}
 
 
 async def test_a_removal_wants_the_name_of_the_queue() -> None:
@@ -416,6 +573,50 @@ async def test_a_store_that_is_silent_is_shown_as_that(monkeypatch: pytest.Monke
         page = (await client.get("/")).text
         assert "The store does not answer: no route to the store" in page
         assert "orders" in page  # what was known last
+
+
+async def test_a_look_that_takes_long_blocks_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure._dashboard.sampler.FRESH", -1.0)
+    async with asked() as (backend, client):
+        await with_dead(backend)
+        await client.get("/")
+        begun, answered = asyncio.Event(), asyncio.Event()
+        leaders = tenure.Backend.leaders
+
+        async def slow(self: tenure.Backend) -> Any:
+            begun.set()
+            await answered.wait()
+            return await leaders(self)
+
+        monkeypatch.setattr(tenure.Backend, "leaders", slow)
+        first = asyncio.create_task(client.get("/"))
+        await begun.wait()
+        for path in ("/", "/queue?name=orders"):
+            assert "orders" in (await asyncio.wait_for(client.get(path), 5)).text
+        monkeypatch.setattr("tenure._dashboard.sampler.KNOWN", 0.0)
+        second = asyncio.create_task(client.get("/"))  # what is known is too old: it waits
+        await asyncio.sleep(1)
+        assert not first.done()
+        assert not second.done()
+        answered.set()
+        assert {(await first).status_code, (await second).status_code} == {200}
+
+
+async def test_old_numbers_have_the_time_of_their_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asked() as (_, client):
+        await client.get("/")
+        monkeypatch.setattr("tenure._dashboard.sampler.FRESH", -1.0)
+        monkeypatch.setattr("tenure._dashboard.sampler.time.time", lambda: 1e9)
+        assert "2001-09-09 01:46:40Z" in (await client.get("/")).text
+
+        async def silent(self: object) -> list[str]:
+            raise Unavailable("no route to the store")
+
+        monkeypatch.setattr(tenure.Backend, "queues", silent)
+        monkeypatch.setattr("tenure._dashboard.app.time.time", lambda: 2e9)
+        page = (await client.get("/")).text
+    assert "no route to the store" in page
+    assert "2001-09-09 01:46:40Z" in page
 
 
 async def test_the_stream_tells_of_each_look_and_looking_ends_with_the_last_listener(
@@ -481,6 +682,13 @@ async def test_the_type_of_a_body_is_guessed(content: bytes, kind: str, text: st
         assert "bytes more" in found[1]
     else:
         assert found[1] == text
+
+
+@pytest.mark.parametrize("first", ["[", '["' + "]" * 999 + '\\"", ['])
+async def test_json_that_is_nested_deep_is_not_made_larger(first: str) -> None:
+    content = first + "[" * 899 + "1," * 30_000 + "1" + "]" * (899 + first.count("[", 0, 1) + first.count(", ["))
+    json.loads(content)
+    assert shown.body(content.encode()) == ("text", content)
 
 
 async def test_a_graph_fits_its_box() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -124,6 +125,30 @@ def test_wrong_input_is_refused(url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
+@pytest.mark.parametrize("name", ["", "*", "https://shop.example", "shop.example:443", "shop example", "[::1"])
+def test_what_is_no_host_name_is_refused(url: str, name: str) -> None:
+    code, said = refused(url, "--listen", "0", "--allowed-host", name)
+    assert (code, "is no host name" in said) == (2, True)
+
+
+def test_a_blank_token_is_refused(url: str) -> None:
+    code, said = refused(url, "--listen", "0.0.0.0:0", TENURE_DASHBOARD_TOKEN=" ")
+    assert (code, "TENURE_DASHBOARD_TOKEN is blank" in said) == (78, True)
+
+
+@pytest.mark.parametrize(
+    ("missing", "store", "extra"),
+    [("uvicorn", "", "dashboard"), ("jinja2", "", "dashboard"), ("redis", "redis://127.0.0.1:1", "redis")],
+)
+def test_the_package_that_is_missing_is_named(url: str, missing: str, store: str, extra: str) -> None:
+    line = ["dashboard", "--on", store or url, "--listen", "0"]
+    code = f"import sys; sys.modules[{missing!r}] = None; from tenure.cli import main; sys.exit(main({line}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 78
+    assert f"needs the package {missing!r}" in done.stderr
+    assert f"pip install 'tenure[{extra}]'" in done.stderr
+
+
 # --- in a browser ---
 
 
@@ -173,6 +198,58 @@ def test_a_dashboard_that_has_ended_is_noticed_and_found_again(url: str) -> None
         port = address.rpartition(":")[2]
         with served(url, "--listen", port):
             until(lambda: "does not answer" not in browser.text())
+            browser.until_shown("orders")
+
+
+def test_a_page_that_can_not_be_shown_anew_says_so(url: str) -> None:
+    with served(url) as (address, _), Browser() as browser:
+        browser.open(f"{address}/queue?name=orders")
+        browser.until_shown("order-0")
+        browser.evaluate("window.before = fetch")
+        browser.evaluate("fetch = async () => new Response('<h1>The store is silent</h1>', {status: 503}), 0")
+        browser.until_shown("The store is silent. This page shows what was known before.", "order-0")
+        browser.evaluate("fetch = before, 0")
+        until(lambda: "known before" not in browser.text())
+
+
+def test_a_page_finds_the_dashboard_again_after_answers_of_something_else(url: str) -> None:
+    class Elsewhere(BaseHTTPRequestHandler):
+        """A proxy that has no dashboard to ask."""
+
+        def do_GET(self) -> None:
+            asked.set()
+            self.send_error(404)
+
+        def log_message(self, *parts: object) -> None:
+            pass
+
+    asked = threading.Event()
+    with Browser() as browser:
+        with served(url) as (address, _):
+            browser.open(f"{address}/")
+            browser.until_shown("orders")
+        port = address.rpartition(":")[2]
+        proxy = ThreadingHTTPServer(("127.0.0.1", int(port)), Elsewhere)
+        threading.Thread(target=proxy.serve_forever).start()
+        try:
+            assert asked.wait(PATIENCE)
+        finally:
+            proxy.shutdown()
+            proxy.server_close()
+        with served(url, "--listen", port), tenure.sync.connect(url) as backend:
+            backend.queue("bills").send(b"x")
+            browser.until_shown("bills")
+
+
+def test_the_login_comes_when_the_token_has_changed(url: str) -> None:
+    with Browser() as browser:
+        with served(url) as (address, _):
+            browser.open(f"{address}/")
+            browser.until_shown("orders")
+        with served(url, "--listen", address.rpartition(":")[2], TENURE_DASHBOARD_TOKEN="s3cret"):
+            browser.until_shown("The token of this dashboard")
+            browser.evaluate("document.querySelector('[name=token]').value = 's3cret'")
+            browser.evaluate("document.querySelector('form').requestSubmit()")
             browser.until_shown("orders")
 
 

@@ -215,6 +215,7 @@ async def test_no_process_outlives_a_killed_director(start: Start, stopped: bool
         (["--on", "memory:"], 78, "the instances are several"),
         (["--keep", "."], 78, "is not empty"),
         (["--ttl", "0.001"], 78, "ttl"),
+        (["--dashboard", "0.0.0.0:0"], 78, "a token is needed"),
     ],
 )
 def test_a_wrong_argument_gives_one_line(start: Start, arguments: list[str], code: int, says: str) -> None:

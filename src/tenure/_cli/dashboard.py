@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import socket
 from contextlib import suppress
 
 import click
@@ -14,13 +16,40 @@ from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, on_option
 from tenure._cli.http_server import address, listening_at, serve_until
 from tenure._cli.output import log_to_stderr, notice
-from tenure.errors import BackendNotInstalled
 
 PORT = 8160
 
 TOKEN_VARIABLE = "TENURE_DASHBOARD_TOKEN"  # noqa: S105  # the name of the variable
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def host_name(text: str) -> str:
+    """Read a host name as browsers send it, without a scheme or a port; to be used as the type of an option."""
+    name = re.sub(r"^\[(.*)\]$", r"\1", text)
+    if not re.fullmatch(r"[\w.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", name, re.ASCII):
+        raise click.BadParameter(f"{text!r} is no host name; write it without a scheme or a port, as shop.example")
+    return name
+
+
+def token_for(host: str, port: int, option: str) -> str | None:
+    """Return the token of the environment; None if there is none, and only this machine can reach the dashboard."""
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if host not in LOOPBACK and token is None:
+        raise Failure(
+            Exit.CONFIG,
+            f"{option} {host}:{port} is reachable by others, so a token is needed: set {TOKEN_VARIABLE}, or listen on "
+            f"127.0.0.1:{port}",
+        )
+    if token is not None and not token.strip():
+        raise Failure(Exit.CONFIG, f"{TOKEN_VARIABLE} is blank; set it to the token, or unset it")
+    return token
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the address of a dashboard, for a browser."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @click.command("dashboard", cls=Command)
@@ -38,6 +67,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 @click.option(
     "--allowed-host",
     "hosts",
+    type=host_name,
     multiple=True,
     metavar="NAME",
     help="Another host name under which it may be asked, as that of a proxy.",
@@ -52,13 +82,7 @@ def command(url: str, listen: tuple[str, int], allow_changes: bool, show_bodies:
     with TLS before it there.
     """
     host, port = listen
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    if host not in LOOPBACK and token is None:
-        raise Failure(
-            Exit.CONFIG,
-            f"--listen {host}:{port} is reachable by others, so a token is needed: set {TOKEN_VARIABLE}, or listen on "
-            f"127.0.0.1:{port}",
-        )
+    token = token_for(host, port, "--listen")
     log_to_stderr(0)
     listening = listening_at(host, port, "--listen")
     with suppress(KeyboardInterrupt):  # the usual end
@@ -66,12 +90,11 @@ def command(url: str, listen: tuple[str, int], allow_changes: bool, show_bodies:
     return Exit.DONE
 
 
-async def _serve(url: str, listening: object, hosts: set[str], token: str | None, changes: bool, bodies: bool) -> None:
-    import socket
-
+async def _serve(
+    url: str, listening: socket.socket, hosts: set[str], token: str | None, changes: bool, bodies: bool
+) -> None:
     from tenure import dashboard
 
-    assert isinstance(listening, socket.socket)
     try:
         async with connect_existing(url) as backend:
             await backend.diagnose()  # a wrong URL must not come out in the browser only
@@ -79,13 +102,11 @@ async def _serve(url: str, listening: object, hosts: set[str], token: str | None
             stop = asyncio.Event()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            host, port = listening.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            notice(f"the dashboard of {backend.url} is on http://{shown}:{port}; Ctrl-C ends it")
+            notice(f"the dashboard of {backend.url} is on {address_of(listening)}; Ctrl-C ends it")
             await serve_until(app, listening, stop)
-    except (BackendNotInstalled, ModuleNotFoundError):
+    except ModuleNotFoundError as error:
         raise Failure(
             Exit.CONFIG,
-            "tenure dashboard needs the packages starlette, uvicorn and jinja2, of which one is not installed; run: "
+            f"tenure dashboard needs the package {error.name!r}, which is not installed; run: "
             "pip install 'tenure[dashboard]'",
         ) from None

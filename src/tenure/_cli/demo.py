@@ -16,6 +16,7 @@ from rich.console import Console
 
 import tenure
 from tenure import ConfigError, Timing
+from tenure._cli.dashboard import LOOPBACK, address_of, token_for
 from tenure._cli.demo_display import LineDisplay, LiveDisplay, show_summary
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
@@ -74,7 +75,8 @@ NOT_SHARED = {
     flag_value="0",
     type=address,
     metavar="[HOST:]PORT",
-    help="Show it in a browser, too, until Ctrl-C. [default: a free port of this machine]",
+    help="Show it in a browser, too, until Ctrl-C. Others than this machine need the token of tenure dashboard. "
+    "[default: a free port of this machine]",
 )
 @json_option
 def command(
@@ -100,13 +102,14 @@ def command(
         Timing(ttl)
     if url is not None and url.partition(":")[0] in NOT_SHARED:
         raise ConfigError(f"{NOT_SHARED[url.partition(':')[0]]}; try --on sqlite:///demo.db")
+    token = None if listen is None else token_for(*listen, "--dashboard")
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
     listening = None if listen is None else listening_at(*listen, "--dashboard")
     with _run_folder(keep) as run_folder:
         setting = DemoSettings(job, run_folder, url, instances, ttl)
         if listening is not None:
-            return complete(_with_dashboard(setting, console, listening, as_json=as_json))
+            return complete(_with_dashboard(setting, console, listening, token, as_json=as_json))
         with LiveDisplay(console) if can_be_live(console) else LineDisplay(console) as display:
             summary = complete(_interruptible(setting, display))
     return _show(console, summary, as_json=as_json)
@@ -120,19 +123,21 @@ def _show(console: Console, summary: Summary, *, as_json: bool) -> int:
     return Exit.BROKEN if summary.problems() else Exit.DONE
 
 
-async def _with_dashboard(setting: DemoSettings, console: Console, listening: socket.socket, *, as_json: bool) -> int:
+async def _with_dashboard(
+    setting: DemoSettings, console: Console, listening: socket.socket, token: str | None, *, as_json: bool
+) -> int:
     """Run the demonstration beside a dashboard of its store, which stays until an interrupt."""
     stop = asyncio.Event()
-    host, port = listening.getsockname()[:2]
+    address_, hosts = address_of(listening), {*LOOPBACK, listening.getsockname()[0]}
     async with tenure.connect(setting.store) as backend:
-        app = tenure.dashboard.app(backend, show_bodies=True, hosts={"localhost", "127.0.0.1", "::1", host})
+        app = tenure.dashboard.app(backend, show_bodies=True, hosts=hosts, token=token)
         serving = asyncio.create_task(serve_until(app, listening, stop))
-        notice(f"watch it at http://{host}:{port}")
+        notice(f"watch it at {address_}")
         try:
             with LineDisplay(console) as display:
                 summary = await _interruptible(setting, display)
             code = _show(console, summary, as_json=as_json)
-            notice(f"the dashboard stays at http://{host}:{port}; Ctrl-C ends it")
+            notice(f"the dashboard stays at {address_}; Ctrl-C ends it")
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             await stop.wait()

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, unquote
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -142,25 +142,32 @@ class Dashboard:
         if not self._guard.is_from_here(request):
             raise Problem(403, "Refused", "This request does not come from a page of this dashboard.")
         content = b""
-        async for part in request.stream():
-            content += part
-            if len(content) > FORM_MAX:
-                raise Problem(413, "Refused", "The form is too large.")
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > FORM_MAX:
+                    raise Problem(413, "Refused", "The form is too large.")
+        except ClientDisconnect:  # nobody reads the answer; without it, the log would have a traceback
+            raise Problem(400, "Refused", "The form is not complete.") from None
         fields = parse_qs(content.decode(errors="replace"), keep_blank_values=True)
         return {name: values[-1] for name, values in fields.items()}
 
     def _render(self, request: Request, page: str, code: int = 200, **values: Any) -> Response:
         common = {
             "root": _root(request),
-            "store": str(self._backend.url),
             "now": shown.moment(time.time()),
-            "trouble": self._sampler.trouble,
             "may_change": self._may_change,
             "show_bodies": self._show_bodies,
             "live": False,
-            "said": self._notes.pop(request.query_params.get("note", ""), ""),
         }
-        return HTMLResponse(self._pages.get_template(page).render({**common, **values}), code)
+        if self._guard.has_token(request):
+            common |= {
+                "store": str(self._backend.url),
+                "trouble": self._sampler.trouble,
+                "said": self._notes.pop(request.query_params.get("note", ""), ""),
+            }
+        text = self._pages.get_template(page).render({**common, **values})
+        return HTMLResponse(text.encode(errors="backslashreplace"), code)  # JSON may have half a surrogate pair
 
     async def _login(self, request: Request) -> Response:
         if not self._guard.needs_token:
@@ -188,6 +195,8 @@ class Dashboard:
         return self._render(request, "login.html", 403 if wrong else 200, wrong=wrong)
 
     async def _events(self, request: Request) -> Response:
+        if self._guard.is_from_elsewhere(request):  # a stream keeps the store being asked
+            raise Problem(403, "Refused", "This request does not come from a page of this dashboard.")
         return StreamingResponse(self._sampler.listen(), media_type="text/event-stream")
 
     # --- pages ---
@@ -220,7 +229,15 @@ class Dashboard:
                 for name, stats in sorted(found.queues.items())
             ]
             schedules = [_schedule(one, wall) for one in found.schedules]
-        return self._render(request, "overview.html", leaders=leaders, queues=queues, schedules=schedules, live=True)
+        return self._render(
+            request,
+            "overview.html",
+            now=shown.moment(self._sampler.answered_at),
+            leaders=leaders,
+            queues=queues,
+            schedules=schedules,
+            live=True,
+        )
 
     async def _queue(self, request: Request) -> Response:
         name = _wanted(request, "name")
@@ -241,7 +258,10 @@ class Dashboard:
             trouble = str(error)
         reason = request.query_params.get("reason", "")
         letters = await queue.dead_letters.peek(SHOWN_MAX + 1, reason=reason or None)
-        reasons = {one.reason for one in await queue.dead_letters.peek(REASONS_FROM)} if stats.dead else set()
+        if reason or len(letters) > SHOWN_MAX:
+            reasons = {one.reason for one in await queue.dead_letters.peek(REASONS_FROM)}
+        else:  # these are all; a look at more is dear, as they come with their bodies
+            reasons = {one.reason for one in letters}
         settings = dataclasses.asdict(await queue.settings())
         history = self._sampler.history
         return self._render(
@@ -268,7 +288,7 @@ class Dashboard:
         until = one.locked_until if one.locked_until is not None else one.due_at
         short = ""
         if self._show_bodies:
-            text = " ".join(shown.body(one.body[:400])[1].split())
+            text = " ".join(shown.body(one.body, 400)[1].split())
             short = text if len(text) <= 80 else f"{text[:79]}…"
         return {
             "message": one,
@@ -334,6 +354,7 @@ class Dashboard:
         return self._render(
             request,
             "election.html",
+            now=shown.moment(self._sampler.answered_at),
             name=name,
             leader=leader,
             left="" if leader is None else shown.duration(leader.remaining),
@@ -471,7 +492,7 @@ def _number(text: str) -> int:
 def _chosen(form: Mapping[str, str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if form.get("reason"):
-        chosen["reason"] = form["reason"]
+        chosen["reason"] = unquote(form["reason"])  # browsers would change its ends of lines
     if form.get("sequence"):
         chosen["sequences"] = [_number(form["sequence"])]
     return chosen

@@ -48,7 +48,7 @@ class Guard:
             return True
         host = request.headers.get("host", "").lower()
         name = re.sub(r":\d+$", "", host)
-        return name.strip("[]") in self._hosts
+        return name != "" and name.strip("[]") in self._hosts
 
     def has_token(self, request: Request) -> bool:
         """Whether the request has the token, in its cookie or as a bearer."""
@@ -56,17 +56,25 @@ class Guard:
             return True
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return self.is_token(given.strip())
-        return hmac.compare_digest(request.cookies.get(COOKIE, ""), self.cookie())
+            return self._is_token(given.strip().encode("latin-1"))  # as headers are decoded
+        return hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.cookie().encode())
 
     def is_token(self, given: str) -> bool:
         """Whether this is the token."""
-        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+        return self._is_token(given.encode())
+
+    def _is_token(self, given: bytes) -> bool:
+        return self._token is not None and hmac.compare_digest(given, _encoded(self._token))
 
     def cookie(self) -> str:
         """Return the value of the cookie: it shows that its owner knew the token, and doesn't tell it."""
         assert self._token is not None
-        return hmac.new(self._token.encode(), b"tenure dashboard", sha256).hexdigest()
+        return hmac.new(_encoded(self._token), b"tenure dashboard", sha256).hexdigest()
+
+    @staticmethod
+    def is_from_elsewhere(request: Request) -> bool:
+        """Whether a browser says that a page of another site has made the request."""
+        return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
     @staticmethod
     def is_from_here(request: Request) -> bool:
@@ -79,3 +87,7 @@ class Guard:
             return site == "same-origin"
         origin = request.headers.get("origin", "")
         return origin.partition("://")[2] == request.headers.get("host", "") != ""
+
+
+def _encoded(token: str) -> bytes:
+    return token.encode(errors="surrogateescape")  # an environment variable may have any bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -16,6 +17,9 @@ EVERY = 2.0
 
 FRESH = 1.5
 """Seconds for which a look serves pages."""
+
+KNOWN = 30.0
+"""Seconds for which a look serves pages while the next one is under way: one that takes long must not block them."""
 
 COMMENT_EVERY = 15.0
 """Seconds after which a stream without news has a comment, so that proxies keep it open."""
@@ -39,7 +43,9 @@ class Sampler:
         self.overview: Overview | None = None
         self.trouble = ""
         """Why the store did not answer the last look; empty if it did."""
-        self._looked_at = -FRESH
+        self.answered_at: float | None = None
+        """When the store has answered, in Unix seconds of this machine; None: never."""
+        self._looked_at = self._known_at = -math.inf
         self._turn = asyncio.Lock()
         self._news = asyncio.Condition()
         self._number = 0
@@ -48,6 +54,8 @@ class Sampler:
 
     async def recent(self) -> Overview | None:
         """Return the overview as it was lately; None if the store has never answered."""
+        if self._turn.locked() and time.monotonic() - self._known_at < KNOWN:
+            return self.overview
         async with self._turn:
             if time.monotonic() - self._looked_at > FRESH:
                 await self._look()
@@ -91,7 +99,8 @@ class Sampler:
         else:
             self.trouble = ""
             self.overview = found
-            now = time.monotonic()
+            self._known_at = now = time.monotonic()
+            self.answered_at = time.time()
             self.history.note(found, now)
             self._note_terms(found)
         self._looked_at = time.monotonic()

@@ -14,6 +14,11 @@ BODY_MAX = 64 * 1024
 HEX_MAX = 1_024
 """Bytes of a body that are shown in hexadecimal."""
 
+DEPTH_MAX = 32
+"""How deep JSON may be nested to be indented; a small body that is nested deeper would be a page of many megabytes."""
+
+_BRACKET_OR_STRING = re.compile(r"""[\[\]{}]|"(?:[^"\\]|\\.)*"?""", re.DOTALL)
+
 _HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)
 
 
@@ -40,21 +45,33 @@ def holder(text: str) -> str:
     return f"{found['label']}-{found['random'][:4]}…{found['count'] or ''}" if found else text
 
 
-def body(content: bytes) -> tuple[str, str]:
-    """Return the type of a body, as it is guessed, and the body as text."""
-    cut = f"\n… {len(content) - BODY_MAX:,} bytes more" if len(content) > BODY_MAX else ""
+def body(content: bytes, most: int = BODY_MAX) -> tuple[str, str]:
+    """Return the type of a body, as it is guessed, and so many bytes of it as text."""
+    cut = f"\n… {len(content) - most:,} bytes more" if len(content) > most else ""
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(content[:BODY_MAX], final=not cut)
+        text = codecs.getincrementaldecoder("utf-8")().decode(content[:most], final=not cut)
     except UnicodeDecodeError:
         return "binary", hexadecimal(content)
     if any(letter < " " and letter not in "\t\n\r" for letter in text):
         return "binary", hexadecimal(content)
-    if not cut and text.lstrip()[:1] in ("{", "[", '"'):
+    if not cut and text.lstrip()[:1] in ("{", "[", '"') and _depth(text) <= DEPTH_MAX:
         try:
             return "JSON", json.dumps(json.loads(text), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
             pass
     return "text", text + cut
+
+
+def _depth(text: str) -> int:
+    """Return how deep brackets are nested, outside of strings."""
+    depth = deepest = 0
+    for found in _BRACKET_OR_STRING.finditer(text):
+        if found[0][0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif found[0][0] in "]}":
+            depth -= 1
+    return deepest
 
 
 def hexadecimal(content: bytes) -> str:

@@ -11,8 +11,13 @@
     loading = true;
     try {
       const answer = await fetch(location.href, { headers: { "X-Live": "1" } });
-      if (!answer.ok) return;
+      if (answer.redirected) { location.reload(); return; }  // to the login
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!answer.ok) {
+        const title = page.querySelector("h1")?.textContent ?? `The dashboard has answered ${answer.status}`;
+        say(`${title}. This page shows what was known before.`);
+        return;
+      }
       for (const part of document.querySelectorAll("[data-live], #state")) {
         const other = page.getElementById(part.id);
         if (other === null || other.innerHTML === part.innerHTML) continue;
@@ -33,16 +38,25 @@
 
   function say(text) {
     const state = document.getElementById("state");
-    state.textContent = text;
-    state.className = "state alarm";
+    if (state.textContent === text) return;
+    const alarm = document.createElement("strong");
+    alarm.className = "alarm";
+    alarm.setAttribute("role", "alert");
+    alarm.textContent = text;
+    state.replaceChildren(alarm);
   }
 
   function open() {
     if (source !== null || document.hidden) return;
     source = new EventSource(events);
     source.addEventListener("look", load);
-    source.addEventListener("open", () => { document.getElementById("state").className = "state"; });
-    source.addEventListener("error", () => say("The dashboard does not answer; trying again."));
+    source.addEventListener("error", () => {
+      say("The dashboard does not answer; trying again.");
+      if (source === null || source.readyState !== EventSource.CLOSED) return;
+      source = null;  // an answer that is no stream, as a proxy's or the login: the browser does not try again
+      load();
+      setTimeout(open, 3000);
+    });
   }
 
   document.addEventListener("visibilitychange", () => {
