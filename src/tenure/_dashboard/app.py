@@ -112,6 +112,8 @@ class Dashboard:
     def _page(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             if not self._guard.has_token(request):
+                if "authorization" in request.headers:  # a script: a page to log in would look like an answer to it
+                    return PlainTextResponse("wrong token\n", 401, {"WWW-Authenticate": "Bearer"})
                 return RedirectResponse(f"{_root(request)}/login", 303)
             return await self._answered(request, answer)
 
