@@ -213,7 +213,7 @@ def shares(wanted: Sequence[int], height: int | None) -> list[int]:
     """Return how many rows each table may have, so that all fit into *height* lines.
 
     A table needs a line for its titles, one between it and the next, and one that tells how many rows are left out.
-    What one table doesn't need, others get.
+    Rows that one table doesn't need go to the others.
     """
     if height is None:
         return list(wanted)
