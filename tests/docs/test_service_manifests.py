@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import re
 import shlex
@@ -20,6 +21,7 @@ from tenure._cli.http_server import address
 from tenure._cli.run import HOPELESS
 
 yaml = pytest.importorskip("yaml")
+httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -55,8 +57,6 @@ def parameters(words: list[str]) -> dict[str, Any]:
 
 def answered(path: str) -> int:
     """Return the code with which the endpoints answer to *path*, where all is well."""
-    from starlette.testclient import TestClient
-
     from tenure._http.app import make_app
     from tenure._http.source import Health, Source
     from tenure._telemetry.families import Snapshot
@@ -74,7 +74,13 @@ def answered(path: str) -> int:
         async def stats(self) -> dict[str, Stats]:
             return {"orders": Stats(1, 2)}
 
-    return TestClient(make_app(Well(), None)).get(path).status_code
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=make_app(Well(), None))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.get(path)
+        return int(answer.status_code)
+
+    return asyncio.run(ask())
 
 
 def test_the_command_line_of_the_container() -> None:
