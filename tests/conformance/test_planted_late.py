@@ -12,7 +12,11 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, R
 from tenure._queue.message import Delivery, SessionLock
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, QueueHarness
 from tests.conformance.planted import calls, failing_tests, leases_with, queues_with
-from tests.conformance.test_planted_queue import ComparesSequenceOnly
+from tests.conformance.test_planted_queue import (
+    AdvancesWhateverIsKept,
+    ComparesSequenceOnly,
+    SendsSlotsBeforeItCompares,
+)
 
 # --- leases ---
 
@@ -82,7 +86,7 @@ async def test_harm_of_a_late_request_to_a_lease_is_found(plant: type[MemoryLeas
     assert test in await late_findings(LeaseFaultSuite, leases_with(plant))
 
 
-# --- locks ---
+# --- locks, schedules ---
 
 
 class LateRenewalShortensLocks(MemoryBroker):
@@ -108,21 +112,23 @@ class LateClaimsDie(MemoryBroker):
         self._dead_letter(subqueue, message, "max_deliveries", "", now)
 
 
-LOCKS: list[tuple[type[MemoryBroker], str]] = [
+QUEUES: list[tuple[type[MemoryBroker], str]] = [
     (LateRenewalShortensLocks, "test_a_late_renewal_does_not_shorten_a_lock"),
     (ComparesSequenceOnly, "test_a_late_verdict_touches_no_newer_lock"),
     (LateClaimsDie, "test_the_messages_of_a_late_claim_come_again"),
+    (AdvancesWhateverIsKept, "test_a_late_request_does_not_send_what_another_has_sent"),
+    (SendsSlotsBeforeItCompares, "test_a_late_request_does_not_send_what_another_has_sent"),
 ]
 
 
-@pytest.mark.parametrize(("plant", "test"), LOCKS)
-async def test_harm_of_a_late_request_to_a_message_is_found(plant: type[MemoryBroker], test: str) -> None:
+@pytest.mark.parametrize(("plant", "test"), QUEUES)
+async def test_harm_of_a_late_request_to_a_queue_is_found(plant: type[MemoryBroker], test: str) -> None:
     assert test in await late_findings(BrokerFaultSuite, queues_with(plant))
 
 
 async def test_every_test_of_late_requests_finds_a_plant() -> None:
     late = {name for suite in (LeaseFaultSuite, BrokerFaultSuite) for name, _ in calls(suite) if "_late" in name}
-    assert late == {test for _, test in (*LEASES, *LOCKS)}
+    assert late == {test for _, test in (*LEASES, *QUEUES)}
 
 
 async def late_findings(suite: type, make_harness: Callable[[], LeaseHarness | QueueHarness]) -> set[str]:
