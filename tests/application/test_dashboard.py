@@ -384,6 +384,12 @@ async def test_a_token_may_have_any_letters(token: str) -> None:
         assert (await client.get("/", headers=[(b"Cookie", b"tenure_dashboard=caf\xe9")])).status_code == 303
 
 
+async def test_a_token_from_a_file_may_end_with_a_newline() -> None:
+    async with asked(token="open sesame\n") as (_, client):
+        assert (await client.get("/", headers={"Authorization": "Bearer open sesame"})).status_code == 200
+        assert (await client.post("/login", data={"token": "open sesame"}, headers=SAME)).status_code == 303
+
+
 async def test_the_token_is_asked_for_once() -> None:
     async with asked(token="open sesame") as (_, client):
         wrong = await client.post("/login", data={"token": "open says me"}, headers=SAME)

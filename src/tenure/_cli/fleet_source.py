@@ -15,7 +15,6 @@ from tenure.errors import TenureError, Unavailable
 SILENT = 30.0
 """Seconds without a report, after which a process counts as hung; each reports once a second."""
 
-
 READ_FIRST = 0.2
 """Seconds to read reports that have come already."""
 

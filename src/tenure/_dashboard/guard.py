@@ -11,8 +11,6 @@ from starlette.requests import Request
 
 COOKIE = "tenure_dashboard"
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -35,7 +33,7 @@ class Guard:
 
     def __init__(self, hosts: Collection[str] | None, token: str | None) -> None:
         self._hosts = None if hosts is None else frozenset(one.lower() for one in hosts)
-        self._token = token
+        self._token = None if token is None else token.strip()  # one from a file often ends with a newline
 
     @property
     def needs_token(self) -> bool:
@@ -61,7 +59,7 @@ class Guard:
 
     def is_token(self, given: str) -> bool:
         """Whether this is the token."""
-        return self._is_token(given.encode())
+        return self._is_token(given.strip().encode())
 
     def _is_token(self, given: bytes) -> bool:
         return self._token is not None and hmac.compare_digest(given, _encoded(self._token))
