@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tenure._queue.handlers import RunIn as RunIn
     from tenure._queue.hooks import OnError as OnError
     from tenure._queue.identity import partition_of as partition_of
+    from tenure._queue.limits import Rate as Rate
     from tenure._queue.message import Attempt as Attempt
     from tenure._queue.message import DeadMessage as DeadMessage
     from tenure._queue.message import Death as Death
@@ -141,6 +142,7 @@ _HOMES = {
     "tenure._queue.received": ("Message", "Received"),
     "tenure._queue.failures": ("Failure",),
     "tenure._queue.identity": ("partition_of",),
+    "tenure._queue.limits": ("Rate",),
     "tenure._queue.message": (
         "Attempt",
         "DeadMessage",
@@ -216,6 +218,7 @@ __all__ = [
     "QueueOptions",
     "QueueSettings",
     "QueueTraits",
+    "Rate",
     "Received",
     "Reject",
     "Reply",

@@ -186,6 +186,14 @@ class Backend:
             body_max: The largest body in bytes (1 MiB, or the most that the backend takes).
             dead_retention: For how many seconds a dead letter is kept (``math.inf``: until it is redriven or purged).
                 After that, a process that uses the queue removes it for good.
+            max_locked: How many messages may be locked at once over all consumers of the fleet (``math.inf``: any
+                number). A consumer that dies frees its places when its locks end. This limit and the next two are kept
+                on SQLite, PostgreSQL, Redis and in memory (trait ``limits``).
+            rate: How many messages may be received in how many seconds over all consumers (``math.inf``: any number):
+                ``(100, 60)``. In no 60 seconds are there more, and after an idle time, all of them come at once; for an
+                even flow, ``(1, 0.6)``. Each delivery counts, a second one of the same message, too.
+            session_rate: The same for each session by itself: a limit for each key that messages have as their session.
+                (At once, a session has one consumer.)
 
         Raises:
             ConfigError: A setting can't work, or doesn't fit this backend. (That one was declared otherwise is raised
@@ -194,6 +202,11 @@ class Backend:
         renewal_thread, opened = self._connection.require_open()
         broker = self._broker_of(opened)
         expected = checked_changes("queue", settings)
+        if "paused" in expected:
+            raise ConfigError(
+                "paused is declared by an operator, not expected by a program: await queue.declare(paused=True), or "
+                f"tenure queue pause {name}"
+            )
         usual = settings_with(expected, broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
         context = QueueContext(

@@ -80,7 +80,9 @@ def test_send_a_file_and_lines(url: str, capsys: Captured, tmp_path: Path) -> No
 def test_declare_changes_the_settings_for_all_processes(url: str, capsys: Captured) -> None:
     code, out, _ = run_cli(capsys, "queue", "declare", "orders", "--lock", "5", "--dead-retention", "1h", "--json")
     settings = {"lock": 5.0, "max_deliveries": 10, "dedupe_window": 600.0, "body_max": 1_048_576}
-    assert (code, json.loads(out)) == (0, {"queue": "orders", "settings": {**settings, "dead_retention": 3_600.0}})
+    unlimited = {"max_locked": None, "rate": None, "session_rate": None, "paused": False}
+    found = {**settings, "dead_retention": 3_600.0, **unlimited}
+    assert (code, json.loads(out)) == (0, {"queue": "orders", "settings": found})
     code, out, _ = run_cli(capsys, "queue", "declare", "orders", "--dead-retention", "forever")
     assert out.splitlines()[0].split("  ") != out.splitlines()[1].split("  ")
     assert "forever" in out

@@ -23,11 +23,11 @@ def test_a_claim_before_an_abandoned_message_is_back_is_followed_by_one_after(
 ) -> None:
     times.retry_at = 3.0
     times.asked()
-    assert not times.found_nothing(asked_at, None)
+    assert not times.found_nothing(asked_at, None, is_held_back=False)
     times.answered(asked_at, False, None, now)
     assert times.next_at == then
     times.asked()
-    assert times.found_nothing(then, None)
+    assert times.found_nothing(then, None, is_held_back=False)
     times.answered(then, False, None, then + 0.1)
     assert times.next_at > then + 1.0
 

@@ -78,7 +78,7 @@ VALUES: list[Any] = [
     DEAD.history[0],
     tenure.Death("odd", "very", 2.5, FAILURE, DEAD.history),
     Fact("a", "b"),
-    tenure.QueueSettings(lock=5, dead_retention=60.0),
+    tenure.QueueSettings(lock=5, dead_retention=60.0, max_locked=5, rate=(100, 60.0), session_rate=(1, 0.5)),
     Url.parse("redis://ann:secret@host/1?a=b"),
 ]
 

@@ -17,6 +17,9 @@ Every broker keeps these rules:
   over before it was received (or is abandoned, given back after it), with the reason ``expired``. Under a lock, no
   message expires. Dead letters don't expire by themselves (a process that uses the queue purges those older than
   ``dead_retention``, if that is set), don't count deliveries towards a limit, and keep id, sequence and history.
+- **Limits hold in the step that claims.** Of a queue whose settings say ``paused``, ``max_locked``, ``rate`` or
+  ``session_rate``, no claim of live messages brings more than they allow. Locks count until they end, so a dead
+  consumer's place is free then; deliveries count for a rate, whatever becomes of them. Dead letters have no limits.
 - **Order**: higher priority first, then by sequence, also for abandoned and given back messages. It is a promise
   inside a session only; elsewhere an idle consumer sees it.
 """
@@ -31,6 +34,7 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, cast
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
 from tenure._queue.checks import check_count
+from tenure._queue.limits import Rate, check_most, check_rate
 from tenure._queue.message import DeadMessage, Death, Delivery, Died, LiveMessage, SessionLock, State, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
@@ -95,6 +99,8 @@ class QueueTraits:
     schedules: Support = "native"
     """Whether the slots of schedules are noted: in the step that sends their messages; or beside it (``emulated``), so
     that a process that dies in between leaves a slot that is sent twice, under one id."""
+    limits: Support = "native"
+    """Whether queues can be paused for all their consumers, and limited: ``max_locked``, ``rate``, ``session_rate``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,11 @@ class QueueSettings:
         dedupe_window: How long an id is remembered after it was sent.
         body_max: The largest body in bytes that may be sent.
         dead_retention: How long a dead letter is kept; ``math.inf`` until it is redriven or purged.
+        max_locked: How many messages may be locked at once, over all consumers; ``math.inf`` for any number.
+        rate: How many messages may be received in how many seconds, over all consumers: ``(count, seconds)``;
+            ``math.inf`` for any number.
+        session_rate: The same for the messages of each session by itself.
+        paused: Whether no messages can be received.
 
     Raises:
         ConfigError: A setting can't work. The message names it, with its value and one that fits.
@@ -117,6 +128,10 @@ class QueueSettings:
     dedupe_window: float = 600.0
     body_max: int = 1_048_576
     dead_retention: float = math.inf
+    max_locked: float = math.inf
+    rate: Rate = math.inf
+    session_rate: Rate = math.inf
+    paused: bool = False
 
     def __post_init__(self) -> None:
         check_seconds("lock", self.lock, above=0.0)
@@ -125,6 +140,16 @@ class QueueSettings:
             check_count(name, getattr(self, name))
         if self.dead_retention != math.inf:
             check_seconds("dead_retention", self.dead_retention, above=0.0, what="seconds, or math.inf")
+        check_most("max_locked", self.max_locked)
+        check_rate("rate", self.rate)
+        check_rate("session_rate", self.session_rate)
+        if not isinstance(self.paused, bool):
+            raise ConfigError(f"paused must be True or False, not {self.paused!r:.80}")
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a claim may be refused messages that are ready."""
+        return self.paused or not self.max_locked == self.rate == self.session_rate == math.inf
 
 
 class QueueOptions(TypedDict, total=False):
@@ -135,6 +160,14 @@ class QueueOptions(TypedDict, total=False):
     dedupe_window: float
     body_max: int
     dead_retention: float
+    max_locked: float
+    rate: Rate
+    session_rate: Rate
+    paused: bool
+
+
+LIMITS = frozenset({"max_locked", "rate", "session_rate", "paused"})
+"""The settings by which a queue may refuse messages that are ready."""
 
 
 def checked_changes(function: str, settings: QueueOptions) -> QueueOptions:
@@ -177,6 +210,19 @@ def _check(settings: QueueSettings, traits: QueueTraits) -> None:
             f"body_max ({settings.body_max:,} bytes) must not be more than this backend takes "
             f"({traits.body_max:,} bytes); try body_max={traits.body_max}"
         )
+    if settings.is_limited and traits.limits == "impossible":
+        usual = QueueSettings()
+        wished = [name for name in sorted(LIMITS) if getattr(settings, name) != getattr(usual, name)]
+        raise ConfigError(
+            f"{' and '.join(wished)} can't be kept on this backend, which can neither limit nor pause a queue for all "
+            "its consumers (trait limits); use SQLite, PostgreSQL or Redis, or pause the consumers themselves: "
+            "queue.pause()"
+        )
+
+
+def expectations(changes: QueueOptions) -> QueueOptions:
+    """Return those of *changes* that programs may expect of a queue: all but ``paused``."""
+    return cast(QueueOptions, {name: value for name, value in changes.items() if name != "paused"})
 
 
 def undeclared(changes: QueueOptions, declared: Container[str]) -> QueueOptions:
@@ -203,6 +249,10 @@ class Claim(NamedTuple):
     due_in: float | None = None
     died: Sequence[Died] = ()
     age: float = 0.0
+    is_limited: bool = False
+    """Whether the queue has limits: then messages that wait in a buffer take places from other consumers."""
+    is_held_back: bool = False
+    """Whether messages are ready that its limits keep back; ``due_in`` tells when time alone allows one."""
 
 
 class NoSession(NamedTuple):
@@ -214,6 +264,8 @@ class NoSession(NamedTuple):
 
     due_in: float | None = None
     died: Sequence[Died] = ()
+    is_held_back: bool = False
+    """Whether a session is free and has messages waiting that the limits of the queue keep back."""
 
 
 class Schedules(NamedTuple):
@@ -342,6 +394,7 @@ class Broker(Protocol):
 
         The claim ends with the message whose body brings it to ``CLAIM_BYTES``; one always comes if there is one.
         Then, and where the broker has looked at only some of the messages that are due, ``due_in`` is 0.
+        The limits of the queue may end it sooner; see ``Claim.is_held_back``.
 
         It never waits for messages to come: so the caller knows before which moment the locks can't have begun, and
         a question that was given up claims nothing. To wait, a caller uses ``hints`` and ``due_in``.
@@ -350,6 +403,8 @@ class Broker(Protocol):
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences* that are not locked, in that order; the others are left out.
+
+        So are those that ``paused``, ``max_locked`` or ``rate`` don't allow.
 
         They stay deferred until completed or dead: abandoned, given back or with the lock ended, they are deferred
         again, and come by sequence only.
@@ -378,7 +433,8 @@ class Broker(Protocol):
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or for None the next free one with a message waiting: the one that has waited longest.
 
-        A named session can be accepted also while it has no messages, e.g. to read its state.
+        A named session can be accepted also while it has no messages, or the limits of the queue allow none, e.g. to
+        read its state. The next free one is not, if none of its messages may be received.
         """
         ...
 
@@ -387,6 +443,9 @@ class Broker(Protocol):
 
         A message that was delivered before and waits for its delay to end holds up those behind it; one that was sent
         with a delay, or deferred, does not.
+
+        If ``session_rate`` allows no further one, the next message that waits is delayed until it does, and holds up
+        those behind it: so the session is not accepted in vain.
         """
         ...
 
@@ -502,6 +561,8 @@ class Broker(Protocol):
 
     def hints(self, queue: str) -> AsyncIterator[None]:
         """Yield when a call made messages of *queue* claimable, now or later. May be wrong, late or absent.
+
+        That includes calls that unlock messages of a queue with ``max_locked``, and those that change its limits.
 
         A change after this call is reported, if late; a broker that must subscribe first yields when it has, and after
         each interruption. So a caller that calls this, then receives, then waits for a hint, misses nothing. Several

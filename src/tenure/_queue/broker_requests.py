@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tenure._lease import NoAnswer
-from tenure._queue.broker import NoSession
+from tenure._queue.broker import Claim, NoSession
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import (
     Accept,
@@ -115,7 +115,7 @@ class BrokerRequests:
                 if isinstance(claim, Lapsed):
                     return Answered(request_id, [claim])
                 self._context.note_claim(claim)
-                self._host.feed_soon(Claimed(request_id, claim.deliveries, claim.due_in))
+                self._host.feed_soon(_claimed(request_id, claim))
                 return None
             case Settle(request_id, settlements):
                 return Answered(request_id, await broker.settle(settlements))
@@ -133,19 +133,22 @@ class BrokerRequests:
         context.has_answered = True
         context.note_claim(claim)
         self._answered(bool(claim.deliveries), claim.due_in)
-        return Claimed(request_id, claim.deliveries, claim.due_in, claim.age)
+        return _claimed(request_id, claim)
 
     async def _accept(self, request_id: int, is_noted: bool) -> Accepted:
         context = self._context
         context.purge_if_due()
         answer = await context.broker.accept(context.name, None, self._lock)
         context.has_answered = True
-        session, due_in = (None, answer.due_in) if isinstance(answer, NoSession) else (answer, None)
-        if isinstance(answer, NoSession) and answer.died:
-            context.report_dead(answer.died)
+        if isinstance(answer, NoSession):
+            if answer.died:
+                context.report_dead(answer.died)
+            event = Accepted(request_id, None, answer.due_in, answer.is_held_back)
+        else:
+            event = Accepted(request_id, answer)
         if is_noted:
-            self._answered(session is not None, due_in)
-        return Accepted(request_id, session, due_in)
+            self._answered(event.session is not None, event.due_in)
+        return event
 
     def _answered(self, found: bool, due_in: float | None) -> None:
         if not found and due_in == 0 and self._pump.state is not RUNNING:
@@ -169,3 +172,7 @@ class BrokerRequests:
             for request in self._host.decide(Answered(request_id, NoAnswer("the request was cancelled"))):
                 self.begin(request)
         raise error
+
+
+def _claimed(request_id: int, claim: Claim) -> Claimed:
+    return Claimed(request_id, claim.deliveries, claim.due_in, claim.age, claim.is_limited, claim.is_held_back)

@@ -59,14 +59,15 @@ class ClaimTimes:
         """Note that a claim has brought something."""
         self._empty_claims = 0
 
-    def found_nothing(self, asked_at: float, due_in: float | None) -> bool:
+    def found_nothing(self, asked_at: float, due_in: float | None, *, is_held_back: bool) -> bool:
         """Note that a claim sent at *asked_at* has brought nothing; return whether the queue is empty for good.
 
-        It is not if messages may have come since, or if abandoned ones are still to come back.
+        It is not if messages may have come since, if abandoned ones are still to come back, or if some are held back by
+        the limits of the queue.
         """
         self._empty_claims += 1
         is_recent = asked_at >= max(self.retry_at, self.empty_since)
-        return due_in != 0 and not self._is_hinted and is_recent
+        return due_in != 0 and not self._is_hinted and is_recent and not is_held_back
 
     def answered(self, asked_at: float, is_more: bool, due_in: float | None, now: float) -> None:
         """Set when to claim next after the answer to a claim of *asked_at*: at once if there may be more."""
@@ -112,6 +113,8 @@ class ClaimSizes:
         """How many messages should wait in the buffer."""
         self.done = 0
         """How many handlers have ended since the last claim."""
+        self.is_limited = False
+        """Whether the queue has limits: then nothing waits in the buffer, where it would take places from others."""
         self._horizon = min(HORIZON, settings.timing.renew_every / 4)
         self._prefetch = settings.prefetch
         self._wanted = settings.concurrency + settings.prefetch
@@ -120,7 +123,9 @@ class ClaimSizes:
 
     def set_target(self, elapsed: float, busy: int) -> None:
         """Let the buffer hold what is handled within the horizon, by the pace since the last claim, *elapsed* ago."""
-        if self.done:
+        if self.is_limited:
+            self.target = 0
+        elif self.done:
             self.target = (
                 min(self._prefetch, int(self.done / elapsed * self._horizon)) if elapsed > 0 else self._prefetch
             )

@@ -358,14 +358,37 @@ def check_expected(queue: str, expected: QueueOptions, holds: QueueSettings) -> 
     """
     wrong = {name: value for name, value in expected.items() if getattr(holds, name) != value}
     if wrong:
-        found = "; ".join(f"{name} is {getattr(holds, name):.15g}, not {value:.15g}" for name, value in wrong.items())
-        wanted = ", ".join(f"{name}={value:.15g}" for name, value in wrong.items())
-        options = " ".join(f"--{name.replace('_', '-')} {value:.15g}" for name, value in wrong.items())
+        found = "; ".join(
+            f"{name} is {_setting_text(getattr(holds, name))}, not {_setting_text(value)}"
+            for name, value in wrong.items()
+        )
+        wanted = ", ".join(f"{name}={_setting_code(value)}" for name, value in wrong.items())
+        options = " ".join(
+            f"--{name.replace('_', '-')} {_setting_option(name, value)}" for name, value in wrong.items()
+        )
         raise ConfigError(
             f"the settings of the queue {queue!r} are not those expected here: {found}. To use those that hold, leave "
             f"{' and '.join(wrong)} out; to change them for all programs: await queue.declare({wanted}), or "
             f"tenure queue declare {shlex.quote(queue)} {options}"
         )
+
+
+def _setting_text(value: object) -> str:
+    return f"{value[0]} in {value[1]:.15g} s" if isinstance(value, tuple) else f"{value:.15g}"
+
+
+def _setting_code(value: object) -> str:
+    """Return *value* in Python."""
+    if isinstance(value, tuple):
+        return f"({value[0]}, {value[1]:.15g})"
+    return "math.inf" if value == math.inf else f"{value:.15g}"
+
+
+def _setting_option(name: str, value: object) -> str:
+    """Return *value* for the option of the command line that sets *name*."""
+    if isinstance(value, tuple):
+        return f"{value[0]}/{value[1]:.15g}"
+    return f"{value:.15g}" if value != math.inf else "forever" if name == "dead_retention" else "none"
 
 
 def report(what: str, error: BaseException) -> None:

@@ -37,6 +37,8 @@ class Claimed:
     deliveries: Sequence[Delivery]
     due_in: float | None = None
     age: float = 0.0
+    is_limited: bool = False
+    is_held_back: bool = False
 
 
 Answers = Sequence[Settled | Lapsed | Renewed | NoAnswer]
@@ -74,11 +76,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The answer to accept number *request_id*: *session*, or None; *due_in* as in ``NoSession``."""
+    """The answer to accept number *request_id*: *session*, or None; the rest as in ``NoSession``."""
 
     request_id: int
     session: SessionLock | None
     due_in: float | None = None
+    is_held_back: bool = False
 
 
 # --- from the locks to the pump --------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from tenure._lease import NoAnswer
 from tenure._queue.claiming import ClaimSizes, ClaimTimes
 from tenure._queue.effects import (
     WAKE_WORKERS,
+    Accepted,
     Answered,
     CancelAll,
     CancelHandler,
@@ -253,10 +254,8 @@ class Pump:
                 pass
             case Hint():
                 self._claim_times.hint(now)
-            case Claimed(request_id, deliveries, due_in, age):
-                if request_id == self._claiming:
-                    self._claim_asked_at -= age  # from when on its locks may have run
-                self._claimed(request_id, deliveries, due_in, now, effects)
+            case Claimed():
+                self._claimed(event, now, effects)
             case Answered(request_id, answers):
                 if isinstance(answers, NoAnswer):
                     self._unanswered(request_id, answers.why, now, effects)
@@ -303,9 +302,9 @@ class Pump:
         """Return whether nothing is in hand."""
         return not self._groups
 
-    def _found_nothing(self, asked_at: float, due_in: float | None, effects: list[PumpEffect]) -> None:
+    def _found_nothing(self, asked_at: float, answer: Claimed | Accepted, effects: list[PumpEffect]) -> None:
         """Note that a claim sent at *asked_at* has brought nothing; drain, if the queue is empty for good."""
-        is_over = self._claim_times.found_nothing(asked_at, due_in)
+        is_over = self._claim_times.found_nothing(asked_at, answer.due_in, is_held_back=answer.is_held_back)
         if self.settings.until_empty and is_over and self.state is RUNNING:
             effects.append(NothingLeft())
 
@@ -328,25 +327,20 @@ class Pump:
             self._claim_times.asked()
             effects.append(Receive(self._requests, self._claim_sizes.asked(room)))
 
-    def _claimed(
-        self,
-        request_id: int,
-        deliveries: Sequence[Delivery],
-        due_in: float | None,
-        now: float,
-        effects: list[PumpEffect],
-    ) -> None:
-        if request_id != self._claiming:
+    def _claimed(self, answer: Claimed, now: float, effects: list[PumpEffect]) -> None:
+        if answer.request_id != self._claiming:
             return
         self._claiming = 0
+        self._claim_asked_at -= answer.age  # from when on its locks may have run
         self._claim_sizes.ask_more()
-        if deliveries:
+        self._claim_sizes.is_limited = answer.is_limited
+        if answer.deliveries:
             self._claim_times.found()
-            self._keep(deliveries, now, effects)
+            self._keep(answer.deliveries, now, effects)
         else:
-            self._found_nothing(self._claim_asked_at, due_in, effects)
-        is_more = self._claim_sizes.is_full(len(deliveries))
-        self._claim_times.answered(self._claim_asked_at, is_more, due_in, now)
+            self._found_nothing(self._claim_asked_at, answer, effects)
+        is_more = self._claim_sizes.is_full(len(answer.deliveries))
+        self._claim_times.answered(self._claim_asked_at, is_more, answer.due_in, now)
 
     def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         timing, asked_at = self.settings.timing, self._claim_asked_at

@@ -15,6 +15,7 @@ from tenure._queue.broker import (
     QueueSettings,
     QueueTraits,
     checked_changes,
+    expectations,
     settings_with,
 )
 from tenure._queue.checks import check_count, check_sequences, check_text
@@ -72,12 +73,14 @@ class Queue:
         """Make the queue unless there is one, change the settings that are given, and return those that hold then.
 
         They hold for every process, until they are declared otherwise; those that are not given stay as they are.
-        ``max_deliveries`` and ``dedupe_window`` count at once, also for messages sent before; ``lock`` and
-        ``body_max`` from when a process next gets the queue from ``backend.queue``, or asks for :meth:`settings`, and
-        a consumer takes its ``lock`` when it begins.
+        ``max_deliveries``, ``dedupe_window``, the limits and ``paused`` count at once, also for messages sent before;
+        ``lock`` and ``body_max`` from when a process next gets the queue from ``backend.queue``, or asks for
+        :meth:`settings`, and a consumer takes its ``lock`` when it begins.
 
         Args:
-            settings: As for :meth:`tenure.Backend.queue`.
+            settings: As for :meth:`tenure.Backend.queue`; and ``paused``: with True, no consumer of the whole fleet
+                receives messages of this queue, until it is declared False. Those that were received stay with their
+                consumers, and messages can be sent. (To pause only the consumers here: :meth:`pause`.)
 
         Raises:
             ConfigError: A setting can't work, or doesn't fit this backend.
@@ -87,10 +90,11 @@ class Queue:
         changes = checked_changes("declare", settings)
         settings_with(changes, context.broker.traits)
         holds = await context.broker.declare(self.name, changes)
+        expected = expectations(changes)
         if self._expected:
-            self._expected = {**self._expected, **changes}
+            self._expected = {**self._expected, **expected}
         if context.expected:
-            context.expected = {**context.expected, **changes}
+            context.expected = {**context.expected, **expected}
         return context.go_by(holds)
 
     async def settings(self) -> QueueSettings:
@@ -264,7 +268,8 @@ class Queue:
             sessions: Whether to consume the messages of sessions, and only those: ``concurrency`` sessions at a time,
                 the messages of each in order, one after the other. A failed one holds up those after it.
             prefetch: How many messages may wait in the buffer at most; 500 if unset. The handler's pace
-                decides how many do; those that wait too long are given back, uncounted. Sessions have no buffer.
+                decides how many do; those that wait too long are given back, uncounted. Sessions have no buffer, nor
+                have queues with limits.
             max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned; an hour if
                 unset, ``math.inf`` for any number.
             grace: How many seconds handlers have to finish when consuming stops; 25 if unset. Unfinished messages
@@ -281,7 +286,8 @@ class Queue:
                 completed without calling the handler.
             until_empty: End as soon as nothing is ready, nothing runs, and nothing that this call has abandoned (its
                 handler failed, or asked for it) still waits to be delivered again. It doesn't wait for
-                messages that others have delayed or locked.
+                messages that others have delayed or locked; it does for those that the queue's limits keep back, or
+                that its pause does.
             raise_errors: End at the first exception of a handler, and raise it here, for tests; its message is
                 abandoned as usual, the other handlers are cancelled and their messages given back. ``Retry`` and
                 ``Reject`` don't count.
@@ -313,7 +319,10 @@ class Queue:
         return Consumer(self._context, handler, consuming, self._running.keeping)
 
     def pause(self) -> None:
-        """Let the calls of :meth:`consume` here claim nothing, and give their buffers back, until :meth:`resume`."""
+        """Let the calls of :meth:`consume` here claim nothing, and give their buffers back, until :meth:`resume`.
+
+        To pause the queue for all processes: ``await queue.declare(paused=True)``.
+        """
         self._running.pause()
 
     def resume(self) -> None:

@@ -242,7 +242,7 @@ class SessionPump(Pump):
         if lock is None:
             self._accepts_most = 1
             if not self._accepting:
-                self._found_nothing(asked_at, event.due_in, effects)
+                self._found_nothing(asked_at, event, effects)
             self._claim_times.answered(asked_at, event.due_in == 0, event.due_in, now)
             return
         self._claim_times.found()
@@ -285,6 +285,8 @@ class SessionPump(Pump):
             if event.due_in == 0:  # the store has not got through yet
                 self._ready.append(session)
             else:
+                if event.is_held_back and event.due_in is not None:  # its messages come back then, as abandoned ones do
+                    self.abandoned(now + event.due_in)
                 self._release(session)
         elif self.state is RUNNING:
             session.group.waiting.extend(event.deliveries)

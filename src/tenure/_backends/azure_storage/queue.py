@@ -71,6 +71,7 @@ QUEUE_TRAITS = QueueTraits(
     hints=False,
     names_dead=True,
     schedules="emulated",
+    limits="impossible",
 )
 
 DEAD_FOUND_MAX = 64

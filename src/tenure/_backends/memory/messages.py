@@ -16,6 +16,7 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
+from tenure._queue.limits import Burst
 from tenure._queue.message import (
     Attempt,
     DeadMessage,
@@ -131,6 +132,12 @@ class Subqueue:
             return None
         return session.ready[0]
 
+    def has_ready(self) -> bool:
+        """Return whether a message without a session is ready."""
+        while self.ready and not self.is_ready(sequence_of(self.ready[0])):
+            heapq.heappop(self.ready)
+        return bool(self.ready)
+
     def is_ready(self, sequence: int) -> bool:
         """Return whether a message is ready."""
         message = self.messages.get(sequence)
@@ -211,6 +218,8 @@ class StoredQueue:
         self.sent: RememberedIds = RememberedIds()
         self.inbox: RememberedIds = RememberedIds()
         self.schedules: dict[str, str] = {}
+        self.delivered: list[Burst] = []  # for the rate
+        self.delivered_in: dict[str, list[Burst]] = {}  # by session, the one that was delivered last at the end
         self.idle_at: float = NEVER
         self.deaths: deque[Died] = deque(maxlen=DIED_MAX)  # by time, not yet reported by a claim
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tenure._backends.memory.messages import (
 from tenure._backends.memory.transitions import Transitions
 from tenure._queue.broker import (
     CLAIM_BYTES,
+    LIMITS,
     Advanced,
     Claim,
     LiveSelection,
@@ -43,6 +45,7 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK, dead_letters_of
+from tenure._queue.limits import allowed_by, both, sooner_of
 from tenure._queue.message import (
     NO_DEFERRED_DEAD_LETTERS,
     STATES,
@@ -99,9 +102,11 @@ class MemoryBroker(Transitions):
             stored = self._queue(queue)
             if only_undeclared:
                 changes = undeclared(changes, stored.declared)
-            stored.settings = replace(stored.settings, **changes)
+            settings = stored.settings = replace(stored.settings, **changes)
             stored.declared.update(changes)
-            return stored.settings
+        if not LIMITS.isdisjoint(changes):
+            self._notify(queue)
+        return settings
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
@@ -152,16 +157,27 @@ class MemoryBroker(Transitions):
             if subqueue is None:
                 return Claim(())
             self._expire_ids(queue, now)
+            allowed = self._allowance(subqueue, now)
+            most = min(limit, allowed.most)
             messages: list[StoredMessage] = []
             size = 0
-            while subqueue.ready and len(messages) < limit and size < CLAIM_BYTES:
+            while subqueue.ready and len(messages) < most and size < CLAIM_BYTES:
                 message = subqueue.messages.get(sequence_of(heapq.heappop(subqueue.ready)))
                 if message is not None and message.state is READY:
                     messages.append(message)
                     size += len(message.body)
             deliveries = self._lock(subqueue, messages, now + lock)
-            due_in = 0.0 if size >= CLAIM_BYTES else subqueue.due_in(now)
-            return Claim(deliveries, None if len(messages) == limit else due_in, self._take_deaths(subqueue))
+            self._note_delivered(subqueue, len(messages), now)
+            is_held_back = len(messages) == most < limit and subqueue.has_ready()
+            due_in: float | None
+            if is_held_back:
+                due_in = sooner_of(subqueue.due_in(now), self._allowance(subqueue, now).free_in)
+            elif len(messages) == limit:
+                due_in = None
+            else:
+                due_in = 0.0 if size >= CLAIM_BYTES else subqueue.due_in(now)
+            died = self._take_deaths(subqueue)
+            return Claim(deliveries, due_in, died, 0.0, self._is_limited(subqueue), is_held_back)
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -172,7 +188,11 @@ class MemoryBroker(Transitions):
                 return Claim(())
             found = (subqueue.messages.get(sequence) for sequence in dict.fromkeys(sequences))
             messages = [message for message in found if message is not None and message.state is DEFERRED]
-            return Claim(self._lock(subqueue, messages, now + lock))
+            most = int(min(len(messages), self._allowance(subqueue, now).most))
+            self._note_delivered(subqueue, most, now)
+            deliveries = self._lock(subqueue, messages[:most], now + lock)
+            is_limited = self._is_limited(subqueue)
+            return Claim(deliveries, is_limited=is_limited, is_held_back=most < len(messages))
 
     # --- renewing and settling ---
 
@@ -217,6 +237,8 @@ class MemoryBroker(Transitions):
                     continue
                 subqueue, message = found
                 self._unlock(message)
+                if not subqueue.is_dead and self._queue(subqueue.name).settings.max_locked < math.inf:
+                    notified.add(subqueue.name)  # a place is free
                 match verdict:
                     case Complete():
                         self._set_state(subqueue, message, GONE)
@@ -259,6 +281,9 @@ class MemoryBroker(Transitions):
                 found = subqueue.sessions.setdefault(session, Session(session))
             elif subqueue is not None:
                 found = subqueue.next_free_session()
+                if found is not None and not (allowed := self._allowance(subqueue, now)).most:
+                    due_in = sooner_of(subqueue.due_in(now), allowed.free_in)
+                    return NoSession(due_in, self._take_deaths(subqueue), is_held_back=True)
             else:
                 found = None
             if found is None or found.token:
@@ -276,11 +301,14 @@ class MemoryBroker(Transitions):
             session = self._session(held, now)
             if session is None:
                 return LAPSED
-            subqueue = self._queue(held.queue).live
+            stored = self._queue(held.queue)
+            subqueue = stored.live
+            here = allowed_by(stored.settings.session_rate, stored.delivered_in.get(session.name, ()), now)
+            most = min(limit, both(self._allowance(subqueue, now), here).most)
             messages: list[StoredMessage] = []
             size = 0
             while (
-                len(messages) < limit
+                len(messages) < most
                 and size < CLAIM_BYTES
                 and (sequence := subqueue.next_in_session(session)) is not None
             ):
@@ -289,8 +317,24 @@ class MemoryBroker(Transitions):
                 size += len(messages[-1].body)
             session.locked.update((message.sequence, message) for message in messages)
             deliveries = self._lock(subqueue, messages, session.locked_until, session.token)
-            due_in = 0.0 if size >= CLAIM_BYTES else subqueue.due_in(now)
-            return Claim(deliveries, None if len(messages) == limit else due_in, self._take_deaths(subqueue))
+            self._note_delivered(subqueue, len(messages), now, session.name)
+            is_more = subqueue.next_in_session(session) is not None
+            is_held_back = len(messages) == most < limit and is_more
+            here = allowed_by(stored.settings.session_rate, stored.delivered_in.get(session.name, ()), now)
+            if is_more and here.free_in is not None:
+                self._hold_up(subqueue, session, here.free_in, now)
+            due_in: float | None
+            if is_held_back:
+                due_in = sooner_of(subqueue.due_in(now), self._allowance(subqueue, now).free_in)
+            elif len(messages) == limit:
+                due_in = None
+            else:
+                due_in = 0.0 if size >= CLAIM_BYTES else subqueue.due_in(now)
+            died = self._take_deaths(subqueue)
+            return Claim(deliveries, due_in, died, 0.0, stored.settings.is_limited, is_held_back)
+
+    def _is_limited(self, subqueue: Subqueue) -> bool:
+        return not subqueue.is_dead and self._queue(subqueue.name).settings.is_limited
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""

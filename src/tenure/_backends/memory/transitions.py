@@ -26,6 +26,7 @@ from tenure._backends.memory.messages import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import Failure
+from tenure._queue.limits import UNLIMITED, Allowance, allowance_of, noted
 from tenure._queue.message import (
     EXPIRED,
     EXPIRED_DESCRIPTION,
@@ -141,6 +142,35 @@ class Transitions(Client):
         subqueue.list_if_free(session)
         if not session.size and session.state is None:
             subqueue.sessions.pop(session.name, None)  # nothing of it is left to keep
+
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        """Return how many messages the limits of the queue allow; those of dead letters have none."""
+        if subqueue.is_dead:
+            return UNLIMITED
+        stored = self._queue(subqueue.name)
+        return allowance_of(stored.settings, subqueue.count[LOCKED], stored.delivered, now)
+
+    def _note_delivered(self, subqueue: Subqueue, count: int, now: float, session: str | None = None) -> None:
+        """Note for the rates of the queue that *count* messages were delivered."""
+        if subqueue.is_dead or not count:
+            return
+        stored = self._queue(subqueue.name)
+        stored.delivered = noted(stored.settings.rate, stored.delivered, now, count)
+        rate, logs = stored.settings.session_rate, stored.delivered_in
+        if session is None or not isinstance(rate, tuple):
+            return
+        logs[session] = noted(rate, logs.pop(session, []), now, count)  # to the end
+        while logs and not noted(rate, logs[oldest := next(iter(logs))], now, 0):
+            del logs[oldest]
+
+    def _hold_up(self, subqueue: Subqueue, session: Session, seconds: float, now: float) -> None:
+        """Delay the next message of *session*, so that it is not accepted before its rate allows a message."""
+        sequence = subqueue.next_in_session(session)
+        if sequence is not None:
+            message = subqueue.messages[sequence]
+            heapq.heappop(session.ready)
+            self._schedule(subqueue, message, now + seconds, now)
+            session.retrying.add(sequence)
 
     def _queue(self, name: str) -> StoredQueue:
         queue = self._memory.queues.get(name)

@@ -74,6 +74,7 @@ QUEUE_TRAITS = QueueTraits(
     exact_stats=False,
     names_dead=True,
     schedules="emulated",
+    limits="impossible",
 )
 
 LONG = 3_600.0

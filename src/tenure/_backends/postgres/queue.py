@@ -60,7 +60,7 @@ from tenure._queue.verdicts import (
 )
 from tenure.errors import ConfigError
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True)
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True, limits="impossible")
 
 _SETTINGS = "lock, max_deliveries, dedupe_window, body_max, dead_retention"
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)

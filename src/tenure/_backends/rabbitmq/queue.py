@@ -97,6 +97,7 @@ QUEUE_TRAITS = QueueTraits(
     exact_stats=False,
     connection_bound=True,
     schedules="emulated",
+    limits="impossible",
 )
 
 DELIVERY_LIMIT = 2**31 - 1

@@ -73,7 +73,7 @@ from tenure._queue.verdicts import (
     Settlement,
 )
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True)
+QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True, limits="impossible")
 
 STATS_PARTS_MAX = 300
 """The most scripts that ``stats`` runs to apply what is due; the rest is counted by its due times."""

@@ -92,6 +92,7 @@ QUEUE_TRAITS = QueueTraits(
     sequences_restart=True,
     case_sensitive=False,
     schedules="emulated",
+    limits="impossible",
 )
 
 

@@ -6,6 +6,7 @@ from tenure.testing._conformance.queues.dead_letters import DeadLetterTests
 from tenure.testing._conformance.queues.defer import DeferTests
 from tenure.testing._conformance.queues.deletion import DeletionTests
 from tenure.testing._conformance.queues.expiry import ExpiryTests
+from tenure.testing._conformance.queues.limits import LimitTests
 from tenure.testing._conformance.queues.model import ModelTests
 from tenure.testing._conformance.queues.receive import ReceiveTests
 from tenure.testing._conformance.queues.redrive import RedriveTests
@@ -30,6 +31,7 @@ class BrokerSuite(
     SettingTests,
     ScheduleTests,
     DeletionTests,
+    LimitTests,
     ModelTests,
 ):
     """The promises of :class:`tenure.ports.Broker`, one test for each."""

@@ -216,11 +216,11 @@ class Consumer(LoopProcess):
                 event = Answered(request_id, answer)
             case SessionLock():
                 event = Accepted(request_id, answer)
-            case NoSession(due_in=due_in):
-                event = Accepted(request_id, None, due_in)
+            case NoSession():
+                event = Accepted(request_id, None, answer.due_in, answer.is_held_back)
             case Claim(deliveries=deliveries, due_in=due_in):
                 self.tracked.add(deliveries)
-                event = Claimed(request_id, deliveries, due_in)
+                event = Claimed(request_id, deliveries, due_in, 0.0, answer.is_limited, answer.is_held_back)
             case [*answers]:
                 self.checkers.answered(self, asked.question.settlements, answers)
                 event = Answered(request_id, answers)

@@ -1,0 +1,135 @@
+"""The limits of a queue: how many more messages a claim may bring now. Pure: a store keeps what is needed, and asks.
+
+A rate is kept by a log of what was delivered in its last window. It is strict: in no window of so many seconds,
+wherever it begins, are there more deliveries than it allows; and a queue that was idle gets all of them at once. (A
+fixed window lets twice as many through around its ends, a token bucket nearly so.) Deliveries that follow within a 64th
+of the window share an entry, which counts until the last of them is over: so a log has 66 entries at most, and costs a
+64th of the rate at most. What was delivered is never taken back: the work may have begun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from tenure._checks import check_seconds
+from tenure._queue.checks import COUNT_MAX, check_count
+from tenure.errors import ConfigError
+
+Rate = tuple[int, float] | float
+"""At most so many deliveries in any so many seconds: ``(count, seconds)``; ``math.inf`` for no limit."""
+
+PARTS = 64
+"""A window's length, in the longest time between the first and the last delivery of one entry."""
+
+
+class Burst(NamedTuple):
+    """An entry of a log: so many deliveries, the first when it *began*, the last *at* that moment."""
+
+    began: float
+    at: float
+    number: int
+
+
+class Allowance(NamedTuple):
+    """How many more may be delivered now; if none, in how many seconds time alone allows one (None: it never does)."""
+
+    most: float
+    free_in: float | None = None
+
+
+UNLIMITED = Allowance(math.inf)
+
+
+def check_rate(name: str, rate: object) -> None:
+    """Refuse what is no rate.
+
+    Raises:
+        ConfigError: The message shows the value and one that fits.
+    """
+    if isinstance(rate, float) and rate == math.inf:
+        return
+    if not isinstance(rate, tuple) or len(rate) != 2:
+        raise ConfigError(
+            f"{name} must be (count, seconds), such as (100, 60), or math.inf for no limit, not {rate!r:.80}"
+        )
+    check_count(f"the count of {name}", rate[0])
+    check_seconds(f"the time of {name}", rate[1], least=0.001)
+
+
+def check_most(name: str, most: object) -> None:
+    """Refuse what is no number of messages, and not infinite.
+
+    Raises:
+        ConfigError: The message shows the value.
+    """
+    if most != math.inf:
+        check_count(name, most, most=COUNT_MAX)
+
+
+def allowed_by(rate: Rate, log: Sequence[Burst], now: float) -> Allowance:
+    """Return how many deliveries *rate* allows after those of *log*, which need not be pruned."""
+    if not isinstance(rate, tuple):
+        return UNLIMITED
+    most, seconds = rate
+    counting = _counting(log, seconds, now)
+    left = most - sum(burst.number for burst in counting)
+    if left > 0:
+        return Allowance(left)
+    for burst in counting:  # oldest first; if the rate was lowered, several must end
+        left += burst.number
+        if left > 0:
+            return Allowance(0, burst.at + seconds - now)
+    raise AssertionError(f"{rate} allows nothing after nothing")
+
+
+def noted(rate: Rate, log: Sequence[Burst], now: float, count: int) -> list[Burst]:
+    """Return *log*, pruned, with *count* deliveries more."""
+    if not isinstance(rate, tuple):
+        return []
+    seconds = rate[1]
+    counting = _counting(log, seconds, now)
+    if count:
+        if counting and now - counting[-1].began < seconds / PARTS:
+            last = counting.pop()
+            counting.append(Burst(last.began, now, last.number + count))
+        else:
+            counting.append(Burst(now, now, count))
+    return counting
+
+
+def _counting(log: Sequence[Burst], seconds: float, now: float) -> list[Burst]:
+    """Return the bursts whose deliveries may still count; those of the future, as the clock was set, are of now."""
+    return [Burst(min(burst.began, now), min(burst.at, now), burst.number) for burst in log if burst.at + seconds > now]
+
+
+def both(one: Allowance, other: Allowance) -> Allowance:
+    """Return what two limits allow together."""
+    if one.most and other.most:
+        return Allowance(min(one.most, other.most))
+    waits = [each.free_in for each in (one, other) if not each.most]
+    return Allowance(0, None if None in waits else max(wait for wait in waits if wait is not None))
+
+
+class Limits(Protocol):
+    """The settings of a queue that limit it."""
+
+    @property
+    def paused(self) -> bool: ...  # described in QueueSettings, as the others are
+    @property
+    def max_locked(self) -> float: ...
+    @property
+    def rate(self) -> Rate: ...
+
+
+def allowance_of(settings: Limits, locked: int, log: Sequence[Burst], now: float) -> Allowance:
+    """Return what a queue with these *settings* allows, while so many messages are *locked*."""
+    if settings.paused:
+        return Allowance(0)
+    return both(Allowance(max(0, settings.max_locked - locked)), allowed_by(settings.rate, log, now))
+
+
+def sooner_of(one: float | None, other: float | None) -> float | None:
+    """Return the sooner of two moments or times; None is never."""
+    return other if one is None else one if other is None else min(one, other)
