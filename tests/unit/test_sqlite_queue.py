@@ -71,7 +71,7 @@ ORPHANS = {
         f"SELECT queue FROM tenure_{table} WHERE queue NOT IN (SELECT queue FROM tenure_queue)"
         for table in (
             *("message", "ready", "delayed", "expiry", "deferred", "hold", "session", "death", "dedupe", "inbox"),
-            *("idle", "dead_retention", "declared"),
+            *("idle", "dead_retention", "declared", "limit", "delivered"),
         )
     ),
 }
@@ -520,7 +520,7 @@ async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(
 
 async def test_a_queue_that_was_deleted_by_force_leaves_no_row(queue_file: QueueFile) -> None:
     broker = queue_file.open()
-    await broker.declare("q", {"dead_retention": 90.0})
+    await broker.declare("q", {"dead_retention": 90.0, "rate": (100, 90.0), "session_rate": (2, 90.0)})
     kinds = (
         Outgoing(id="a"),
         Outgoing(expires_in=90.0),
@@ -539,6 +539,7 @@ async def test_a_queue_that_was_deleted_by_force_leaves_no_row(queue_file: Queue
     await broker.receive_deferred("q", [some[0].sequence], 10.0)
     await broker.delete_when_idle("q", 90.0)
     tables = ["deferred", "expiry", "death", "hold", "session", "dedupe", "inbox", "idle", "dead_retention", "declared"]
+    tables += ["limit", "delivered"]
     assert {table for table in tables if queue_file.count(f"tenure_{table}") == 0} == set()
     assert isinstance(await broker.delete("q"), NotEmpty)
     assert isinstance(await broker.delete("q", force=True), Deleted)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from tenure._backends.sqlite.limiting import Limiting
 from tenure._backends.sqlite.queue_reader import LockGroup, Queue
 from tenure._backends.sqlite.rows import (
     MessageRow,
     death_of,
 )
-from tenure._backends.sqlite.sending import Sending
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.broker import CLAIM_BYTES, Claim, NoSession
+from tenure._queue.limits import sooner_of
 from tenure._queue.message import Death, Delivery, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
 
@@ -22,7 +23,7 @@ CLAIM_MAX = 1_000
 _SQL = statements("queue.sql")
 
 
-class Claiming(Sending):
+class Claiming(Limiting):
     """The operations of receivers."""
 
     def receive(self, name: str, limit: int, lock: float) -> Claim:
@@ -32,18 +33,34 @@ class Claiming(Sending):
             return Claim(())
         self._write_sent()
         due_in = self.apply_due(queue)
+        if queue.is_limited:
+            return self._receive_limited(queue, limit, lock, due_in)
         rows, due_in = self._claimable(queue, "", limit, due_in)
         if not rows:
             self._delete_old_ids(queue)
             return Claim((), due_in)
+        return Claim(self._lock_ready(queue, rows, lock), None if len(rows) == limit else due_in)
+
+    def _receive_limited(self, queue: Queue, limit: int, lock: float, next_in: float | None) -> Claim:
+        most = min(limit, self._allowance(queue).most)
+        rows, due_in = self._claimable(queue, "", int(most), next_in)
+        deliveries = self._lock_ready(queue, rows, lock) if rows else ()
+        self._note_delivered(queue, len(rows))
+        is_held_back = len(rows) == most < limit and self._is_any_ready(queue)
+        if is_held_back:
+            due_in = sooner_of(next_in, self._allowance(queue).free_in)
+        elif not rows:
+            self._delete_old_ids(queue)
+        return Claim(deliveries, None if len(rows) == limit else due_in, is_limited=True, is_held_back=is_held_back)
+
+    def _lock_ready(self, queue: Queue, rows: Sequence[MessageRow], lock: float) -> list[Delivery]:
+        """Lock the first ready messages, which *rows* are."""
         last = rows[-1]
         self._run(_SQL["delete_ready_up_to"], (queue.number, "", last[11], last[0]))
         queue.ready -= len(rows)
         token = _new_token()
         self._insert_claim(queue, token, 0, rows, lock)
-        return Claim(
-            self._locked_deliveries(queue, rows, token, self._at.wall + lock), None if len(rows) == limit else due_in
-        )
+        return self._locked_deliveries(queue, rows, token, self._at.wall + lock)
 
     def _claimable(
         self, queue: Queue, session: str, limit: int, due_in: float | None
@@ -70,14 +87,23 @@ class Claiming(Sending):
             return Claim(())
         self._write_sent()
         self.apply_due(queue)
-        found = [one for one in dict.fromkeys(sequences) if self._take_from("deferred", queue.number, one)]
+        most = self._allowance(queue).most
+        found: list[int] = []
+        is_held_back = False
+        for one in dict.fromkeys(sequences):
+            if len(found) < most:
+                found += [one] if self._take_from("deferred", queue.number, one) else []
+            elif self._run(_SQL["is_deferred"], (queue.number, one)).fetchone():
+                is_held_back = True
+        self._note_delivered(queue, len(found))
         if not found:
-            return Claim(())
+            return Claim((), is_limited=bool(queue.is_limited), is_held_back=is_held_back)
         queue.deferred -= len(found)
         rows = [self._run(_SQL["message"], (sequence,)).fetchone() for sequence in found]
         token = _new_token()
         self._insert_claim(queue, token, 0, rows, lock, was_deferred=True)
-        return Claim(self._locked_deliveries(queue, rows, token, self._at.wall + lock))
+        deliveries = self._locked_deliveries(queue, rows, token, self._at.wall + lock)
+        return Claim(deliveries, is_limited=bool(queue.is_limited), is_held_back=is_held_back)
 
     def _insert_claim(
         self,
@@ -121,6 +147,8 @@ class Claiming(Sending):
             row = self._run(_SQL["free_session"], (queue.number,)).fetchone()
             if row is None:
                 return NoSession(due_in)
+            if not (allowed := self._allowance(queue)).most:
+                return NoSession(sooner_of(due_in, allowed.free_in), is_held_back=True)
             (session,) = row
             assert session is not None
         elif self._run(_SQL["lock_group_of_session"], (queue.number, session)).fetchone():
@@ -139,21 +167,35 @@ class Claiming(Sending):
             return LAPSED
         queue = self._numbered(group.queue)
         next_in = self.apply_due(queue)
-        rows, due_in = self._claimable(queue, held.session, limit, next_in)
+        most = min(limit, self._allowance(queue).most, self._session_allowance(queue, held.session).most)
+        rows, due_in = self._claimable(queue, held.session, int(most), next_in)
         (blocking,) = self._run(_SQL["blocking_in_session"], (queue.number, held.session)).fetchone()
         if blocking is not None and any(row[0] > blocking for row in rows):
             rows = [row for row in rows if row[0] < blocking]
             due_in = next_in  # ready messages behind it don't count
-        if not rows:
-            return Claim((), due_in)
-        self._run(_SQL["delete_ready_up_to"], (queue.number, held.session, 0, rows[-1][0]))
+        deliveries = self._lock_in_session(queue, group, rows) if rows else ()
+        if not queue.is_limited:
+            return Claim(deliveries, None if len(rows) == limit else due_in)
+        self._note_delivered(queue, len(rows), held.session)
+        following = self._next_in_session(queue, held.session)
+        is_held_back = len(rows) == most < limit and following is not None
+        free_in = self._session_allowance(queue, held.session).free_in
+        if following is not None and free_in is not None:
+            self._hold_up(queue, held.session, following, free_in)
+        if is_held_back:
+            due_in = sooner_of(sooner_of(next_in, free_in), self._allowance(queue).free_in)
+        return Claim(deliveries, None if len(rows) == limit else due_in, is_limited=True, is_held_back=is_held_back)
+
+    def _lock_in_session(self, queue: Queue, group: LockGroup, rows: Sequence[MessageRow]) -> list[Delivery]:
+        """Lock the first ready messages of a session, which *rows* are, under the lock of the session."""
+        assert group.session is not None
+        self._run(_SQL["delete_ready_up_to"], (queue.number, group.session, 0, rows[-1][0]))
         queue.ready -= len(rows)
         queue.locked += len(rows)
         group.sequences.update(dict.fromkeys(row[0] for row in rows))
         self._save_group(group)
-        self._touched[queue.number, held.session] = None
-        until = self._at.wall + group.until - self._at.now
-        return Claim(self._locked_deliveries(queue, rows, group.token, until), None if len(rows) == limit else due_in)
+        self._touched[queue.number, group.session] = None
+        return self._locked_deliveries(queue, rows, group.token, self._at.wall + group.until - self._at.now)
 
 
 def _new_token() -> int:

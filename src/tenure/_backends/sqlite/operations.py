@@ -14,7 +14,8 @@ QUEUES = TableSet("queues", version=1, script="queue_schema.sql")
 IDLE = TableSet("idle queues", version=1, script="idle_schema.sql")
 DECLARED = TableSet("declared settings", version=1, script="declared_schema.sql")
 SCHEDULES = TableSet("schedules", version=1, script="schedules_schema.sql")
-TABLES = [QUEUES, IDLE, DECLARED, SCHEDULES]
+LIMITS = TableSet("limits", version=1, script="limits_schema.sql")
+TABLES = [QUEUES, IDLE, DECLARED, SCHEDULES, LIMITS]
 """The tables of a file with queues."""
 
 

@@ -55,7 +55,7 @@ from tenure.errors import ConfigError
 
 T = TypeVar("T")
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True, limits="impossible")
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True)
 
 TAKE_MAX = 500
 """The most dead letters that one transaction redrives, or messages that it purges."""

@@ -13,17 +13,22 @@ UPDATE tenure_queue_clock SET sequence = ?, boot = ?, ahead = ?, seen = ?;
 SELECT boot FROM tenure_queue_clock UNION SELECT DISTINCT boot FROM tenure_hold;
 
 -- name: queue_by_name
-SELECT queue, name, max_deliveries, dedupe_window FROM tenure_queue WHERE name = ?;
+SELECT queue, name, max_deliveries, dedupe_window, limits.queue IS NOT NULL, limits.max_locked IS NOT NULL
+FROM tenure_queue LEFT JOIN tenure_limit AS limits USING (queue)
+WHERE name = ?;
 
 -- name: queue_by_number
-SELECT queue, name, max_deliveries, dedupe_window FROM tenure_queue WHERE queue = ?;
+SELECT queue, name, max_deliveries, dedupe_window, limits.queue IS NOT NULL, limits.max_locked IS NOT NULL
+FROM tenure_queue LEFT JOIN tenure_limit AS limits USING (queue)
+WHERE queue = ?;
 
 -- name: names
 SELECT name FROM tenure_queue WHERE queue % 2 = 0 ORDER BY name;
 
 -- name: settings
-SELECT lock, max_deliveries, dedupe_window, body_max, coalesce(seconds, 9e999)
-FROM tenure_queue LEFT JOIN tenure_dead_retention USING (queue)
+SELECT lock, max_deliveries, dedupe_window, body_max, coalesce(seconds, 9e999),
+       max_locked, rate, rate_seconds, session_rate, session_seconds, coalesce(paused, 0)
+FROM tenure_queue LEFT JOIN tenure_dead_retention USING (queue) LEFT JOIN tenure_limit USING (queue)
 WHERE name = ?;
 
 -- name: declared
@@ -134,6 +139,9 @@ DELETE FROM tenure_expiry WHERE queue = ? AND expires_at = ? AND sequence = ?;
 
 -- name: insert_deferred
 INSERT INTO tenure_deferred (queue, sequence) VALUES (?, ?);
+
+-- name: is_deferred
+SELECT 1 FROM tenure_deferred WHERE queue = ? AND sequence = ?;
 
 -- name: delete_deferred
 DELETE FROM tenure_deferred WHERE queue = ? AND sequence = ?;
@@ -364,6 +372,12 @@ DELETE FROM tenure_dead_retention WHERE queue = ?;
 -- name: clear_declared
 DELETE FROM tenure_declared WHERE queue = ?;
 
+-- name: clear_limits
+DELETE FROM tenure_limit WHERE queue = ?;
+
+-- name: clear_deliveries
+DELETE FROM tenure_delivered WHERE queue = ?;
+
 -- name: clear_schedules
 DELETE FROM tenure_schedule WHERE queue = ?;
 
@@ -379,6 +393,38 @@ ON CONFLICT (queue, name) DO UPDATE SET record = excluded.record;
 
 -- name: delete_schedule
 DELETE FROM tenure_schedule WHERE queue = ? AND name = ?;
+
+-- name: set_limits
+INSERT INTO tenure_limit (queue, max_locked, rate, rate_seconds, session_rate, session_seconds, paused)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (queue) DO UPDATE
+SET max_locked = excluded.max_locked, rate = excluded.rate, rate_seconds = excluded.rate_seconds,
+    session_rate = excluded.session_rate, session_seconds = excluded.session_seconds, paused = excluded.paused;
+
+-- name: locked
+SELECT locked FROM tenure_queue WHERE queue = ?;
+
+-- name: any_ready
+SELECT EXISTS (SELECT 1 FROM tenure_ready WHERE queue = ? AND session = '');
+
+-- name: delivered
+SELECT bursts FROM tenure_delivered WHERE queue = ? AND session = ?;
+
+-- name: set_delivered
+INSERT INTO tenure_delivered (queue, session, at, bursts) VALUES (?, ?, ?, ?)
+ON CONFLICT (queue, session) DO UPDATE SET at = excluded.at, bursts = excluded.bursts;
+
+-- name: delete_old_deliveries
+DELETE FROM tenure_delivered
+WHERE (queue, session) IN (
+    SELECT queue, session FROM tenure_delivered WHERE queue = ? AND at <= ? AND session > '' LIMIT ?
+);
+
+-- name: delete_deliveries
+DELETE FROM tenure_delivered WHERE queue = ? AND session = '';
+
+-- name: delete_deliveries_in_sessions
+DELETE FROM tenure_delivered WHERE queue = ? AND session > '';
 
 -- name: set_retention
 INSERT INTO tenure_dead_retention (queue, seconds) VALUES (?, ?)

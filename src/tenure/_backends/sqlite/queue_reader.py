@@ -16,6 +16,7 @@ from tenure._backends.sqlite.rows import (
     headers_of,
     live_conditions_of,
     message_of,
+    settings_of,
     unpack,
 )
 from tenure._backends.sqlite.statements import statements
@@ -53,6 +54,8 @@ class Queue:
     name: str
     max_deliveries: int
     dedupe_window: float
+    is_limited: int
+    has_max_locked: int
     ready: int = 0
     locked: int = 0
     delayed: int = 0
@@ -126,7 +129,7 @@ class QueueReader:
     def settings(self, name: str) -> QueueSettings:
         """Return the settings of a queue."""
         row = self._run(_SQL["settings"], (name,)).fetchone()
-        return QueueSettings(*row) if row else QueueSettings()
+        return settings_of(row) if row else QueueSettings()
 
     def declared(self, name: str) -> set[str]:
         """Return the names of the settings of a queue that were declared."""

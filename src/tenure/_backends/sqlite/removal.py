@@ -129,6 +129,8 @@ class Removal(Sending):
                 "idle",
                 "retention",
                 "declared",
+                "limits",
+                "deliveries",
                 "schedules",
             ):
                 self._run(_SQL[f"clear_{what}"], (number,))

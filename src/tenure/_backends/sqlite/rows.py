@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tenure._frozen import FrozenDict
-from tenure._queue.broker import LiveSelection, QueueSettings, Selection
+from tenure._queue.broker import LiveSelection, QueueOptions, QueueSettings, Selection
 from tenure._queue.failures import Failure
+from tenure._queue.limits import Rate
 from tenure._queue.message import (
     HISTORY_MAX,
     NO_HEADERS,
@@ -32,6 +35,28 @@ MessageRow = tuple[
 def columns_of(settings: QueueSettings) -> tuple[float, int, float, int]:
     """Return the settings in the order of the table's columns."""
     return settings.lock, settings.max_deliveries, settings.dedupe_window, settings.body_max
+
+
+def limits_of(settings: QueueSettings) -> tuple[int | float | None, ...]:
+    """Return the limits in the order of the columns of their table."""
+    most = None if settings.max_locked == math.inf else int(settings.max_locked)
+    return (most, *_rate_columns(settings.rate), *_rate_columns(settings.session_rate), int(settings.paused))
+
+
+def settings_of(row: Sequence[Any]) -> QueueSettings:
+    """Return the settings from the columns of the statement ``settings``."""
+    *usual, most, rate, seconds, session_rate, session_seconds, paused = row
+    limits: QueueOptions = {
+        "max_locked": math.inf if most is None else most,
+        "rate": math.inf if rate is None else (rate, seconds),
+        "session_rate": math.inf if session_rate is None else (session_rate, session_seconds),
+        "paused": bool(paused),
+    }
+    return replace(QueueSettings(*usual), **limits)
+
+
+def _rate_columns(rate: Rate) -> tuple[int | None, float | None]:
+    return rate if isinstance(rate, tuple) else (None, None)
 
 
 # --- sequences ---------------------------------------------------------------------------------------------------

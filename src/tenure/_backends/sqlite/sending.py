@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,10 +10,11 @@ from tenure._backends.sqlite.queue_reader import Queue
 from tenure._backends.sqlite.rows import (
     columns_of,
     headers_column,
+    limits_of,
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.transitions import Transitions
-from tenure._queue.broker import Advanced, QueueOptions, QueueSettings, undeclared
+from tenure._queue.broker import LIMITS, Advanced, QueueOptions, QueueSettings, undeclared
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import NO_HEADERS
@@ -50,8 +52,22 @@ class Sending(Transitions):
         self._run(_SQL["declare"], (*columns_of(settings), name))
         if "dead_retention" in changes:
             self._run(_SQL["set_retention"], (queue.number, settings.dead_retention))
+        if not LIMITS.isdisjoint(changes):
+            self._declare_limits(queue, settings)
         queue.max_deliveries, queue.dedupe_window = settings.max_deliveries, settings.dedupe_window
         return settings
+
+    def _declare_limits(self, queue: Queue, settings: QueueSettings) -> None:
+        queue.is_limited, queue.has_max_locked = settings.is_limited, settings.max_locked < math.inf
+        if queue.is_limited:
+            self._run(_SQL["set_limits"], (queue.number, *limits_of(settings)))
+        else:
+            self._run(_SQL["clear_limits"], (queue.number,))
+        if settings.rate == math.inf:
+            self._run(_SQL["delete_deliveries"], (queue.number,))
+        if settings.session_rate == math.inf:
+            self._run(_SQL["delete_deliveries_in_sessions"], (queue.number,))
+        self.changed[queue.name] = None
 
     def send(self, name: str, messages: Sequence[Outgoing], *, needs_reserve: bool = True) -> list[str]:
         """Store *messages*; return their ids. With *needs_reserve*, only if the disk keeps its reserve."""

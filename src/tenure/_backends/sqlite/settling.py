@@ -119,6 +119,8 @@ class Settling(Sending):
             gone.setdefault(group.queue, []).extend(removed)
         if len(left) != before:
             self._save_group(group)
+            if self._numbered(group.queue).has_max_locked:
+                self.changed[name] = None  # places are free
 
     def _complete(self, delivery: Delivery, verdict: Complete) -> None:
         if verdict.remember:

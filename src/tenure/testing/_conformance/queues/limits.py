@@ -167,7 +167,7 @@ class LimitTests(QueueSuite):
         second = await other.receive(name, 10, harness.lock * 20)
         assert (len(second.deliveries), second.is_limited, second.is_held_back) == (1, True, True)
         assert second.due_in is not None
-        assert 0 < second.due_in <= window / 2
+        assert 0 < second.due_in <= window / 2 * 1.05  # two clients may read the time apart
         await settle(broker, [*first.deliveries, *second.deliveries], COMPLETE)  # that frees nothing
         none = await broker.receive(name, 10, harness.lock * 20)
         assert not none.deliveries
