@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tenure import ConfigError
-from tenure.testing._sim.queues.plan import FAULTS, NATURES, STORE_FAULTS, USER_FAULTS, USER_NATURES
+from tenure.testing._sim.queues.plan import FAULTS, NATURES, STORE_FAULTS, USER_FAULTS, USER_NATURES, LimitPlan
 from tenure.testing.sim.queues import MUTANTS, SURVIVORS, QueueReport, campaign, run
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 
@@ -18,7 +18,7 @@ KEPT = kept_seeds("queue_seeds.txt")
 SHOWN_BY = {
     "settles-late-by-itself": [271],
     "passes-late-results": [92],
-    "gives-back-completed": [98],
+    "gives-back-completed": [468],
     "serves-while-paused": [81],
     "forgets-returns": [53],
     "old-owner-writes": [117],
@@ -75,6 +75,8 @@ def test_the_runs_are_of_many_kinds(reports: list[QueueReport]) -> None:
     assert sum(report.deliveries for report in reports) > 1.2 * MESSAGES, "hardly anything went wrong"
     with_sessions = [report for report in reports if report.sessions]
     assert 0.2 < len(with_sessions) / len(reports) < 0.6
+    limited = [report for report in reports if LimitPlan.__name__ in report.setting]
+    assert 0.1 < len(limited) / len(reports) < 0.5
 
 
 @pytest.mark.parametrize("seed", KEPT)

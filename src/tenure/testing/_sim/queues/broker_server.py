@@ -35,6 +35,9 @@ class BrokerServer(Server):
             "lock": self._lock,
             "max_deliveries": plan.max_deliveries,
             "dedupe_window": 1_000.0 * self._lock,
+            "max_locked": plan.limits.max_locked,
+            "rate": plan.limits.rate,
+            "session_rate": plan.limits.session_rate,
         }
         at_once(self.broker.declare(QUEUE, changes))
 

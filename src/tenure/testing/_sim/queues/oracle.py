@@ -15,6 +15,8 @@
 ``settled twice``   a message was completed or died a second time
 ``kept twice``      a message with an id, sent again, was kept again
 ``dead letter``     a dead letter lacks its reason, error or history, or has no right to be there
+``at once``         more messages were locked at once than the queue allows
+``too fast``        more messages were handed out in a time than the queue allows, or than it does of a session
 ``lost``            an acknowledged message is neither waiting, completed nor dead
 ==================  ===================================================================================================
 """
@@ -22,6 +24,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +32,7 @@ from typing import Any
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
 from tenure._queue.failures import Failure
+from tenure._queue.limits import Rate
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, DeadMessage, Delivery, SessionLock, Stats, Token
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
@@ -42,6 +46,7 @@ from tenure._queue.verdicts import (
     Settled,
     Settlement,
 )
+from tenure.testing._sim.queues.plan import LimitPlan
 from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR, SkewedClock
 
@@ -94,12 +99,15 @@ class Oracle:
         findings: Where violations go.
         clock: The broker's.
         max_deliveries: How often a message may be handed out.
+        limits: Those of the queue.
     """
 
-    def __init__(self, findings: Findings, clock: SkewedClock, max_deliveries: int) -> None:
+    def __init__(self, findings: Findings, clock: SkewedClock, max_deliveries: int, limits: LimitPlan) -> None:
         self.violated = findings.violated
         self.clock = clock
         self._max_deliveries = max_deliveries
+        self._limits = limits
+        self._handed_out_at: dict[str | None, deque[float]] = {}  # by session; of all, under None
         self._tokens: set[Token] = set()
         self._copies: dict[str, StoredCopy] = {}  # by id
         self.sent: dict[str, SentMessage] = {}
@@ -154,7 +162,30 @@ class Oracle:
                 self.violated("session", f"{entry.sent.label} was sent to {entry.sent.session}, not {delivery.session}")
             self._handed_out(entry, delivery, now)
             entry.token, entry.until = delivery.token, until
+        self._within_limits(delivery, now)
         return entry
+
+    def _within_limits(self, delivery: Delivery, now: float) -> None:
+        limits = self._limits
+        if limits.max_locked < math.inf:
+            locked = sum(one.token is not None and one.until > now for one in self.entries.values())
+            if locked > limits.max_locked:
+                self.violated("at once", f"{locked} messages are locked, {limits.max_locked} may be")
+        self._within_rate(limits.rate, None, now)
+        if delivery.session is not None:
+            self._within_rate(limits.session_rate, delivery.session, now)
+
+    def _within_rate(self, rate: Rate, session: str | None, now: float) -> None:
+        if not isinstance(rate, tuple):
+            return
+        most, seconds = rate
+        moments = self._handed_out_at.setdefault(session, deque())
+        moments.append(now)
+        while moments[0] <= now - seconds + BLUR:
+            moments.popleft()
+        if len(moments) > most:
+            whose = "" if session is None else f" of {session}"
+            self.violated("too fast", f"{len(moments)} messages{whose} were handed out in {seconds:g} s, not {most}")
 
     def given_back(self, entry: Entry, now: float) -> None:
         """The broker has taken a message back with its session, uncounted."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
 from tenure._queue.hooks import HOOK_MAX
+from tenure._queue.limits import Rate
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.retry import RetryPolicy
 from tenure._timing import Timing
@@ -88,6 +90,8 @@ HEALED_WORK = 0.02
 
 SESSIONS = 0.4
 """The share of the runs that have sessions."""
+LIMITS = 0.3
+"""The share of the runs whose queue has limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,23 @@ class SessionPlan:
     """How often a handler stores the state of its session."""
     rates: tuple[float, ...]
     offsets: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPlan:
+    """The limits of the queue."""
+
+    max_locked: float = math.inf
+    rate: Rate = math.inf
+    session_rate: Rate = math.inf
+
+    def seconds_for(self, deliveries: int, in_session: int) -> float:
+        """Return for how many seconds the rates hold up so many deliveries at most, so many of them of one session."""
+        return _seconds_for(self.rate, deliveries) + _seconds_for(self.session_rate, in_session)
+
+
+def _seconds_for(rate: Rate, deliveries: int) -> float:
+    return 1.05 * rate[1] * (deliveries / rate[0] + 1) if isinstance(rate, tuple) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +157,7 @@ class Plan:
     fault_every: float
     seconds: float
     sessions: SessionPlan | None = None
+    limits: LimitPlan = LimitPlan()
 
     @property
     def timing(self) -> Timing:
@@ -148,10 +170,13 @@ class Plan:
             f"{self.producers} producers, {self.consumers} consumers of {settings.concurrency}, lock "
             f"{settings.timing.ttl:g} s, {self.max_deliveries} deliveries, {'hints' if settings.hints else 'no hints'}"
             + (f", {sessions.names} sessions for {sessions.consumers} consumers" if sessions else "")
+            + (f", {self.limits}" if self.limits != LimitPlan() else "")
         )
 
 
-def draw(rng: random.Random, others: random.Random, users: random.Random, sessions: random.Random) -> Plan:
+def draw(
+    rng: random.Random, others: random.Random, users: random.Random, sessions: random.Random, limits: random.Random
+) -> Plan:
     """Draw the setting of a run: with *others* the faults of its store, with *users* those of user code."""
     timing = rng.choice(TIMINGS)
     lock = timing.ttl
@@ -191,6 +216,7 @@ def draw(rng: random.Random, others: random.Random, users: random.Random, sessio
         fault_every=lock * rng.choice((0.15, 0.3, 0.8)),
         seconds=8.0 * lock,
         sessions=_sessions(sessions, slowest, fastest) if sessions.random() < SESSIONS else None,
+        limits=_limits(limits, lock) if limits.random() < LIMITS else LimitPlan(),
     )
 
 
@@ -204,6 +230,14 @@ def _sessions(rng: random.Random, slowest: float, fastest: float) -> SessionPlan
         writes=rng.choice((0.0, 0.3, 1.0)),
         rates=tuple(rate(rng, slowest, fastest) for _ in range(consumers)),
         offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(consumers)),
+    )
+
+
+def _limits(rng: random.Random, lock: float) -> LimitPlan:
+    return LimitPlan(
+        max_locked=rng.choice((1, 3, 10, math.inf)),
+        rate=rng.choice((math.inf, (1, 0.02 * lock), (20, 0.3 * lock), (100, lock))),
+        session_rate=rng.choice((math.inf, (1, 0.05 * lock), (5, 0.2 * lock))),
     )
 
 
@@ -237,6 +271,8 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int,
     5. The tries that the unluckiest message has left, all of them after the first: each time the consumers look,
        handle all that is before it, and it waits its turn to be tried again.
     6. In the session with the most messages, all tries of each, one after the other.
+    7. The limits of the queue: fewer are handled at a time, and each delivery may wait for its rate. Those that are
+       given back are delivered once more.
 
     Clocks may be slower than true time by a tenth, and by ``drift`` against each other, so all of it takes longer.
 
@@ -251,9 +287,12 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int,
     busy = BLOCKS_MAX * lock + min(max(LONGEST, plan.pace) * lock, settings.max_hold) + IGNORES_MAX * lock
     asks_again = plan.patience + 1.2 * 1.5**6 / 4.0 * timing.retry_every
     handling = HEALED_WORK * lock + 4.0 * latency
-    turn = 1.2 * settings.poll_every + handling * (1.0 + messages / (consumers * settings.concurrency))
+    limits = plan.limits
+    at_once = min(consumers * settings.concurrency, limits.max_locked)
+    turn = 1.2 * settings.poll_every + handling * (1.0 + messages / at_once)
     tries = plan.max_deliveries * (turn + plan.retry.maximum)
     one_by_one = in_session * plan.max_deliveries * (1.2 * settings.poll_every + 3 * handling + plan.retry.maximum)
     if "error_hook_lasts" in plan.faults:
         busy += HOOK_MAX
-    return (busy + lock + asks_again + DELAY_MAX * lock + tries + one_by_one) / (1.0 - timing.drift) / 0.9
+    held_up = limits.seconds_for(2 * messages * plan.max_deliveries, 2 * in_session * plan.max_deliveries)
+    return (busy + lock + asks_again + DELAY_MAX * lock + tries + one_by_one + held_up) / (1.0 - timing.drift) / 0.9

@@ -33,6 +33,9 @@ USER_SEEDS = 603_270_000
 SESSION_SEEDS = 63_000_189
 """The same, for sessions."""
 
+LIMIT_SEEDS = 77_401_557
+"""The same, for the limits of the queue."""
+
 
 class Simulation:
     """One run.
@@ -55,14 +58,16 @@ class Simulation:
             random.Random(STORE_SEEDS + seed),
             random.Random(USER_SEEDS + seed),
             random.Random(SESSION_SEEDS + seed),
+            random.Random(LIMIT_SEEDS + seed),
         )
         clock = SkewedClock(self.plan.broker_rate, self.world.rng.uniform(0.0, 1000.0))
         self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
         self.findings = Findings(self.world)
-        self.oracle = Oracle(self.findings, clock, self.plan.max_deliveries)
+        self.oracle = Oracle(self.findings, clock, self.plan.max_deliveries, self.plan.limits)
         self.checkers = MessageCheckers(self.findings, self.plan, self.oracle)
         self.session_oracle = SessionOracle(self.oracle)
         self.session_checkers = SessionCheckers(self.findings, self.plan, self.oracle, self.session_oracle)
+        self.consumers: list[Consumer] = []
         self.server = BrokerServer(self, clock, self.parts.broker)
         self.nemesis = QueueNemesis(self)
         self.healed = False
@@ -73,7 +78,7 @@ class Simulation:
         hosts = (self.plan, self.plan.sessions) if self.plan.sessions else (self.plan,)
         pairs = [pair for one in hosts for pair in zip(one.rates, one.offsets, strict=True)]
         self._clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
-        self.consumers: list[Consumer] = [self._start(number) for number in range(len(pairs))]
+        self.consumers += [self._start(number) for number in range(len(pairs))]
         true = SkewedClock(1.0, 0.0)
         numbers = range(self.plan.producers)
         self.producers = [Producer(self, 100 + number, f"p{number}", true) for number in numbers]

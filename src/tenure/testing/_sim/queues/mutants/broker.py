@@ -10,6 +10,7 @@ from tenure._backends.memory.messages import (
     LockGroup,
     MessageState,
     RememberedIds,
+    Session,
     StoredMessage,
     StoredQueue,
     Subqueue,
@@ -17,9 +18,10 @@ from tenure._backends.memory.messages import (
 from tenure._lease import NoAnswer
 from tenure._queue.effects import Renew, Settle
 from tenure._queue.failures import Failure
+from tenure._queue.limits import UNLIMITED, Allowance, allowance_of
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import LAPSED, Abandon, Complete, GiveBack, Lapsed, Renewed
+from tenure._queue.verdicts import LAPSED, Abandon, Complete, GiveBack, Lapsed, Renewed, Settled, Settlement
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
 from tenure.testing._sim.queues.parts import Parts
@@ -229,6 +231,74 @@ class _CutIsLost(SimulatedBroker):
         return [LAPSED if isinstance(one, NoAnswer) else one for one in super().renew_others(held, lock)]
 
 
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+class _NoLimits(SimulatedBroker):
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        return UNLIMITED
+
+
+class _CountsOneClaim(SimulatedBroker):
+    """Compares what one claim takes with the limit, and not what is locked already."""
+
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        stored = self._queue(subqueue.name)
+        return UNLIMITED if subqueue.is_dead else allowance_of(stored.settings, 0, stored.delivered, now)
+
+
+class _CountsTheDead(SimulatedBroker):
+    """Gives the place of a dead consumer to nobody: only a verdict frees it."""
+
+    _taken = 0
+
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        stored = self._queue(subqueue.name)
+        return UNLIMITED if subqueue.is_dead else allowance_of(stored.settings, self._taken, stored.delivered, now)
+
+    def _lock(
+        self, subqueue: Subqueue, messages: list[StoredMessage], until: float, token: int = 0
+    ) -> Sequence[Delivery]:
+        self._taken += len(messages)
+        return super()._lock(subqueue, messages, until, token)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        answers = await super().settle(settlements)
+        self._taken -= sum(isinstance(answer, Settled) for answer in answers)
+        return answers
+
+
+class _RefundsRate(SimulatedBroker):
+    """Takes back from the rate what is given back or abandoned."""
+
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        self._queue(subqueue.name).delivered.clear()
+        return super()._put_back(subqueue, message, verdict, now)
+
+
+class _FixedWindow(SimulatedBroker):
+    """Counts the deliveries of each window by itself."""
+
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        stored = self._queue(subqueue.name)
+        rate = stored.settings.rate
+        if isinstance(rate, tuple):
+            stored.delivered = [one for one in stored.delivered if one.at // rate[1] == now // rate[1]]
+        return super()._allowance(subqueue, now)
+
+
+class _NoSessionRate(SimulatedBroker):
+    def _note_delivered(self, subqueue: Subqueue, count: int, now: float, session: str | None = None) -> None:
+        super()._note_delivered(subqueue, count, now)
+
+
+class _NeverFree(SimulatedBroker):
+    """Holds a session up for ever once its rate was used up."""
+
+    def _hold_up(self, subqueue: Subqueue, session: Session, seconds: float, now: float) -> None:
+        super()._hold_up(subqueue, session, 1e9, now)
+
+
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
         "settles-by-id": Mutant("a verdict needs no token", Parts(broker=_SettlesById), "stale verb"),
@@ -267,6 +337,13 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "refuses-to-settle": Mutant("a full store can't be drained", Parts(broker=_RefusesToSettle), "not drained"),
         "gone-while-away": Mutant("what is away is said to be gone", Parts(broker=_GoneWhileAway), "false no"),
         "cut-is-lost": Mutant("one that can't be asked about is said to be lost", Parts(broker=_CutIsLost), "false no"),
+        "no-limits": Mutant("limits are not kept", Parts(broker=_NoLimits), "at once"),
+        "counts-one-claim": Mutant("a limit holds for each claim", Parts(broker=_CountsOneClaim), "at once"),
+        "counts-the-dead": Mutant("a dead consumer keeps its places", Parts(broker=_CountsTheDead), "not drained"),
+        "refunds-rate": Mutant("what is put back may be handed out at once", Parts(broker=_RefundsRate), "too fast"),
+        "fixed-window": Mutant("a rate holds in fixed windows only", Parts(broker=_FixedWindow), "too fast"),
+        "no-session-rate": Mutant("sessions have no rate", Parts(broker=_NoSessionRate), "too fast"),
+        "never-free": Mutant("a session waits for ever for its rate", Parts(broker=_NeverFree), "not drained"),
         "old-tokens": Mutant("a token is used again", Parts(broker=_OldTokens), "token"),
     }
 )
