@@ -563,6 +563,54 @@ async def test_a_schedule_is_paused_and_resumed() -> None:
         running.cancel()
 
 
+async def test_a_queue_is_paused_and_resumed(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asked(allow_changes=True) as (backend, client):
+        queue = backend.queue("orders")
+        await queue.send(b"x")
+        page = await client.get("/queue?name=orders")
+        assert "Pause…" in page.text
+        assert "no limit" in page.text
+        question = await client.post("/do/pause-queue", data={"queue": "orders"}, headers=SAME)
+        assert "No consumer on any machine will receive messages of &#39;orders&#39;" in question.text
+        assert "1 ready" in question.text
+        assert not (await queue.settings()).paused
+        form = {"queue": "orders", "confirmed": "yes"}
+        done = await client.post("/do/pause-queue", data=form, headers=SAME)
+        assert done.headers["location"].startswith("/queue?name=orders&note=")
+        assert "the queue is paused" in caplog.text
+        assert (await queue.settings()).paused
+        page = await client.get("/queue?name=orders")
+        assert "Paused: no consumer receives its messages" in page.text
+        assert "Resume" in page.text
+        monkeypatch.setattr("tenure._dashboard.sampler.FRESH", -1.0)  # look anew
+        assert ">paused</span>" in (await client.get("/")).text
+        assert (await client.post("/do/resume-queue", data={"queue": "orders"}, headers=SAME)).status_code == 303
+        assert not (await queue.settings()).paused
+        await queue.declare(max_locked=5, rate=(100, 60))
+        page = await client.get("/queue?name=orders")
+        assert "100 in 60 s" in page.text
+
+
+@pytest.mark.parametrize("path", ["/do/pause-queue", "/do/resume-queue"])
+async def test_a_pause_is_refused_that_can_not_be_meant(path: str) -> None:
+    form = {"queue": "orders", "confirmed": "yes"}
+    async with asked(allow_changes=True) as (backend, client):
+        unknown = await client.post(path, data=form, headers=SAME)
+        assert unknown.status_code == 404
+        assert (await client.post(path, data={}, headers=SAME)).status_code == 404
+        assert await backend.queues() == []
+        await backend.queue("orders").send(b"x")
+        elsewhere = await client.post(path, data=form, headers={"Sec-Fetch-Site": "cross-site"})
+        assert elsewhere.status_code == 403
+        assert (await client.get(path)).status_code == 405
+        assert not (await backend.queue("orders").settings()).paused
+    async with asked() as (backend, client):
+        await backend.queue("orders").send(b"x")
+        assert (await client.post(path, data=form, headers=SAME)).status_code == 403
+        assert "Pause" not in (await client.get("/queue?name=orders")).text
+        assert not (await backend.queue("orders").settings()).paused
+
+
 # --- faults ---
 
 

@@ -175,7 +175,8 @@ async def test_the_backlog_is_what_is_ready_and_what_is_locked(service: Service)
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
         assert answer.headers["cache-control"] == "no-store"
         found = answer.json()
-        assert set(found) == {"queue", "backlog", "ready", "locked", "delayed", "deferred", "dead", "oldest_age"}
+        numbers = {"backlog", "ready", "locked", "delayed", "deferred", "dead", "oldest_age"}
+        assert set(found) == {"queue", "paused", *numbers}
         assert (found["queue"], found["backlog"], found["delayed"]) == ("orders", 5, 1)
         assert found["ready"] + found["locked"] == 5
         assert found["locked"] >= 3

@@ -77,6 +77,68 @@ def test_send_a_file_and_lines(url: str, capsys: Captured, tmp_path: Path) -> No
     assert [message.body for message in received(url)] == [b"one", b"two"]
 
 
+def test_a_queue_is_paused_and_resumed(url: str, capsys: Captured) -> None:
+    run_cli(capsys, "send", "orders", "two kettles")
+    code, out, _ = run_cli(capsys, "queue", "pause", "orders")
+    assert (code, out) == (0, "paused orders; it holds 1 ready (paused)\n")
+    assert received(url) == []
+    line = run_cli(capsys, "queue")[1].splitlines()[1]
+    assert line.endswith("s paused")
+    shown = run_cli(capsys, "queue", "orders")[1].splitlines()
+    assert shown[-1].split() == ["none", "none", "none", "paused"]
+    code, out, _ = run_cli(capsys, "queue", "resume", "orders", "--json")
+    found = json.loads(out)
+    assert (code, found["queue"], found["ready"], found["paused"]) == (0, "orders", 1, False)
+    assert [message.body for message in received(url)] == [b"two kettles"]
+    assert "MAX LOCKED" not in run_cli(capsys, "queue", "orders")[1]
+
+
+@pytest.mark.parametrize("word", ["pause", "resume"])
+def test_a_pause_of_no_queue_is_refused(url: str, capsys: Captured, word: str) -> None:
+    run_cli(capsys, "send", "orders", "two kettles")
+    code, _, err = run_cli(capsys, "queue", word, "oders")
+    assert code == 3
+    assert "did you mean 'orders'" in err
+    assert [line.split()[0] for line in run_cli(capsys, "queue")[1].splitlines()[1:]] == ["orders"]
+    code, _, err = run_cli(capsys, "queue", word)
+    assert code == 2
+    assert f"name the queue: tenure queue {word} NAME" in err
+
+
+def test_limits_are_declared_and_lifted(url: str, capsys: Captured) -> None:
+    given = ("--max-locked", "1000", "--rate", "1000/1m", "--session-rate", "1/500ms")
+    code, out, _ = run_cli(capsys, "queue", "declare", "orders", *given)
+    assert code == 0
+    assert out.splitlines()[2:] == [
+        "MAX LOCKED           RATE  SESSION RATE",
+        "     1,000  1,000 in 60 s    1 in 0.5 s",
+    ]
+    settings = json.loads(run_cli(capsys, "queue", "declare", "orders", "--lock", "30", "--json")[1])["settings"]
+    assert (settings["max_locked"], settings["rate"], settings["session_rate"]) == (1_000, [1_000, 60.0], [1, 0.5])
+    lifted = ("--max-locked", "none", "--rate", "none", "--session-rate", "none")
+    settings = json.loads(run_cli(capsys, "queue", "declare", "orders", *lifted, "--json")[1])["settings"]
+    assert (settings["max_locked"], settings["rate"], settings["session_rate"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--max-locked", "0", "'0' is not a number of messages; write a whole number from 1 on, or none"),
+        ("--max-locked", "-3", "'-3' is not a number of messages"),
+        ("--max-locked", "many", "'many' is not a number of messages"),
+        ("--rate", "100", "'100' is not a rate; write COUNT/TIME (100/1m: 100 in each minute), or none"),
+        ("--rate", "1.5/1m", "'1.5/1m' is not a rate"),
+        ("--rate", "100/minute", "'minute' is not a duration"),
+        ("--rate", "0/1m", "the count of rate must be a whole number of at least 1, not 0"),
+        ("--session-rate", "1/0", "the time of session_rate must be at least 0.001, not 0"),
+    ],
+)
+def test_limits_that_can_not_be_are_refused(url: str, capsys: Captured, option: str, value: str, said: str) -> None:
+    code, _, err = run_cli(capsys, "queue", "declare", "orders", option, value)
+    assert code in (2, 78)
+    assert said in err
+
+
 def test_declare_changes_the_settings_for_all_processes(url: str, capsys: Captured) -> None:
     code, out, _ = run_cli(capsys, "queue", "declare", "orders", "--lock", "5", "--dead-retention", "1h", "--json")
     settings = {"lock": 5.0, "max_deliveries": 10, "dedupe_window": 600.0, "body_max": 1_048_576}

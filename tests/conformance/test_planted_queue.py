@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
-from tenure._backends.memory.messages import MessageState, RememberedIds, StoredMessage, StoredQueue, Subqueue
+from tenure._backends.memory.messages import (
+    MessageState,
+    RememberedIds,
+    Session,
+    StoredMessage,
+    StoredQueue,
+    Subqueue,
+)
 from tenure._backends.memory.queue import MemoryBroker
-from tenure._queue.broker import Advanced, Claim, NoSession, Selection
+from tenure._queue.broker import Advanced, Claim, NoSession, QueueOptions, QueueSettings, Selection
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.limits import UNLIMITED, Allowance, allowance_of
 from tenure._queue.message import EXPIRED, Delivery, Died, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
@@ -376,6 +386,149 @@ class SchedulesOutliveTheirQueue(MemoryBroker):
         answer = await super().delete(queue, force=force)
         if kept and isinstance(answer, Deleted):
             self._queue(queue).schedules.update(kept)
+        return answer
+
+
+# --- limits ---
+
+
+class LimitsNothing(MemoryBroker):
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        return UNLIMITED
+
+
+class LimitsEachClaim(MemoryBroker):
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        stored = self._queue(subqueue.name)
+        return UNLIMITED if subqueue.is_dead else allowance_of(stored.settings, 0, stored.delivered, now)
+
+
+class KeepsThePlacesOfTheDead(MemoryBroker):
+    _taken = 0
+
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        stored = self._queue(subqueue.name)
+        return UNLIMITED if subqueue.is_dead else allowance_of(stored.settings, self._taken, stored.delivered, now)
+
+    def _lock(
+        self, subqueue: Subqueue, messages: list[StoredMessage], until: float, token: int = 0
+    ) -> Sequence[Delivery]:
+        self._taken += 0 if subqueue.is_dead else len(messages)
+        return super()._lock(subqueue, messages, until, token)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        answers = await super().settle(settlements)
+        self._taken -= sum(isinstance(answer, Settled) for answer in answers)
+        return answers
+
+
+class LimitsDeadLetters(MemoryBroker):
+    def _allowance(self, subqueue: Subqueue, now: float) -> Allowance:
+        stored = self._queue(subqueue.name.removesuffix(DEAD_SUFFIX))
+        return allowance_of(stored.settings, subqueue.count[MessageState.LOCKED], stored.delivered, now)
+
+
+class RefundsTheRate(MemoryBroker):
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        self._queue(subqueue.name.removesuffix(DEAD_SUFFIX)).delivered.clear()
+        return super()._put_back(subqueue, message, verdict, now)
+
+
+class CountsNoSessions(MemoryBroker):
+    def _note_delivered(self, subqueue: Subqueue, count: int, now: float, session: str | None = None) -> None:
+        if session is None:
+            super()._note_delivered(subqueue, count, now)
+
+
+class CountsAllSessionsTogether(MemoryBroker):
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        logs = self._queue(held.queue).delivered_in
+        for other in list(logs.values()):
+            logs.setdefault(held.session, other)
+        return await super().receive_session(held, limit)
+
+
+class AcceptsWhatIsHeldUp(MemoryBroker):
+    def _hold_up(self, subqueue: Subqueue, session: Session, seconds: float, now: float) -> None:
+        pass
+
+
+class OvertakesWhatIsHeldUp(MemoryBroker):
+    def _hold_up(self, subqueue: Subqueue, session: Session, seconds: float, now: float) -> None:
+        super()._hold_up(subqueue, session, seconds, now)
+        session.retrying.clear()
+
+
+class GivesNoHintOfAFreePlace(MemoryBroker):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        known = {one.queue: self._queue(one.queue).settings for one, _ in settlements if "$" not in one.queue}
+        for name, settings in known.items():
+            self._queue(name).settings = replace(settings, max_locked=math.inf)
+        try:
+            return await super().settle(settlements)
+        finally:
+            for name, settings in known.items():
+                self._queue(name).settings = settings
+
+
+class GivesNoHintOfAResumption(MemoryBroker):
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
+        notify, self._notify = self._notify, lambda name: None  # type: ignore[method-assign]
+        try:
+            return await super().declare(queue, changes, only_undeclared=only_undeclared)
+        finally:
+            self._notify = notify  # type: ignore[method-assign]
+
+
+class TellsNotOfHeldBack(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        return (await super().receive(queue, limit, lock))._replace(is_held_back=False)
+
+
+class TellsAlwaysOfHeldBack(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        claim = await super().receive(queue, limit, lock)
+        return claim._replace(is_held_back=claim.is_limited)
+
+
+class TellsNotOfLimits(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        return (await super().receive(queue, limit, lock))._replace(is_limited=False)
+
+
+class TellsNotWhenTheRateIsFree(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        claim = await super().receive(queue, limit, lock)
+        return claim._replace(due_in=None) if claim.is_held_back else claim
+
+
+class PausesTheSenders(MemoryBroker):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if (await self.settings(queue)).paused:
+            return [one.id or "" for one in messages]
+        return await super().send(queue, messages)
+
+
+class AcceptsOfAPausedQueue(MemoryBroker):
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        stored = self._queue(queue)
+        settings = stored.settings
+        stored.settings = replace(settings, paused=False)
+        answer = await super().accept(queue, session, lock)
+        stored.settings = settings
+        return answer
+
+
+class ShowsNoPause(MemoryBroker):
+    async def stats(self, queue: str) -> Stats:
+        return replace(await super().stats(queue), paused=False)
+
+
+class RemembersTheRateOfADeletedQueue(MemoryBroker):
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        before = self._queue(queue).delivered
+        answer = await super().delete(queue, force=force)
+        self._queue(queue).delivered = before
         return answer
 
 

@@ -85,8 +85,20 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
         "queue declare": (
             ("Lock messages for a minute, and deliver them five times at most.",
              "tenure queue declare orders --lock 1m --max-deliveries 5"),
-            ("Keep dead letters for a month.",
-             "tenure queue declare orders --dead-retention 30d"),
+            ("Let all consumers together handle 100 messages a minute, and 5 at once.",
+             "tenure queue declare orders --rate 100/1m --max-locked 5"),
+        ),
+        "queue pause": (
+            ("Let no machine receive, while a service that they call is down.",
+             "tenure queue pause orders"),
+            ("Print as JSON what the queue holds then.",
+             "tenure queue pause orders --json"),
+        ),
+        "queue resume": (
+            ("Let all consumers receive again.",
+             "tenure queue resume orders"),
+            ("Print as JSON what the queue holds then.",
+             "tenure queue resume orders --json"),
         ),
         "queue peek": (
             ("Show the ten oldest messages; nothing is locked.",

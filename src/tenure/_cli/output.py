@@ -214,10 +214,11 @@ def timestamp(moment: float | None = None, timespec: Literal["milliseconds", "se
 
 
 def count_cells(stats: Stats) -> tuple[str | Cell, ...]:
-    """Return the counts of a queue, and the age of its oldest ready message, for people."""
+    """Return the counts of a queue, the age of its oldest ready message, and whether it is paused, for people."""
     counts = (stats.ready, stats.locked, stats.delayed, stats.deferred)
     dead = Cell(str(stats.dead), ALARM if stats.dead else "")
-    return (*map(str, counts), dead, seconds(stats.oldest_age) if stats.ready else "")
+    oldest = seconds(stats.oldest_age) if stats.ready else ""
+    return (*map(str, counts), dead, Cell(f"{oldest} paused".strip(), ALARM) if stats.paused else oldest)
 
 
 def body_fields(body: bytes) -> dict[str, str]:

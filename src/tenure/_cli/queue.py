@@ -14,7 +14,7 @@ from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import Branching, complete, connect_existing, duration, json_option, never_used, on_option
 from tenure._cli.output import count_cells, print_json, print_table
 from tenure._cli.queue_commands import delete, peek, purge
-from tenure._cli.queue_declare import declare, print_settings, settings_record
+from tenure._cli.queue_declare import declare, pause, print_settings, resume, settings_record
 from tenure._cli.retrying import wait_option
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ EVERY, EVERY_LEAST = 2.0, 0.01
 """Seconds between two counts: by default, and at least."""
 
 
-@click.command("queue", cls=Branching, branches=(declare, peek, purge, delete))
+@click.command("queue", cls=Branching, branches=(declare, pause, resume, peek, purge, delete))
 @click.argument("name", required=False, shell_complete=queue_names)
 @on_option
 @json_option
@@ -46,7 +46,8 @@ def command(
     """Count the messages of the queue NAME, and show its settings; or count those of every queue of the store.
 
     READY messages can be received now, LOCKED ones are with a consumer, DELAYED ones wait for their time, DEFERRED ones
-    were set aside, DEAD ones are dead letters. OLDEST is the age of the oldest ready message.
+    were set aside, DEAD ones are dead letters. OLDEST is the age of the oldest ready message, and shows whether the
+    queue is paused.
 
     With --watch, a terminal shows a live table until Ctrl-C, with dead letters in red; otherwise, a line is printed for
     each queue and count. If the store does not answer, it is asked again: at the start for --wait, later for ever.

@@ -1,23 +1,35 @@
-"""``tenure queue declare``: change the settings of a queue, for all its users."""
+"""``tenure queue declare|pause|resume``: change the settings of a queue, for all its users."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tenure._cli.examples import Command
-from tenure._cli.exits import Exit
-from tenure._cli.group import complete, connect, duration, json_option, on_option, seconds_option
-from tenure._cli.output import print_json, print_table
+from tenure._cli.exits import Exit, Failure
+from tenure._cli.group import (
+    complete,
+    connect,
+    connect_existing,
+    duration,
+    json_option,
+    never_used,
+    on_option,
+    seconds_option,
+)
+from tenure._cli.output import ALARM, Cell, clean, print_json, print_line, print_table
 from tenure._cli.queue_commands import name_argument
 
 if TYPE_CHECKING:
-    from tenure import QueueSettings
+    from tenure import QueueSettings, Rate
 
 SETTINGS = ("LOCK", "MAX DELIVERIES", "DEDUPE WINDOW", "BODY MAX", "DEAD RETENTION")
+LIMITS = ("MAX LOCKED", "RATE", "SESSION RATE", "")
+"""The last one is the column of the pause."""
 
 
 def _retention(text: str) -> float:
@@ -25,6 +37,29 @@ def _retention(text: str) -> float:
 
 
 _retention.__name__ = "retention"
+
+
+def _most(text: str) -> float:
+    if text == "none":
+        return math.inf
+    if not re.fullmatch(r"[0-9]{1,12}", text) or not int(text):
+        raise click.BadParameter(f"{text!r} is not a number of messages; write a whole number from 1 on, or none")
+    return int(text)
+
+
+_most.__name__ = "number of messages"
+
+
+def _rate(text: str) -> Rate:
+    if text == "none":
+        return math.inf
+    count, slash, time = text.partition("/")
+    if not slash or not re.fullmatch(r"[0-9]{1,12}", count):
+        raise click.BadParameter(f"{text!r} is not a rate; write COUNT/TIME (100/1m: 100 in each minute), or none")
+    return int(count), duration(time)
+
+
+_rate.__name__ = "rate"
 
 
 @click.command("declare", cls=Command)
@@ -37,6 +72,16 @@ _retention.__name__ = "retention"
 @seconds_option("--dedupe-window", "How long the id of a message is remembered.")
 @click.option("--body-max", type=click.IntRange(min=1), metavar="BYTES", help="The largest body that may be sent.")
 @click.option("--dead-retention", type=_retention, metavar="S", help="How long a dead letter is kept: 30d, or forever.")
+@click.option(
+    "--max-locked", type=_most, metavar="N", help="Let all consumers together have N messages at once; or none."
+)
+@click.option(
+    "--rate",
+    type=_rate,
+    metavar="N/S",
+    help="Let all consumers together receive N messages in that time: 100/1m, or none.",
+)
+@click.option("--session-rate", type=_rate, metavar="N/S", help="The same for each session by itself: 1/10s, or none.")
 @json_option
 def declare(name: str, url: str, as_json: bool, **options: Any) -> int:
     """Change settings of the queue NAME for all its users, and show all of them. Creates the queue if there is none.
@@ -56,6 +101,42 @@ def declare(name: str, url: str, as_json: bool, **options: Any) -> int:
     return Exit.DONE
 
 
+@click.command("pause", cls=Command)
+@name_argument
+@on_option
+@json_option
+def pause(name: str, url: str, as_json: bool) -> int:
+    """Let no consumer of the whole fleet receive messages of the queue NAME, until it is resumed.
+
+    Messages that were received stay with their consumers, and messages can be sent. Ends with 3 if there is no queue
+    NAME.
+    """
+    return complete(_set_paused(name, url, as_json, paused=True))
+
+
+@click.command("resume", cls=Command)
+@name_argument
+@on_option
+@json_option
+def resume(name: str, url: str, as_json: bool) -> int:
+    """Let consumers receive messages of the queue NAME again. Ends with 3 if there is no queue NAME."""
+    return complete(_set_paused(name, url, as_json, paused=False))
+
+
+async def _set_paused(name: str, url: str, as_json: bool, *, paused: bool) -> int:
+    async with connect_existing(url) as backend:
+        if unused := await never_used(backend, name):
+            raise Failure(Exit.VACANT, unused)
+        queue = backend.queue(name)
+        await queue.declare(paused=paused)
+        stats = await queue.stats()
+    if as_json:
+        print_json({"queue": name, **dataclasses.asdict(stats)})
+    else:
+        print_line(f"{'paused' if paused else 'resumed'} {clean(name)}; it holds {stats}")
+    return Exit.DONE
+
+
 async def _declare(name: str, url: str, changes: dict[str, Any]) -> QueueSettings:
     async with connect(url) as backend:
         return await backend.queue(name).declare(**changes)
@@ -65,6 +146,11 @@ def settings_record(settings: QueueSettings) -> dict[str, object]:
     """Return *settings* for JSON: null means for ever."""
     found = dataclasses.asdict(settings)
     return {name: None if value == math.inf else value for name, value in found.items()}
+
+
+def rate_text(rate: Rate) -> str:
+    """Return *rate* for people."""
+    return f"{rate[0]:,} in {rate[1]:.15g} s" if isinstance(rate, tuple) else "none"
 
 
 def print_settings(settings: QueueSettings) -> None:
@@ -78,3 +164,8 @@ def print_settings(settings: QueueSettings) -> None:
         kept,
     )
     print_table(SETTINGS, [row], numbers=SETTINGS)
+    if settings.is_limited:
+        most = "none" if settings.max_locked == math.inf else f"{settings.max_locked:,}"
+        paused = Cell("paused", ALARM) if settings.paused else ""
+        limits = (most, rate_text(settings.rate), rate_text(settings.session_rate), paused)
+        print_table(LIMITS, [limits], numbers=LIMITS)

@@ -161,7 +161,7 @@ class ServiceProcess:
     async def _backlog(self, handler: tenure.HandlerStatus) -> tuple[int, int]:
         """Return how many messages of its queue are ready or locked, and how many this process handles at once."""
         stats = await self._service.backend.queue(handler.queue).stats()
-        return stats.ready + stats.locked, handler.concurrency
+        return stats.backlog, handler.concurrency
 
     async def _answer(self, question: str) -> None:
         """Answer a question of the supervisor."""

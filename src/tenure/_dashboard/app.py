@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tenure import Backend, DeadMessage, LiveMessage, ScheduleStatus, Stats
+from tenure import Backend, DeadMessage, LiveMessage, Queue, ScheduleStatus, Stats
 from tenure._dashboard import shown
 from tenure._dashboard.guard import COOKIE, HEADERS, Guard
 from tenure._dashboard.sampler import Sampler
@@ -93,6 +93,8 @@ class Dashboard:
             Route("/do/redrive", action(self._redrive), methods=["POST"]),
             Route("/do/purge", action(self._purge), methods=["POST"]),
             Route("/do/resign", action(self._resign), methods=["POST"]),
+            Route("/do/pause-queue", action(self._pause_queue), methods=["POST"]),
+            Route("/do/resume-queue", action(self._resume_queue), methods=["POST"]),
             Route("/do/pause", action(self._pause), methods=["POST"]),
             Route("/do/resume", action(self._resume), methods=["POST"]),
             Mount("/static", StaticFiles(directory=_FOLDER / "static")),
@@ -274,6 +276,7 @@ class Dashboard:
             oldest=shown.duration(stats.oldest_age) if stats.ready else "",
             points=shown.polyline(history.backlogs(name)),
             settings=[(key.replace("_", " "), _setting(key, value)) for key, value in settings.items()],
+            pauses=queue.traits.limits != "impossible",
             states=STATES,
             state=state,
             messages=[self._of_message(one) for one in messages[:SHOWN_MAX]],
@@ -375,7 +378,7 @@ class Dashboard:
             text = f"{_letters(count)} of {name!r} will be put back into the queue, and delivered anew."
             return self._confirm(request, "redrive", form, "Put back dead letters", text, "Put back")
         count = await letters.redrive(**chosen)
-        return self._done(request, f"/queue?name={quote(name, safe='')}", f"{_letters(count)} put back", form)
+        return self._done(request, _page_of(name), f"{_letters(count)} put back", form)
 
     async def _purge(self, request: Request, form: Mapping[str, str]) -> Response:
         name, chosen = form.get("queue", ""), _chosen(form)
@@ -385,7 +388,7 @@ class Dashboard:
             text = f"{_letters(count)} of {name!r} will be removed for good."
             return self._confirm(request, "purge", form, "Remove dead letters", text, "Remove", typed=name)
         count = await letters.purge(**chosen)
-        return self._done(request, f"/queue?name={quote(name, safe='')}", f"{_letters(count)} removed", form)
+        return self._done(request, _page_of(name), f"{_letters(count)} removed", form)
 
     async def _resign(self, request: Request, form: Mapping[str, str]) -> Response:
         name = form.get("name", "")
@@ -395,6 +398,29 @@ class Dashboard:
         asked = await self._backend.election(name).ask_to_resign()
         said = "the leader was asked to step down" if asked else "there is no leader that could be asked"
         return self._done(request, f"/election?name={quote(name, safe='')}", said, form)
+
+    async def _pause_queue(self, request: Request, form: Mapping[str, str]) -> Response:
+        queue = await self._known_queue(form)
+        if form.get("confirmed") != "yes":
+            text = (
+                f"No consumer on any machine will receive messages of {queue.name!r} until it is resumed. Those that "
+                f"were received go on. The queue holds {await queue.stats()}."
+            )
+            return self._confirm(request, "pause-queue", form, "Pause the queue", text, "Pause")
+        await queue.declare(paused=True)
+        return self._done(request, _page_of(queue.name), "the queue is paused, for all consumers", form)
+
+    async def _resume_queue(self, request: Request, form: Mapping[str, str]) -> Response:
+        queue = await self._known_queue(form)
+        await queue.declare(paused=False)
+        return self._done(request, _page_of(queue.name), "the queue goes on", form)
+
+    async def _known_queue(self, form: Mapping[str, str]) -> Queue:
+        """Return the queue of *form*; a declaration would make one that doesn't exist."""
+        name = form.get("queue", "")
+        if name not in await self._backend.queues():
+            raise Problem(404, "There is no such queue", f"No queue {name!r} was ever used on this store.")
+        return self._backend.queue(name)
 
     async def _pause(self, request: Request, form: Mapping[str, str]) -> Response:
         await self._backend.queue(form.get("queue", "")).schedules.pause(form.get("name", ""))
@@ -478,6 +504,11 @@ def _asker(request: Request) -> str:
     return f"{name} ({address})" if name else address
 
 
+def _page_of(queue: str) -> str:
+    """Return the address of the page of *queue*."""
+    return f"/queue?name={quote(queue, safe='')}"
+
+
 def _wanted(request: Request, name: str) -> str:
     value = request.query_params.get(name, "")
     if not value:
@@ -508,10 +539,14 @@ def _signed(change: float | None) -> str:
     return "" if change is None or abs(change) < 0.05 else f"{change:+,.1f}"
 
 
-def _setting(name: str, value: float) -> str:
+def _setting(name: str, value: float | tuple[int, float]) -> str:
+    if isinstance(value, tuple):
+        return f"{value[0]:,} in {value[1]:.15g} s"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if value == math.inf:
-        return "for ever"
-    return f"{value:,}" if name in ("max_deliveries", "body_max") else f"{value:.15g} s"
+        return "for ever" if name == "dead_retention" else "no limit"
+    return f"{value:,}" if name in ("max_deliveries", "body_max", "max_locked") else f"{value:.15g} s"
 
 
 def _schedule(one: ScheduleStatus, wall: float) -> dict[str, Any]:

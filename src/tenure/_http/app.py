@@ -82,15 +82,16 @@ def backlog_of(queue: str, stats: Stats) -> dict[str, object]:
     """Return the numbers of a queue as KEDA reads them.
 
     ``backlog`` has the locked messages, too: without them, it would be 0 while the last ones are handled, and an
-    autoscaler would end the processes that do that.
+    autoscaler would end the processes that do that. Of a paused queue it has only these: more processes would be idle.
     """
     return {
         "queue": queue,
-        "backlog": stats.ready + stats.locked,
+        "backlog": stats.backlog,
         "ready": stats.ready,
         "locked": stats.locked,
         "delayed": stats.delayed,
         "deferred": stats.deferred,
         "dead": stats.dead,
         "oldest_age": stats.oldest_age,
+        "paused": stats.paused,
     }

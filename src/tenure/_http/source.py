@@ -165,3 +165,4 @@ def add_stats(found: Snapshot, stats: dict[str, Stats]) -> None:
         for state in ("ready", "locked", "delayed", "deferred", "dead"):
             found["tenure_queue_messages", (queue, state)] = float(getattr(one, state))
         found["tenure_queue_oldest_seconds", (queue,)] = one.oldest_age
+        found["tenure_queue_paused", (queue,)] = float(one.paused)

@@ -445,7 +445,8 @@ class Broker(Protocol):
         with a delay, or deferred, does not.
 
         If ``session_rate`` allows no further one, the next message that waits is delayed until it does, and holds up
-        those behind it: so the session is not accepted in vain.
+        those behind it: so the session is not accepted in vain. ``is_held_back`` says that one waits for the rate, and
+        ``due_in`` how long.
         """
         ...
 

@@ -245,10 +245,18 @@ class Stats:
     """Dead letters, also those that are being looked at under a lock."""
     oldest_age: float = 0.0
     """Seconds since the oldest ready message was sent; 0 if none is ready."""
+    paused: bool = False
+    """Whether the queue is paused: no consumer receives its messages."""
+
+    @property
+    def backlog(self) -> int:
+        """How many messages there are to work on: those ready and locked; of a paused queue, those locked."""
+        return self.locked if self.paused else self.ready + self.locked
 
     def __str__(self) -> str:
         counts = {name: getattr(self, name) for name in ("ready", "locked", "delayed", "deferred", "dead")}
-        return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
+        found = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
+        return f"{found} (paused)" if self.paused else found
 
 
 def count_of(stats: Stats) -> int:

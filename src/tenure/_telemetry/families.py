@@ -71,6 +71,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "tenure_queue_oldest_seconds": Family(
             "gauge", ("queue",), "Age of the oldest ready message of the whole queue.", combine="max"
         ),
+        "tenure_queue_paused": Family("gauge", ("queue",), "Whether the whole queue is paused: 1 or 0.", combine="max"),
     }
 )
 """Every metric. The number of their values is bounded: by queues, names and schedules, of which ``LABELS_MAX`` each are

@@ -318,13 +318,17 @@ class MemoryBroker(Transitions):
             session.locked.update((message.sequence, message) for message in messages)
             deliveries = self._lock(subqueue, messages, session.locked_until, session.token)
             self._note_delivered(subqueue, len(messages), now, session.name)
-            is_more = subqueue.next_in_session(session) is not None
-            is_held_back = len(messages) == most < limit and is_more
             here = allowed_by(stored.settings.session_rate, stored.delivered_in.get(session.name, ()), now)
-            if is_more and here.free_in is not None:
+            if here.free_in is not None:
                 self._hold_up(subqueue, session, here.free_in, now)
+            is_held_up = here.free_in is not None and bool(session.retrying)
+            is_held_back = len(messages) == most < limit and (
+                is_held_up or subqueue.next_in_session(session) is not None
+            )
             due_in: float | None
-            if is_held_back:
+            if is_held_back and is_held_up:
+                due_in = here.free_in
+            elif is_held_back:
                 due_in = sooner_of(subqueue.due_in(now), self._allowance(subqueue, now).free_in)
             elif len(messages) == limit:
                 due_in = None
@@ -395,6 +399,7 @@ class MemoryBroker(Transitions):
             count[DEFERRED],
             len(self._memory.queues[queue].dead.messages),
             age,
+            self._memory.queues[queue].settings.paused,
         )
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:

@@ -58,9 +58,10 @@ WHERE queue = ?;
 
 -- name: counts
 SELECT live.queue, live.ready, live.locked, live.delayed, live.deferred,
-       dead.ready + dead.locked + dead.delayed
+       dead.ready + dead.locked + dead.delayed, coalesce(limits.paused, 0)
 FROM tenure_queue AS live
 JOIN tenure_queue AS dead ON dead.queue = live.queue | 1
+LEFT JOIN tenure_limit AS limits ON limits.queue = live.queue
 WHERE live.name = ?;
 
 -- name: oldest

@@ -115,12 +115,12 @@ class QueueReader:
         row = self._run(_SQL["counts"], (name,)).fetchone()
         if row is None:
             return Stats()
-        number, ready, locked, delayed, deferred, dead = row
+        number, ready, locked, delayed, deferred, dead, paused = row
         if number % 2:
             return Stats(dead=dead)
         oldest = self._run(_SQL["oldest"], {"queue": number}).fetchone() if ready else None
         age = max(0.0, self._at.wall - oldest[0]) if oldest else 0.0
-        return Stats(ready, locked, delayed, deferred, dead, age)
+        return Stats(ready, locked, delayed, deferred, dead, age, bool(paused))
 
     def names(self) -> list[str]:
         """List every queue, sorted."""

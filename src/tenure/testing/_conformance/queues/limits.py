@@ -244,6 +244,10 @@ class LimitTests(QueueSuite):
         assert claim.due_in is not None
         assert 0 < claim.due_in <= window * 1.01
         await settle(broker, claim.deliveries, COMPLETE)
+        claim = await received_in(broker, held, 10)  # it is told again
+        assert (bodies(claim.deliveries), claim.is_held_back) == ([], True)
+        assert claim.due_in is not None
+        assert window / 2 < claim.due_in <= window * 1.01
         await broker.release(held)
         held = await accept(other, name, harness)  # the next one, as the first is held up
         assert held.session == "t"
@@ -305,6 +309,8 @@ class LimitTests(QueueSuite):
         assert await broker.declare(name, {"paused": True}) == QueueSettings(paused=True)
         assert (await other.settings(name)).paused
         await send(other, name, b"c")
+        found = await other.stats(name)
+        assert (found.ready, found.locked, found.paused, found.backlog) == (2, 1, True, 1)
         claim = await other.receive(name, 10, harness.lock)
         assert (len(claim.deliveries), claim.is_limited, claim.is_held_back) == (0, True, True)
         [answer] = await broker.renew([got], harness.lock)
@@ -314,6 +320,8 @@ class LimitTests(QueueSuite):
             assert not (await other.receive(name, 10, harness.lock)).deliveries
             before = hints.count
             assert await broker.declare(name, {"paused": False}) == QueueSettings()
+            found = await other.stats(name)
+            assert (found.ready, found.paused, found.backlog) == (2, False, 2)
             if harness.traits.hints:
                 await until(lambda: hints.count > before)
         assert bodies((await other.receive(name, 10, harness.lock)).deliveries) == [b"b", b"c"]

@@ -217,6 +217,7 @@ class RandomProgram:
         assert shown == [(number, one.state, one.count) for number, one in alive if one.state != "dead"]
         stats = await self.pick().stats(self.name)
         states = Counter(one.state for one in self.messages.values())
-        expected = Stats(*(states[state] for state in ("ready", "locked", "delayed", "deferred", "dead")))
+        counts = (states[state] for state in ("ready", "locked", "delayed", "deferred", "dead"))
+        expected = Stats(*counts)  # type: ignore[arg-type]  # of five fields
         assert Stats(stats.ready, stats.locked, stats.delayed, stats.deferred, stats.dead) == expected
         assert (stats.oldest_age > 0) <= (stats.ready > 0)
