@@ -15,6 +15,7 @@ from tests.conformance.planted import calls, failing_tests, leases_with, queues_
 from tests.conformance.test_planted_queue import (
     AdvancesWhateverIsKept,
     ComparesSequenceOnly,
+    LimitsNothing,
     SendsSlotsBeforeItCompares,
 )
 
@@ -118,6 +119,7 @@ QUEUES: list[tuple[type[MemoryBroker], str]] = [
     (LateClaimsDie, "test_the_messages_of_a_late_claim_come_again"),
     (AdvancesWhateverIsKept, "test_a_late_request_does_not_send_what_another_has_sent"),
     (SendsSlotsBeforeItCompares, "test_a_late_request_does_not_send_what_another_has_sent"),
+    (LimitsNothing, "test_a_late_claim_exceeds_no_limit"),
 ]
 
 

@@ -133,6 +133,47 @@ class BrokerFaultSuite(QueueSuite):
         assert [(one.body, one.delivery_count) for one in found] == [(b"a", 3), (b"b", 3)]
         assert await settle(other, found, COMPLETE) == [Settled()] * 2
 
+    # --- limits ---
+
+    async def test_a_lost_claim_takes_places_until_its_locks_end(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "lose_answer")
+        needs(harness.traits.limits)
+        broker, other = await harness.open(), await harness.open()
+        await other.declare(name, {"max_locked": 2, "rate": (3, 600.0)})
+        await send(broker, name, b"a", b"b", b"c", b"d")
+        async with harness.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.receive(name, 2, harness.lock)
+        assert await receive(other, name, harness) == []
+        await harness.pass_time(harness.lock * LATE)
+        assert len(await receive(other, name, harness)) == 1  # the rate counts what was lost
+        assert await receive(other, name, harness) == []
+
+    async def test_a_late_claim_exceeds_no_limit(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "late")
+        needs(harness.traits.limits)
+        broker, other = await harness.open(), await harness.open()
+        await other.declare(name, {"max_locked": 2, "rate": (3, 600.0)})
+        await send(broker, name, b"a", b"b", b"c", b"d", b"e")
+        async with harness.late(broker) as give_up:
+            await give_up(broker.receive(name, 2, harness.lock * 20))
+            assert len(await receive(other, name, harness, limit=2)) == 2
+        assert (await other.stats(name)).locked == 2
+        await other.declare(name, {"max_locked": 10})
+        assert len(await receive(other, name, harness)) <= 1  # of the rate, one is left
+        assert (await other.stats(name)).locked <= 3
+
+    async def test_a_change_whose_answer_is_lost_can_be_repeated(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "lose_answer")
+        needs(harness.traits.limits)
+        broker, other = await harness.open(), await harness.open()
+        await send(broker, name, b"a")
+        async with harness.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.declare(name, {"paused": True})
+        assert (await broker.declare(name, {"paused": True})).paused
+        assert await receive(other, name, harness) == []
+
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), DeadLetter("bad"), GIVE_BACK], ids=repr)
     async def test_a_repeated_verdict_has_lapsed(self, harness: QueueHarness, name: str, verdict: Complete) -> None:
         needs_fault(harness, "lose_answer")
