@@ -81,10 +81,9 @@ def bounded(seconds: float) -> int:
 
 
 def claim_of(queue: str, token: Any, answer: Answer) -> Claim:
-    until, due_in, contents, _, died = answer
-    return Claim(
-        tuple(deliveries_of(queue, token, until / 1_000, contents)), seconds_of(due_in), deaths_of(queue, died)
-    )
+    until, due_in, contents, _, died, limited = answer
+    deliveries = tuple(deliveries_of(queue, token, until / 1_000, contents))
+    return Claim(deliveries, seconds_of(due_in), deaths_of(queue, died), 0.0, limited > 0, limited > 1)
 
 
 def deaths_of(queue: str, deaths: Sequence[bytes]) -> Sequence[Died]:

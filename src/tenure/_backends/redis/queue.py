@@ -23,8 +23,7 @@ Each part has a module: ``receiving`` (claims), ``settling`` (locks and verdicts
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import fields, replace
-from typing import Any, cast
+from dataclasses import replace
 
 from tenure._backends.redis.client import Client, other_layout
 from tenure._backends.redis.dead_letters import DeadLetters
@@ -37,6 +36,7 @@ from tenure._backends.redis.message_format import (
 from tenure._backends.redis.queue_scripts import QueueScripts, is_dead
 from tenure._backends.redis.receiving import Receiving
 from tenure._backends.redis.scripts import LAYOUT, NOTE, NOTE_GROWING, Answer, Argument
+from tenure._backends.redis.settings import encoded_setting, settings_of
 from tenure._backends.redis.settling import Settling
 from tenure._backends.redis.wake import Wake
 from tenure._lease import NoAnswer
@@ -73,7 +73,7 @@ from tenure._queue.verdicts import (
     Settlement,
 )
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True, limits="impossible")
+QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True)
 
 STATS_PARTS_MAX = 300
 """The most scripts that ``stats`` runs to apply what is due; the rest is counted by its due times."""
@@ -111,7 +111,7 @@ class RedisBroker:
                 return QueueSettings(**declared)
         values: list[Argument] = [int(only_undeclared)]
         for name, value in changes.items():
-            values += (name, repr(value))
+            values += (name, encoded_setting(value))
         await self._scripts.run_listed(
             {queue}, NOTE, self._scripts.call("declare", [self._scripts.base(queue)], values)
         )
@@ -127,12 +127,7 @@ class RedisBroker:
         layout = kept.get(b"layout", b"1").decode(errors="replace")
         if layout != str(LAYOUT):
             raise other_layout(layout, self._scripts.base(queue), str(self._client.address))
-        known: dict[str, Any] = {}
-        for field in fields(QueueSettings):
-            text = kept.get(field.name.encode())
-            if text is not None:
-                known[field.name] = float(text) if isinstance(field.default, float) else int(text)
-        return cast(QueueOptions, known)
+        return settings_of(kept)
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""

@@ -81,9 +81,11 @@ class Receiving:
                 *asking.arguments,
             )
             asking.found = answer[0]
-        if len(answer) == 3:
-            return NoSession(seconds_of(answer[1]), deaths_of(queue, answer[2]))
-        _, until, name, state = answer
+        _, is_accepted, *rest = answer
+        if not is_accepted:
+            due_in, died, is_held_back = rest
+            return NoSession(seconds_of(due_in), deaths_of(queue, died), bool(is_held_back))
+        until, name, state = rest
         return SessionLock(queue, name.decode(), token, until / 1_000, state)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:

@@ -58,6 +58,7 @@ QUEUES = tuple(
         "places",
         "due",
         "deaths",
+        "limits",
         "claim",
         "send",
         "schedules",

@@ -95,6 +95,9 @@ local function give_back_claims(base, first)
         if mark == ARGV[i + 1] then
             redis.call('DEL', key)
             give_back(base, kind, token, held)
+            if kind ~= 'd' and frees_places(base) then  -- this claim may leave them to others
+                notify(base, false)
+            end
             found[#found + 1] = ARGV[i]
         end
         local named = redis.call('GET', base .. 'named:' .. ARGV[i])
@@ -108,6 +111,8 @@ local function give_back_claims(base, first)
     return found
 end
 
+-- The answer to a claim ends with 0 if the queue has no limits, 1 if it has some, 2 if they hold back a message.
+
 -- name: receive (limit, lock in ms, token, whether they are dead letters, lane, then lanes and marks to give back)
 local base, limit, token, is_dead = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4] == '1'
 local prefix = is_dead and 'dead:' or ''
@@ -116,9 +121,11 @@ local sequences, states, left = {}, {}, {}
 local locks, changes, timed = {}, {}, {}
 local found = give_back_claims(base, 6)
 local more = apply_due(base)
+local limits = not is_dead and limits_of(base)
+local most = limits and math.min(limit, allowance_of(base, limits)) or limit
 local bodies, histories
 repeat
-    local popped = redis.call('ZPOPMIN', base .. prefix .. 'ready', limit)
+    local popped = redis.call('ZPOPMIN', base .. prefix .. 'ready', most)
     local some, ranks = {}, {}
     for i = 1, #popped, 2 do
         some[#some + 1], ranks[#ranks + 1] = popped[i], popped[i + 1]
@@ -161,7 +168,7 @@ repeat
             left[#left + 1], left[#left + 2] = ranks[i], sequence
         end
     end
-until #sequences > 0 or #left > 0 or #popped < limit * 2  -- otherwise all popped messages have expired
+until #sequences > 0 or #left > 0 or #popped < math.max(1, most * 2)  -- otherwise all popped messages have expired
 many('ZADD', base .. prefix .. 'ready', left)
 many('HSET', base .. 'state', changes)
 many('ZADD', base .. prefix .. 'locked', locks)
@@ -169,10 +176,17 @@ many('ZREM', base .. 'expiry', timed)
 if #sequences > 0 then
     note_claim(base, ARGV[5], token, is_dead and 'd' or 'q', token, table.concat(sequences, ' '), ARGV[2])
 end
-local due = -1
+local due, limited = -1, limits and 1 or 0
+if limits then
+    note_delivered(base, limits, #sequences)
+end
 if #sequences < limit then
-    due = (more or redis.call('EXISTS', base .. prefix .. 'ready') == 1) and 0
-        or due_in(base, {prefix .. 'delayed', prefix .. 'locked'})
+    local is_ready = redis.call('EXISTS', base .. prefix .. 'ready') == 1
+    if limits and is_ready and #sequences == most then
+        due, limited = more and 0 or due_in_despite(limits, base, {'delayed', 'locked'}), 2
+    else
+        due = (more or is_ready) and 0 or due_in(base, {prefix .. 'delayed', prefix .. 'locked'})
+    end
 end
 local died = {}
 if is_dead then
@@ -180,17 +194,24 @@ if is_dead then
 else
     died = take_deaths(base, ARGV[5], token, ARGV[2])
 end
-return {ends, due, contents_of(base, sequences, states, bodies, histories), found, died}
+return {ends, due, contents_of(base, sequences, states, bodies, histories), found, died, limited}
 
 -- name: receive_deferred (lock in ms, token, lane, how many sequences, the sequences, then lanes and marks to give back)
 local base, ends, token, last = KEYS[1], NOW + ARGV[1], ARGV[2], 4 + ARGV[4]
 local found = give_back_claims(base, last + 1)
 apply_due(base)
 keep_deaths(base)
+local limits = limits_of(base)
+local most, limited = limits and allowance_of(base, limits) or NEVER, limits and 1 or 0
 local sequences, states = {}, {}
 for i = 5, last do
     local sequence = ARGV[i]
-    if redis.call('ZREM', base .. 'deferred', sequence) == 1 then
+    if #sequences >= most then
+        if redis.call('ZSCORE', base .. 'deferred', sequence) then
+            limited = 2
+            break
+        end
+    elseif redis.call('ZREM', base .. 'deferred', sequence) == 1 then
         local row = row_of(base, sequence)
         row.count, row.token = row.count + 1, token
         save(base, sequence, row)
@@ -201,4 +222,7 @@ end
 if #sequences > 0 then
     note_claim(base, ARGV[3], token, 'q', token, table.concat(sequences, ' '), ARGV[1])
 end
-return {ends, -1, contents_of(base, sequences, states), found, {}}
+if limits then
+    note_delivered(base, limits, #sequences)
+end
+return {ends, -1, contents_of(base, sequences, states), found, {}, limited}

@@ -20,13 +20,18 @@
 --   dead:ready, dead:delayed, dead:locked            as above
 --   ids, inbox        zsets   ids of sent messages, by the time of sending; of completed ones, by the end of the window
 --   session:NAME      zset    claimable, of this session, by sequence
---   late:NAME         zset    delivered before and now delayed: they hold up those of their session behind them
+--   late:NAME         zset    delivered before and now delayed, or delayed by the session's rate: they hold up those of
+--                             their session behind them
 --   held:NAME         set     locked under the lock of this session
 --   waiting           zset    all that are in a session:NAME, by sequence
 --   free              zset    sessions that can be accepted, by the sequence of their next message
 --   sessions          zset    locked sessions, by the end of the lock
 --   session_token, session_state                     hashes by session
 --   schedules         hash    schedule -> what is kept of it
+--   delivered         string  what was received in the window of the queue's rate: bursts of began|at|number, times in
+--                             ms with fractions; it expires when none counts
+--   delivered_in      hash    session -> the same for the session's rate
+--   delivered_until   zset    those sessions, by the time at which none counts
 --   untold            list    deaths that no claim has reported yet: sequence|count|reason|id
 --   live:quiet, dead:quiet        exist while hints are suppressed, see publish
 --   claim:LANE        string  the newest claim of one lane: mark|d, q or s|token|sequences, or the session; it expires

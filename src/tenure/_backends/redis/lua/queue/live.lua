@@ -117,4 +117,4 @@ local base = KEYS[1]
 apply_due(base)
 keep_deaths(base)
 local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
-return {0, -1, contents_of(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}}
+return {0, -1, contents_of(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}, 0}

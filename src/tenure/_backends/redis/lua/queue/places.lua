@@ -31,8 +31,9 @@ local function dead_letter(base, sequence, row, reason, description)
     notify(base, true)
 end
 
--- Put an unlocked message into its place, claimable from *visible* on. It must be in no place before.
-local function put(base, sequence, row, visible)
+-- Put an unlocked message into its place, claimable from *visible* on. It must be in no place before. A retry, or one that
+-- *holds_up*, holds up those of its session behind it while it is delayed.
+local function put(base, sequence, row, visible, holds_up)
     row.token = ''
     if row.place == 'q' and row.expires > 0 and row.expires <= NOW then
         return dead_letter(base, sequence, row, '{reason_expired}', '{expired_description}')
@@ -52,7 +53,7 @@ local function put(base, sequence, row, visible)
         end
         if visible > NOW then
             redis.call('ZADD', base .. 'delayed', visible, sequence)
-            if row.session and row.count > 0 then
+            if row.session and (row.count > 0 or holds_up) then
                 redis.call('ZADD', base .. 'late:' .. row.session, sequence, sequence)
                 offer_session(base, row.session)
             end

@@ -2,8 +2,14 @@
 
 -- name: declare (whether only settings that were never declared; names and values)
 local write = ARGV[1] == '1' and 'HSETNX' or 'HSET'
+local limiting = {paused = true, max_locked = true, rate = true, session_rate = true}
+local is_limit = false
 for i = 2, #ARGV, 2 do
     redis.call(write, KEYS[1] .. 'settings', ARGV[i], ARGV[i + 1])
+    is_limit = is_limit or limiting[ARGV[i]]
+end
+if is_limit then  -- other limits may let messages through
+    notify(KEYS[1], false)
 end
 
 -- name: handled (ids)
@@ -61,7 +67,8 @@ if redis.call('EXISTS', base .. 'sequence') == 1 then
 end
 for _, key in ipairs({
     'settings', 'sequence', 'state', 'head', 'body', 'history', 'death', 'expiry', 'dead:ready', 'dead:delayed',
-    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'schedules', 'untold', unpack(places),
+    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'schedules', 'untold',
+    'delivered', 'delivered_in', 'delivered_until', unpack(places),
 }) do
     redis.call('UNLINK', base .. key)
 end

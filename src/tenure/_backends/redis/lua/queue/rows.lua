@@ -34,11 +34,11 @@ local function rank(row, sequence)
     return (9 - row.priority) * RANK + sequence
 end
 
-local settings = {}
+local settings = {}  -- their texts; false for those that are not declared
 local function setting(base, name, default)
     local key = base .. name
-    if not settings[key] then
-        settings[key] = tonumber(redis.call('HGET', base .. 'settings', name) or default)
+    if settings[key] == nil then
+        settings[key] = redis.call('HGET', base .. 'settings', name)
     end
-    return settings[key]
+    return tonumber(settings[key] or default)
 end

@@ -7,24 +7,31 @@ local function session_holds(base, session, token)
 end
 
 -- name: accept (lock in ms, token, whether a session is named, its name, lane, then lanes and marks to give back)
+-- Returns the lanes that were given back, and 1, the lock's end, the session and its state; or 0, in how many ms to try
+-- again, deaths, and whether the limits hold back a session.
 local base, ends, session = KEYS[1], NOW + ARGV[1], ARGV[3] == '1' and ARGV[4]
 local found = give_back_claims(base, 6)
 local more = apply_due(base)
+local limits, is_held_back
 if not session then
     session = redis.call('ZRANGE', base .. 'free', 0, 0)[1]
+    limits = session and limits_of(base)
+    is_held_back = limits and allowance_of(base, limits) == 0
+    session = not is_held_back and session or nil
 elseif redis.call('HEXISTS', base .. 'session_token', session) == 1 then
     session = nil
 end
 if not session then
-    local due = more and 0 or due_in(base, {'delayed', 'sessions'})
-    return {found, due, take_deaths(base, ARGV[5], ARGV[2], ARGV[1])}
+    local keys = {'delayed', 'sessions'}
+    local due = more and 0 or is_held_back and due_in_despite(limits, base, keys) or due_in(base, keys)
+    return {found, 0, due, take_deaths(base, ARGV[5], ARGV[2], ARGV[1]), is_held_back and 1 or 0}
 end
 keep_deaths(base)
 note_claim(base, ARGV[5], ARGV[2], 's', ARGV[2], session, ARGV[1])
 redis.call('HSET', base .. 'session_token', session, ARGV[2])
 redis.call('ZADD', base .. 'sessions', ends, session)
 redis.call('ZREM', base .. 'free', session)
-return {found, ends, session, redis.call('HGET', base .. 'session_state', session)}
+return {found, 1, ends, session, redis.call('HGET', base .. 'session_state', session)}
 
 -- name: receive_session (session, token, limit, lane, mark, then lanes and marks to give back)
 local base, session, token, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -35,8 +42,17 @@ if not ends then
     keep_deaths(base)
     return {0, found}
 end
+local limits = limits_of(base)
+local rate, most, log = limits and limits.session_rate, limit, nil
+if limits then
+    most = math.min(limit, allowance_of(base, limits))
+end
+if rate then
+    log = log_of(rate, redis.call('HGET', base .. 'delivered_in', session))
+    most = math.max(0, math.min(most, left_by(rate, log)))
+end
 local sequences, states, size = {}, {}, 0
-while #sequences < limit and size < CLAIM_BYTES do
+while #sequences < most and size < CLAIM_BYTES do
     local sequence = next_in_session(base, session)
     if not sequence then
         break
@@ -64,11 +80,30 @@ local left = math.max(1, math.ceil(ends - NOW))
 if #sequences > 0 then
     note_claim(base, ARGV[4], ARGV[5], 'q', token, table.concat(sequences, ' '), left)
 end
-local due = -1
-if #sequences < limit then
-    due = (more or next_in_session(base, session)) and 0 or due_in(base, {'delayed'})
+local due, limited, waits = -1, limits and 1 or 0, nil
+if limits then
+    note_delivered(base, limits, #sequences)
+    if rate and #sequences > 0 then
+        note_delivered_in(base, session, rate, log, #sequences)
+    end
 end
-return {ends, due, contents_of(base, sequences, states), found, take_deaths(base, ARGV[4], ARGV[5], left)}
+if limits or #sequences < limit then
+    waits = next_in_session(base, session)
+end
+local freed = rate and waits and frees_in(rate, log)
+if freed then  -- so that the session is not accepted in vain
+    local row = row_of(base, waits)
+    take_out(base, waits, row)
+    put(base, waits, row, math.ceil(MOMENT + freed), true)
+end
+if #sequences < limit then
+    if limits and waits and #sequences == most then
+        due, limited = more and 0 or due_in_despite(limits, base, {'delayed'}), 2
+    else
+        due = (more or waits) and 0 or due_in(base, {'delayed'})
+    end
+end
+return {ends, due, contents_of(base, sequences, states), found, take_deaths(base, ARGV[4], ARGV[5], left), limited}
 
 -- name: release (session, token)
 -- Returns 2 while more messages are left than one script gives back: then the client runs it again.

@@ -130,6 +130,9 @@ while at <= #ARGV do
             answers[#answers + 1] = 0
         end
     end
+    if #settled > 0 and not is_dead and not notified[base .. 'live'] and frees_places(base) then
+        notified[base .. 'live'] = true
+    end
     if is_complete then
         many('ZREM', locks, settled)
         forget(base, is_dead, settled)
