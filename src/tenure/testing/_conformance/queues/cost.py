@@ -206,6 +206,46 @@ class BrokerCostSuite(QueueSuite):
             await use_session(meter, broker, harness, queue, expected="healthy")
         meter.require_flat()
 
+    # --- limits ---
+
+    async def test_at_the_limits_of_a_deep_queue(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
+        meter = Meter.of(harness)
+        broker = await harness.open()
+        for depth in meter.depths():
+            queue = f"{name}-{depth}"
+            await broker.declare(queue, {"max_locked": SPARE, "rate": (depth * 9, 600.0)})
+            await fill(broker, queue, depth)
+            await use(meter, broker, harness, queue)
+            await receive(broker, queue, harness, limit=SPARE)
+            await find_nothing(meter, broker, harness, queue, accepts=False)
+            await broker.declare(queue, {"rate": (1, 600.0)})
+            await find_nothing(meter, broker, harness, queue, accepts=False)
+        meter.require_flat()
+
+    async def test_beside_many_sessions_at_their_rate(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
+        needs(harness.traits.sessions)
+        meter = Meter.of(harness)
+        broker = await harness.open()
+
+        async def use_up(queue: str, session: str) -> None:
+            held = await broker.accept(queue, session, harness.lock)
+            assert isinstance(held, SessionLock)
+            await settle(broker, await receive_session(broker, held, limit=1), COMPLETE)
+            await broker.release(held)
+
+        for depth in meter.small_depths():
+            queue = f"{name}-{depth}"
+            await broker.declare(queue, {"session_rate": (1, 600.0)})
+            await broker.send(queue, [Outgoing(b"a", session=f"s{number}") for number in range(depth)] * 2)
+            await side_by_side(use_up(queue, f"s{number}") for number in range(depth))
+            await find_nothing(meter, broker, harness, queue, accepts=True)
+            await broker.declare(queue, {"session_rate": (SPARE, 600.0)})
+            await broker.send(queue, [Outgoing(b"a", session="busy")] * SPARE)
+            await use_session(meter, broker, harness, queue, expected="busy")
+        meter.require_flat()
+
     # --- queues ---
 
     async def test_beside_many_queues(self, harness: QueueHarness, name: str) -> None:
