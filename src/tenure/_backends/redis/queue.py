@@ -242,10 +242,10 @@ class RedisBroker:
             counts = await self._scripts.run("stats", queue, int(part == STATS_PARTS_MAX - 1))
             if counts:
                 break
-        ready, locked, delayed, deferred, dead, age = counts
+        ready, locked, delayed, deferred, dead, age, paused = counts
         if is_dead(queue):
             return Stats(dead=dead)
-        return Stats(ready, locked, delayed, deferred, dead, age / 1_000)
+        return Stats(ready, locked, delayed, deferred, dead, age / 1_000, bool(paused))
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages."""

@@ -28,6 +28,7 @@ local orphaned, delayed, expired = due('locked'), due('delayed'), due('expiry')
 local ready = size('ready') + size('waiting') + orphaned + delayed - expired
 return {
     math.max(0, ready), size('locked') - orphaned, size('delayed') - delayed, size('deferred'), size('dead') + expired, age,
+    limits_of(base) and limits_of(base).is_paused and 1 or 0,
 }
 
 -- name: waiting (limit, after, whether ready messages are selected, whether deferred ones are)

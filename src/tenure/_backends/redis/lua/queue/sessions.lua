@@ -90,15 +90,17 @@ end
 if limits or #sequences < limit then
     waits = next_in_session(base, session)
 end
-local freed = rate and waits and frees_in(rate, log)
-if freed then  -- so that the session is not accepted in vain
+local freed = rate and frees_in(rate, log)
+local is_held_up = freed and (waits or redis.call('EXISTS', base .. 'late:' .. session) == 1)
+if freed and waits then  -- so that the session is not accepted in vain
     local row = row_of(base, waits)
     take_out(base, waits, row)
     put(base, waits, row, math.ceil(MOMENT + freed), true)
 end
 if #sequences < limit then
-    if limits and waits and #sequences == most then
-        due, limited = more and 0 or due_in_despite(limits, base, {'delayed'}), 2
+    if limits and (waits or is_held_up) and #sequences == most then
+        limited = 2
+        due = more and 0 or is_held_up and math.ceil(freed) or due_in_despite(limits, base, {'delayed'})
     else
         due = (more or waits) and 0 or due_in(base, {'delayed'})
     end
