@@ -21,13 +21,10 @@ from tenure.testing._conformance.queues.steps import LATE, QueueSuite, accept, b
 class LimitTests(QueueSuite):
     """What is received never exceeds what the settings of the queue allow."""
 
-    @pytest.fixture(autouse=True)
-    def _needs_limits(self, harness: QueueHarness) -> None:
-        needs(harness.traits.limits)
-
     # --- at once ---
 
     async def test_no_more_are_locked_at_once(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker, other = await harness.open(), await harness.open()
         assert await broker.declare(name, {"max_locked": 2}) == QueueSettings(max_locked=2)
         assert await other.settings(name) == QueueSettings(max_locked=2)
@@ -44,6 +41,7 @@ class LimitTests(QueueSuite):
         assert not (await broker.receive(name, 1, harness.lock)).deliveries
 
     async def test_nothing_is_held_back_of_an_empty_queue(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker = await harness.open()
         await broker.declare(name, {"max_locked": 1, "rate": (1, 60.0)})
         claim = await broker.receive(name, 10, harness.lock)
@@ -59,6 +57,7 @@ class LimitTests(QueueSuite):
     async def test_a_settled_message_frees_its_place_and_gives_a_hint(
         self, harness: QueueHarness, name: str, verdict: Verdict
     ) -> None:
+        needs(harness.traits.limits)
         broker, other = await harness.open(), await harness.open()
         await broker.declare(name, {"max_locked": 1})
         await send(broker, name, b"a", b"b")
@@ -73,6 +72,7 @@ class LimitTests(QueueSuite):
         assert not (await other.receive(name, 10, harness.lock)).deliveries
 
     async def test_a_dead_consumer_frees_its_places_when_its_locks_end(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker, other = await harness.open(), await harness.open()
         await broker.declare(name, {"max_locked": 3})
         await send(broker, name, *[b"%d" % number for number in range(6)])
@@ -88,6 +88,7 @@ class LimitTests(QueueSuite):
         assert not (await other.receive(name, 10, harness.lock)).deliveries
 
     async def test_many_clients_together_lock_no_more(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         clients = [await harness.open() for _ in range(4)]
         await clients[0].declare(name, {"max_locked": 3})
         await send(clients[0], name, *[b"%d" % number for number in range(40)])
@@ -99,6 +100,7 @@ class LimitTests(QueueSuite):
             await settle(clients[0], found, COMPLETE)
 
     async def test_deferred_messages_count(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.deferral)
         broker = await harness.open()
         await broker.declare(name, {"max_locked": 2})
@@ -113,6 +115,7 @@ class LimitTests(QueueSuite):
         assert (bodies(claim.deliveries), claim.is_held_back) == ([b"b"], False)
 
     async def test_messages_of_sessions_count(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.sessions)
         broker, other = await harness.open(), await harness.open()
         await broker.declare(name, {"max_locked": 1})
@@ -132,6 +135,7 @@ class LimitTests(QueueSuite):
         assert not (await received_in(broker, held, 10)).deliveries
 
     async def test_dead_letters_have_no_limits(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.dead_letters)
         broker = await harness.open()
         await dead_letter(broker, harness, name, b"a", b"b", b"c")
@@ -141,6 +145,7 @@ class LimitTests(QueueSuite):
         assert (claim.is_limited, claim.is_held_back) == (False, False)
 
     async def test_a_lowered_limit_waits_for_those_that_are_locked(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker = await harness.open()
         await send(broker, name, *[b"%d" % number for number in range(6)])
         got = (await broker.receive(name, 4, harness.lock)).deliveries
@@ -156,6 +161,7 @@ class LimitTests(QueueSuite):
     # --- rates ---
 
     async def test_no_more_are_received_in_the_time_of_a_rate(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker, other = await harness.open(), await harness.open()
         window = harness.lock * 4
         assert await broker.declare(name, {"rate": (3, window)}) == QueueSettings(rate=(3, window))
@@ -178,6 +184,7 @@ class LimitTests(QueueSuite):
         assert not (await other.receive(name, 10, harness.lock * 20)).deliveries
 
     async def test_each_delivery_counts_for_a_rate(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker = await harness.open()
         await broker.declare(name, {"rate": (2, harness.lock * 10)})
         await send(broker, name, b"a")
@@ -191,6 +198,7 @@ class LimitTests(QueueSuite):
         assert bodies((await broker.receive(name, 10, harness.lock)).deliveries) == [b"a"]
 
     async def test_many_clients_together_keep_a_rate(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         clients = [await harness.open() for _ in range(4)]
         await clients[0].declare(name, {"rate": (5, 600.0)})
         await send(clients[0], name, *[b"%d" % number for number in range(40)])
@@ -198,6 +206,7 @@ class LimitTests(QueueSuite):
         assert sum(len(claim.deliveries) for claim in claims) == 5
 
     async def test_a_rate_that_is_raised_or_lifted_holds_at_once(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker, other = await harness.open(), await harness.open()
         await broker.declare(name, {"rate": (1, 600.0)})
         await send(broker, name, b"a", b"b", b"c", b"d")
@@ -214,6 +223,7 @@ class LimitTests(QueueSuite):
         assert (len(claim.deliveries), claim.is_limited) == (1, False)
 
     async def test_a_rate_counts_messages_of_sessions_and_deferred_ones(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.sessions)
         needs(harness.traits.deferral)
         broker = await harness.open()
@@ -230,6 +240,7 @@ class LimitTests(QueueSuite):
         assert not none.deliveries
 
     async def test_a_rate_of_sessions_holds_for_each_by_itself(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.sessions)
         broker, other = await harness.open(), await harness.open()
         window = harness.lock * 4
@@ -259,6 +270,7 @@ class LimitTests(QueueSuite):
         assert (held.session, bodies((await received_in(broker, held, 10)).deliveries)) == ("s", [b"c"])
 
     async def test_a_session_that_is_held_up_keeps_its_order(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.sessions)
         broker = await harness.open()
         window = harness.lock * 2
@@ -280,6 +292,7 @@ class LimitTests(QueueSuite):
         assert found == [b"a", b"b", b"c"]
 
     async def test_messages_that_come_into_a_session_at_its_rate_wait(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.sessions)
         broker = await harness.open()
         window = harness.lock * 4
@@ -303,6 +316,7 @@ class LimitTests(QueueSuite):
     # --- paused ---
 
     async def test_nothing_is_received_of_a_paused_queue(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a", b"b")
         [got] = (await broker.receive(name, 1, harness.lock)).deliveries
@@ -327,6 +341,7 @@ class LimitTests(QueueSuite):
         assert bodies((await other.receive(name, 10, harness.lock)).deliveries) == [b"b", b"c"]
 
     async def test_no_session_of_a_paused_queue_is_accepted(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         needs(harness.traits.sessions)
         broker = await harness.open()
         await broker.declare(name, {"paused": True})
@@ -345,6 +360,7 @@ class LimitTests(QueueSuite):
         assert bodies((await received_in(broker, held, 10)).deliveries) == [b"a"]
 
     async def test_a_deleted_queue_has_no_limits(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker = await harness.open()
         await broker.declare(name, {"max_locked": 1, "rate": (1, 600.0), "session_rate": (1, 600.0), "paused": True})
         await broker.declare(name, {"paused": False})
@@ -358,6 +374,7 @@ class LimitTests(QueueSuite):
         assert len((await broker.receive(name, 1, harness.lock)).deliveries) == 1
 
     async def test_limits_are_declared_as_other_settings(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
         broker, other = await harness.open(), await harness.open()
         wished: QueueOptions = {"max_locked": 5, "rate": (7, 1.5), "session_rate": (2, 0.25)}
         holds = QueueSettings(max_locked=5, rate=(7, 1.5), session_rate=(2, 0.25))
