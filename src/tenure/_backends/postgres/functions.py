@@ -19,6 +19,10 @@ _DEATHS = "nullif(current_setting('tenure.died', true), '')"
 """The deaths that the transaction has noted so far; see ``_note_deaths`` in messages.sql."""
 
 
+_FREED = "nullif(current_setting('tenure.freed', true), '')"
+"""Not NULL if the transaction has freed places of a queue with ``max_locked``; see ``_note_freed`` in limits.sql."""
+
+
 class QueueFunctions:
     """The functions of one schema."""
 
@@ -35,6 +39,10 @@ class QueueFunctions:
     def call_text_with_deaths(self, name: str, arguments: int) -> str:
         """Return a statement that makes the call; its second column is the deaths that the call found."""
         return f"SELECT {self.call_text(name, arguments)}, {_DEATHS}"
+
+    def call_text_with_freed(self, name: str, arguments: int) -> str:
+        """Return a statement that makes the call; its second column is not NULL if that has freed places."""
+        return f"SELECT {self.call_text(name, arguments)}, {_FREED}"
 
     async def rows(self, name: str, *values: object) -> list[Any]:
         """Return the rows of a function."""
@@ -60,6 +68,11 @@ class QueueFunctions:
         [(answer, deaths)] = await self._client.fetch(statement, queue, *values)
         self.deaths.note(queue, deaths)
         return answer
+
+    async def call_with_freed(self, name: str, *values: object) -> tuple[Any, bool]:
+        """Return the result of a function, and whether it has freed places of a queue with ``max_locked``."""
+        [(answer, freed)] = await self._client.fetch(self.call_text_with_freed(name, len(values)), *values)
+        return answer, freed is not None
 
     async def apply_due(self, queue: str) -> None:
         """Apply all that is due, in steps, each of which ends long before the server's time limit."""

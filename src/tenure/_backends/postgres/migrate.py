@@ -20,6 +20,7 @@ from tenure._backends.postgres.statements import PLANS, VERSION, statements, tex
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
 from tenure._queue.checks import INT_MAX
 from tenure._queue.identity import ID_MARK
+from tenure._queue.limits import PARTS
 from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
 from tenure._url import Url
 from tenure.errors import ConfigError
@@ -27,13 +28,14 @@ from tenure.errors import ConfigError
 STEPS = {version: f"schema_{version}.sql" for version in range(1, VERSION + 1)}
 """The file that makes each version out of the one before it."""
 
-TABLES = {4: "schema_4_tables.sql"}
+TABLES = {4: "schema_4_tables.sql", 7: "schema_7_tables.sql"}
 """The file with a step's changes to tables that are in use; the older version's functions work with all of them."""
 
 FUNCTIONS = (
     "indexes",
     "marks",
     "messages",
+    "limits",
     "due",
     "queues",
     "send",
@@ -72,6 +74,9 @@ RAISE_BEHIND = 15.0
 
 LATE = 5.0
 """Seconds within which a statement of tenure is committed: a lock that ends sooner may have ended by then."""
+
+HELD_UP = -1
+"""The token of a message that was not delivered, and is delayed as if it had been; see limits.sql. No claim has it."""
 
 OLDEST = 4
 """The oldest version of this code that works with the columns and the functions' arguments of this version."""
@@ -316,6 +321,8 @@ def functions(schema: str) -> str:
         "look_again": RECHECK_AFTER,
         "claim_bytes": CLAIM_BYTES,
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
+        "parts": PARTS,
+        "held_up": HELD_UP,
         "others": "{" + ",".join(["Infinity"] * 9) + "}",
         "late": LATE,
         "behind": RAISE_BEHIND,

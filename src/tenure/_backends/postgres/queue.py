@@ -5,6 +5,7 @@ Each step is a function in the database (``sql/functions``), or a statement of `
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,6 +26,7 @@ from tenure._backends.postgres.sessions import HeldSessions
 from tenure._backends.postgres.wake import Wake
 from tenure._queue.broker import (
     CLAIM_BYTES,
+    LIMITS,
     Advanced,
     Claim,
     LiveSelection,
@@ -38,6 +40,7 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK
+from tenure._queue.limits import Rate
 from tenure._queue.message import NO_DEFERRED_DEAD_LETTERS, DeadMessage, Delivery, LiveMessage, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
@@ -60,9 +63,12 @@ from tenure._queue.verdicts import (
 )
 from tenure.errors import ConfigError
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True, limits="impossible")
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True)
 
-_SETTINGS = "lock, max_deliveries, dedupe_window, body_max, dead_retention"
+_SETTINGS = (
+    "lock, max_deliveries, dedupe_window, body_max, dead_retention, max_locked, rate_count, rate_seconds, "
+    "session_rate_count, session_rate_seconds, paused"
+)
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
 _VERDICTS: dict[type[Verdict], str] = {
     Complete: "complete",
@@ -104,7 +110,7 @@ class PostgresBroker:
                 queue,
             )
             if rows and not undeclared(changes, rows[0][-1]):
-                return QueueSettings(*tuple(rows[0])[:-1])
+                return _settings_of(tuple(rows[0])[:-1])
         new = QueueSettings(**changes)
         [row] = await self._functions.rows(
             "declare_settings",
@@ -116,13 +122,19 @@ class PostgresBroker:
             float(new.dedupe_window),
             new.body_max,
             float(new.dead_retention),
+            None if new.max_locked == math.inf else new.max_locked,
+            *_rate_columns(new.rate),
+            *_rate_columns(new.session_rate),
+            new.paused,
         )
-        return QueueSettings(*row)
+        if not LIMITS.isdisjoint(changes):
+            self._wake.notify(f"queue:{queue}")
+        return _settings_of(row)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings that hold for *queue*."""
         rows = await self._client.fetch(f"SELECT {_SETTINGS} FROM {self._schema}.queue WHERE name = $1", queue)
-        return QueueSettings(*rows[0]) if rows else QueueSettings()
+        return _settings_of(rows[0]) if rows else QueueSettings()
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""
@@ -166,7 +178,7 @@ class PostgresBroker:
         await self._give_back(queue)
         with self._claims.noting(queue, token, lock):
             rows = await self._functions.rows_with_deaths("receive_deferred", queue, list(rank), lock, token)
-        rows = [row for row in rows if row[0] is not None]
+        rows = [row for row in rows if row[0] is not None or row[8] is not None]  # without limits, no last row
         return self._claim(queue, token, rows, lambda row: rank[row[0]])
 
     async def _give_back(self, queue: str) -> None:
@@ -175,20 +187,30 @@ class PostgresBroker:
             self._wake.notify(f"queue:{queue}")
 
     def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
-        """Return the deliveries of *rows*, sorted by *rank*; a last row without number has a due time and deaths."""
-        due_in, has_due = None, False
+        """Return the deliveries of *rows*, sorted by *rank*.
+
+        A last row without number has a due time, deaths, and whether the queue is limited and keeps messages back.
+        """
+        due_in, has_due, is_held_back = None, False, None
         if rows and rows[-1][0] is None:
-            last, has_due = rows.pop(), True
-            due_in = last[6]
+            last = rows.pop()
+            due_in, is_held_back = last[6], last[8]
+            has_due = due_in is not None or is_held_back is None
             self._functions.deaths.note(queue, last[3])
-            if sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
+            if not is_held_back and sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
                 due_in = 0.0
         if rows:
             self._housekeeping.note_use(queue)
             rows.sort(key=rank)
         if rows or has_due:
             self._housekeeping.note_received(queue, len(rows), rows[-1][0] if rows else 0, has_due)
-        return Claim(tuple(delivery_of(queue, token, row) for row in rows), due_in, self._functions.deaths.take(queue))
+        return Claim(
+            tuple(delivery_of(queue, token, row) for row in rows),
+            due_in,
+            self._functions.deaths.take(queue),
+            is_limited=is_held_back is not None,
+            is_held_back=bool(is_held_back),
+        )
 
     # --- schedules ---
 
@@ -264,8 +286,12 @@ class PostgresBroker:
             numbers = [delivery.sequence for delivery, _ in settlements]
             if len(set(numbers)) == len(numbers):
                 tokens = [delivery.token for delivery, _ in settlements]
-                done = await self._functions.call("complete_many", queue, numbers, tokens) or ()
+                done, has_freed = await self._functions.call_with_freed("complete_many", queue, numbers, tokens)
                 self._housekeeping.note_use(queue)
+                if has_freed:
+                    self._wake.notify(f"queue:{queue}")
+                if done is None:
+                    return [LAPSED] * len(numbers)
                 if len(done) == len(numbers):
                     return [SETTLED] * len(numbers)
                 gone = set(done)
@@ -285,19 +311,23 @@ class PostgresBroker:
                 groups.setdefault(delivery.queue, []).append(place)
         answers: list[Settled | Lapsed] = [LAPSED] * len(settlements)
 
+        freed: set[str] = set()
         several = len(groups) > 1 or any(type(verdict) is Complete and verdict.sends for _, verdict in settlements)
 
         async def settle(connection: Connection) -> set[str]:
             async with transaction(connection, self._client.bound()) if several else nullcontext():
                 for queue, places in sorted(groups.items()):
                     places.sort(key=lambda place: settlements[place].delivery.sequence)
-                    result = await self._settle_in(connection, queue, [settlements[place] for place in places])
+                    some = [settlements[place] for place in places]
+                    result, has_freed = await self._settle_in(connection, queue, some)
+                    if has_freed:
+                        freed.add(f"queue:{queue}")
                     for place, answer in zip(places, result, strict=True):
                         answers[place] = _ANSWERS[answer]
                 done = [one.verdict for one, answer in zip(settlements, answers, strict=True) if answer is not LAPSED]
                 return await self._send_with(connection, done)
 
-        topics = await self._client.run(settle)
+        topics = await self._client.run(settle) | freed
         for (delivery, verdict), answer in zip(settlements, answers, strict=True):
             topics |= _topics_of(delivery, verdict, answer)
         for queue in groups:
@@ -305,11 +335,13 @@ class PostgresBroker:
         self._wake.notify(*sorted(topics))
         return answers
 
-    async def _settle_in(self, connection: Connection, queue: str, some: Sequence[Settlement]) -> list[int]:
+    async def _settle_in(
+        self, connection: Connection, queue: str, some: Sequence[Settlement]
+    ) -> tuple[list[int], str | None]:
+        """Return the answers of one queue, and whether they have freed places that others wait for."""
         verdicts = [verdict for _, verdict in some]
-        function = "settle_dead" if queue.endswith(DEAD_SUFFIX) else "settle_many"
-        result: list[int] = await connection.fetchval(
-            f"SELECT {self._schema}.{function}($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        row = await connection.fetchrow(
+            self._functions.call_text_with_freed("settle_dead" if queue.endswith(DEAD_SUFFIX) else "settle_many", 9),
             queue.removesuffix(DEAD_SUFFIX),
             [delivery.sequence for delivery, _ in some],
             [delivery.token for delivery, _ in some],
@@ -323,7 +355,8 @@ class PostgresBroker:
             ],
             [float(verdict.remember) if isinstance(verdict, Complete) else 0.0 for verdict in verdicts],
         )
-        return result
+        assert row is not None
+        return row[0], row[1]
 
     async def _send_with(self, connection: Connection, passed: Sequence[Verdict]) -> set[str]:
         """Send the messages that the *passed* verdicts carry; return the topics to notify."""
@@ -345,7 +378,7 @@ class PostgresBroker:
         token = _new_token()
         [(name, until, state)] = await self._functions.rows_with_deaths("accept", queue, session, lock, token)
         if name is None:
-            return NoSession(until, self._functions.deaths.take(queue))
+            return NoSession(until, self._functions.deaths.take(queue), is_held_back=state is not None)
         self._hold(token, lock)
         return SessionLock(queue, name, token, until, state)
 
@@ -365,6 +398,7 @@ class PostgresBroker:
             kept = self._sessions.unsettled(token)
             await self._functions.call_with_deaths("give_back_session", held.queue, held.session, token, kept)
             self._sessions.set_unsure(token, False)
+            self._wake.notify(f"queue:{held.queue}")  # places may be free
         try:
             rows = await self._functions.rows("receive_session", held.queue, held.session, token, limit)
         except BaseException:
@@ -474,6 +508,27 @@ class PostgresBroker:
 
 def _new_token() -> int:
     return secrets.randbits(63)
+
+
+def _settings_of(row: Any) -> QueueSettings:
+    """Return the settings in the columns of _SETTINGS, where NULL is no limit."""
+    lock, max_deliveries, dedupe_window, body_max, dead_retention, max_locked, *rates, paused = row
+    count, seconds, session_count, session_seconds = rates
+    return QueueSettings(
+        lock,
+        max_deliveries,
+        dedupe_window,
+        body_max,
+        dead_retention,
+        math.inf if max_locked is None else max_locked,
+        math.inf if count is None else (count, seconds),
+        math.inf if session_count is None else (session_count, session_seconds),
+        paused,
+    )
+
+
+def _rate_columns(rate: Rate) -> tuple[int | None, float | None]:
+    return (rate[0], float(rate[1])) if isinstance(rate, tuple) else (None, None)
 
 
 def _topics_of(delivery: Delivery, verdict: Verdict, answer: Settled | Lapsed) -> set[str]:

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from importlib import resources
 
-VERSION = 6
+VERSION = 7
 """The version of the schema that this code works with."""
 
 

@@ -53,7 +53,7 @@ WHERE q.name = $1 AND s.state = ANY ($8::integer[])
 -- name: peek
 -- Show messages in order of their numbers.
 WITH found AS MATERIALIZED (({lanes}) UNION ALL ({dues}) ORDER BY 1 LIMIT $7::bigint)
-SELECT m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at,
+SELECT m.seq, m.id, m.body, m.headers, {schema}._counted(m.state, m.token, m.deliveries), m.enqueued_at,
     CASE WHEN m.state = 1 THEN coalesce({schema}._extended(m.seq, m.token, m.due_at), m.due_at) END, m.session, m.priority,
     m.reply_to, m.correlation_id, m.state, CASE WHEN m.state = 2 THEN m.due_at END
 FROM found JOIN {schema}.message AS m ON m.seq BETWEEN found.seq AND found.seq

@@ -17,7 +17,8 @@ END
 $$;
 
 -- Claim messages. The rows come in no order: to sort them here would cost more than it costs the client. A row without
--- number may come last: its locked_until is the seconds until something is due, its headers are the deaths that were found.
+-- number may come last: its locked_until is the seconds until something is due, its headers are the deaths that were found,
+-- its priority tells whether the queue is limited (not NULL), and whether its limits keep ready messages back (1).
 -- A claim ends with the body that brings it to {claim_bytes} bytes: then more may be claimable at once, which the client
 -- concludes from the bodies.
 --
@@ -39,6 +40,9 @@ DECLARE
     v_due double precision;
     v_is_plain boolean;  -- the marks are those that were raised last, and nothing has a priority
     v_is_covered boolean;
+    v_is_limited boolean;
+    v_is_held_back boolean := false;
+    v_most bigint := p_most;
     v_keys double precision[];
     v_found integer;
 BEGIN
@@ -52,8 +56,9 @@ BEGIN
            m.keys IS NULL OR m.kind = 2 AND m.keys[2:10] = '{others}',
            (m.keys IS NULL OR m.kind <> 1 AND m.keys[12] <= v_now + p_lock)
                AND current_setting('transaction_isolation') = 'read committed',  -- otherwise it doesn't see proposals
-           coalesce(m.keys, '{marks}')
-    INTO v_queue, v_first, v_unlocks, v_due, v_is_plain, v_is_covered, v_keys
+           coalesce(m.keys, '{marks}'),
+           q.paused OR num_nonnulls(q.max_locked, q.rate_count, q.session_rate_count) > 0
+    INTO v_queue, v_first, v_unlocks, v_due, v_is_plain, v_is_covered, v_keys, v_is_limited
     FROM {schema}.queue AS q
     LEFT JOIN LATERAL (
         SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = q.id ORDER BY m.n DESC LIMIT 1
@@ -61,6 +66,9 @@ BEGIN
     WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
+    ELSIF v_is_limited THEN
+        v_now := {schema}._lock_limits(v_queue);
+        v_is_plain := false;
     ELSIF v_is_plain AND v_unlocks <= v_now AND v_due > v_now THEN
         v_is_plain := NOT EXISTS (
             SELECT FROM {schema}.message AS m
@@ -72,6 +80,9 @@ BEGIN
     IF NOT v_is_plain THEN
         v_keys := {schema}._apply_due(v_queue, v_now, 10, {schema}._marks(v_queue));
         headers := {schema}._noted_deaths();
+        IF v_is_limited THEN
+            SELECT least(p_most, a.most) INTO v_most FROM {schema}._allowance(v_queue, v_now) AS a;
+        END IF;
         RETURN QUERY
         UPDATE {schema}.message AS m
         SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
@@ -88,11 +99,11 @@ BEGIN
                       AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
                       AND (m.expires_at IS NULL OR m.expires_at > v_now)
                     ORDER BY m.seq + 0
-                    LIMIT p_most
+                    LIMIT v_most
                     FOR UPDATE SKIP LOCKED
                 ) AS m
                 WHERE v_keys[1 + p.priority] < 'Infinity'
-                LIMIT p_most
+                LIMIT v_most
             ) AS ready
         )::tid[])
         RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
@@ -137,24 +148,35 @@ BEGIN
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
     END IF;
-    IF v_found = p_most AND v_is_covered AND headers IS NULL THEN
+    IF v_found = p_most AND v_is_covered AND headers IS NULL AND NOT v_is_limited THEN
         RETURN;  -- as nearly always under load
     ELSIF v_found > 0 AND NOT v_is_covered THEN
         PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
+    END IF;
+    IF v_is_limited THEN
+        IF v_found > 0 THEN
+            PERFORM {schema}._note_delivered(v_queue, NULL, v_now, v_found);
+        END IF;
+        v_is_held_back := v_found = v_most AND v_found < p_most AND {schema}._has_ready(v_queue, v_now, v_keys);
+        priority := v_is_held_back::integer;
     END IF;
     IF v_found < p_most THEN
         IF v_found > 0 THEN
             v_keys[12] := least(v_keys[12], v_now + p_lock);
         END IF;
         locked_until := {schema}._due_in(v_queue, v_now, v_keys);
+        IF v_is_held_back THEN
+            SELECT least(locked_until, a.free_at - v_now) INTO locked_until FROM {schema}._allowance(v_queue, v_now) AS a;
+        END IF;
         RETURN NEXT;
-    ELSIF headers IS NOT NULL THEN
+    ELSIF headers IS NOT NULL OR v_is_limited THEN
         RETURN NEXT;
     END IF;
 END
 $$;
 
--- Claim deferred messages by their numbers.
+-- Claim deferred messages by their numbers; if the queue is limited, the first ones that it allows. A row without number
+-- comes last then, as from receive.
 CREATE OR REPLACE FUNCTION {schema}.receive_deferred(
     p_queue text, p_numbers bigint[], p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -166,23 +188,39 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
+    v_is_limited boolean;
+    v_most bigint;
     v_found integer;
 BEGIN
-    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    SELECT q.id, q.paused OR num_nonnulls(q.max_locked, q.rate_count, q.session_rate_count) > 0
+    INTO v_queue, v_is_limited
+    FROM {schema}.queue AS q WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
+    ELSIF v_is_limited THEN
+        v_now := {schema}._lock_limits(v_queue);
     END IF;
     PERFORM {schema}._apply_due(v_queue, v_now, 10);
+    IF v_is_limited THEN
+        SELECT a.most INTO v_most FROM {schema}._allowance(v_queue, v_now) AS a;
+    END IF;
     RETURN QUERY
     UPDATE {schema}.message AS m
     SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
     WHERE m.ctid = ANY (ARRAY(
-        SELECT (
-            SELECT put_aside.ctid FROM {schema}.message AS put_aside
-            WHERE put_aside.seq = a.seq AND put_aside.queue = v_queue AND put_aside.state = 3
+        SELECT put_aside.ctid
+        FROM (
+            SELECT a.seq, min(a.place) AS place FROM unnest(p_numbers) WITH ORDINALITY AS a (seq, place)
+            GROUP BY a.seq
+            ORDER BY 2
+        ) AS a
+        CROSS JOIN LATERAL (
+            SELECT m.ctid FROM {schema}.message AS m
+            WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 3
             FOR UPDATE SKIP LOCKED
-        )
-        FROM (SELECT DISTINCT seq FROM unnest(p_numbers) AS a (seq) ORDER BY seq) AS a
+        ) AS put_aside
+        ORDER BY a.place
+        LIMIT v_most
     ))
     RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
         m.reply_to, m.correlation_id;
@@ -190,6 +228,16 @@ BEGIN
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, deferred, locked) VALUES (v_queue, -v_found, v_found);
         PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
+    END IF;
+    IF v_is_limited THEN
+        IF v_found > 0 THEN
+            PERFORM {schema}._note_delivered(v_queue, NULL, v_now, v_found);
+        END IF;
+        priority := (v_found = v_most AND EXISTS (
+            SELECT FROM unnest(p_numbers) AS a (seq) JOIN {schema}.message AS m ON m.seq BETWEEN a.seq AND a.seq
+            WHERE m.queue = v_queue AND m.state = 3
+        ))::integer;
+        RETURN NEXT;
     END IF;
 END
 $$;

@@ -50,13 +50,13 @@ BEGIN
         ), dying AS (
             DELETE FROM {schema}.message AS m USING due
             WHERE m.seq BETWEEN due.seq AND due.seq AND due.until IS NULL AND due.dies
-            RETURNING m.*, due.is_exhausted
+            RETURNING m.*, due.is_exhausted, {schema}._counted(m.state, m.token, m.deliveries) AS counted
         ), dead_lettered AS (
             INSERT INTO {schema}.dead (
                 seq, queue, enqueued_at, dead_at, deliveries, priority, id, session, reply_to, correlation_id, headers,
                 reason, description, history, body
             )
-            SELECT seq, queue, enqueued_at, p_now, deliveries, priority, id, session, reply_to, correlation_id, headers,
+            SELECT seq, queue, enqueued_at, p_now, counted, priority, id, session, reply_to, correlation_id, headers,
                    CASE WHEN is_exhausted THEN '{reason_exhausted}' ELSE '{reason_expired}' END,
                    CASE WHEN is_exhausted THEN {schema}._exhausted(deliveries) ELSE {schema}._expired() END,
                    CASE WHEN state = 1 THEN {schema}._add_attempt(history, deliveries, p_now, 'expired', NULL) ELSE history END,
@@ -66,6 +66,7 @@ BEGIN
             UPDATE {schema}.message AS m
             SET state = CASE WHEN m.is_deferred THEN 3 ELSE 0 END,
                 token = NULL,
+                deliveries = {schema}._counted(m.state, m.token, m.deliveries),
                 due_at = CASE WHEN m.is_deferred THEN NULL ELSE m.expires_at END,
                 history = CASE
                     WHEN m.state = 1 THEN {schema}._add_attempt(m.history, m.deliveries, p_now, 'expired', NULL)
@@ -99,7 +100,7 @@ BEGIN
         )
         SELECT (SELECT count(*) FROM due), (SELECT min(until) FROM due), r.priorities, r.numbers, r.expires, (
                    SELECT jsonb_agg(jsonb_build_array(
-                       seq, id, deliveries, CASE WHEN is_exhausted THEN '{reason_exhausted}' ELSE '{reason_expired}' END
+                       seq, id, counted, CASE WHEN is_exhausted THEN '{reason_exhausted}' ELSE '{reason_expired}' END
                    ))
                    FROM dying
                )

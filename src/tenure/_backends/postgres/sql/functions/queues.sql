@@ -44,10 +44,13 @@ $$;
 -- Write some settings of a queue, or those among them that were never declared; return the settings that hold then.
 CREATE OR REPLACE FUNCTION {schema}.declare_settings(
     p_queue text, p_settings text[], p_only_undeclared boolean, p_lock double precision, p_max_deliveries integer,
-    p_dedupe_window double precision, p_body_max bigint, p_dead_retention double precision
+    p_dedupe_window double precision, p_body_max bigint, p_dead_retention double precision, p_max_locked bigint,
+    p_rate_count bigint, p_rate_seconds double precision, p_session_rate_count bigint,
+    p_session_rate_seconds double precision, p_paused boolean
 ) RETURNS TABLE (
     lock double precision, max_deliveries integer, dedupe_window double precision, body_max bigint,
-    dead_retention double precision
+    dead_retention double precision, max_locked bigint, rate_count bigint, rate_seconds double precision,
+    session_rate_count bigint, session_rate_seconds double precision, paused boolean
 )
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -71,10 +74,37 @@ BEGIN
         max_deliveries = CASE WHEN 'max_deliveries' = ANY (v_written) THEN p_max_deliveries ELSE q.max_deliveries END,
         dedupe_window = CASE WHEN 'dedupe_window' = ANY (v_written) THEN p_dedupe_window ELSE q.dedupe_window END,
         body_max = CASE WHEN 'body_max' = ANY (v_written) THEN p_body_max ELSE q.body_max END,
-        dead_retention = CASE WHEN 'dead_retention' = ANY (v_written) THEN p_dead_retention ELSE q.dead_retention END
+        dead_retention = CASE WHEN 'dead_retention' = ANY (v_written) THEN p_dead_retention ELSE q.dead_retention END,
+        max_locked = CASE WHEN 'max_locked' = ANY (v_written) THEN p_max_locked ELSE q.max_locked END,
+        rate_count = CASE WHEN 'rate' = ANY (v_written) THEN p_rate_count ELSE q.rate_count END,
+        rate_seconds = CASE WHEN 'rate' = ANY (v_written) THEN p_rate_seconds ELSE q.rate_seconds END,
+        session_rate_count = CASE
+            WHEN 'session_rate' = ANY (v_written) THEN p_session_rate_count ELSE q.session_rate_count
+        END,
+        session_rate_seconds = CASE
+            WHEN 'session_rate' = ANY (v_written) THEN p_session_rate_seconds ELSE q.session_rate_seconds
+        END,
+        paused = CASE WHEN 'paused' = ANY (v_written) THEN p_paused ELSE q.paused END
     WHERE q.id = v_queue
-    RETURNING q.lock, q.max_deliveries, q.dedupe_window, q.body_max, q.dead_retention;
+    RETURNING q.lock, q.max_deliveries, q.dedupe_window, q.body_max, q.dead_retention, q.max_locked, q.rate_count,
+        q.rate_seconds, q.session_rate_count, q.session_rate_seconds, q.paused;
 END
+$$;
+
+-- Clients of releases without limits call it.
+CREATE OR REPLACE FUNCTION {schema}.declare_settings(
+    p_queue text, p_settings text[], p_only_undeclared boolean, p_lock double precision, p_max_deliveries integer,
+    p_dedupe_window double precision, p_body_max bigint, p_dead_retention double precision
+) RETURNS TABLE (
+    lock double precision, max_deliveries integer, dedupe_window double precision, body_max bigint,
+    dead_retention double precision
+)
+LANGUAGE sql AS $$
+    SELECT s.lock, s.max_deliveries, s.dedupe_window, s.body_max, s.dead_retention
+    FROM {schema}.declare_settings(
+        p_queue, p_settings, p_only_undeclared, p_lock, p_max_deliveries, p_dedupe_window, p_body_max, p_dead_retention,
+        NULL, NULL, NULL, NULL, NULL, false
+    ) AS s
 $$;
 
 -- List the queues. A deleted one is listed again if a message was sent to it meanwhile.
@@ -132,9 +162,12 @@ BEGIN
         DELETE FROM {schema}.inbox AS i WHERE i.queue = v_queue;
         DELETE FROM {schema}.declared AS d WHERE d.queue = v_queue;
         DELETE FROM {schema}.schedule AS s WHERE s.queue = v_queue;
+        DELETE FROM {schema}.delivered AS d WHERE d.queue = v_queue;
         UPDATE {schema}.queue
         SET lock = {lock}, max_deliveries = {max_deliveries}, dedupe_window = {dedupe_window}, body_max = {body_max},
-            dead_retention = 'infinity', idle_at = NULL, deleted_at = {schema}.clock()
+            dead_retention = 'infinity', max_locked = NULL, rate_count = NULL, rate_seconds = NULL,
+            session_rate_count = NULL, session_rate_seconds = NULL, paused = false,
+            idle_at = NULL, deleted_at = {schema}.clock()
         WHERE id = v_queue;
     END IF;
     RETURN NEXT;
@@ -175,6 +208,7 @@ BEGIN
         DELETE FROM {schema}.mark WHERE queue = ANY (v_gone);
         DELETE FROM {schema}.declared WHERE queue = ANY (v_gone);
         DELETE FROM {schema}.schedule WHERE queue = ANY (v_gone);
+        DELETE FROM {schema}.delivered WHERE queue = ANY (v_gone);
     END IF;
     RETURN QUERY SELECT q.name::text FROM {schema}.queue AS q WHERE q.idle_at <= v_now ORDER BY q.idle_at LIMIT 100;
 END

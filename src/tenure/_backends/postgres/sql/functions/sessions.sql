@@ -131,7 +131,8 @@ BEGIN
 END
 $$;
 
--- Lock a session, for NULL the free one whose message has waited longest. A row without name tells when to look again.
+-- Lock a session, for NULL the free one whose message has waited longest. A row without name tells when to look again; it has
+-- a state if a session is free and has messages waiting that the limits of the queue keep back.
 CREATE OR REPLACE FUNCTION {schema}.accept(
     p_queue text, p_session text, p_lock double precision, p_token bigint
 ) RETURNS TABLE (session text, locked_until double precision, state bytea)
@@ -141,6 +142,9 @@ DECLARE
     v_queue integer := {schema}._queue(p_queue);
     v_now double precision := {schema}.clock();
     v_session text := p_session;
+    v_most bigint;
+    v_free_at double precision;
+    v_is_held_back boolean := false;
 BEGIN
     PERFORM {schema}._apply_due(v_queue, v_now, 10);
     PERFORM {schema}._end_sessions(v_queue, v_now);
@@ -148,6 +152,16 @@ BEGIN
         IF p_session IS NULL THEN
             v_session := {schema}._next_session(v_queue, v_now);
             EXIT WHEN v_session IS NULL;
+            SELECT a.most, a.free_at INTO v_most, v_free_at
+            FROM {schema}.queue AS q CROSS JOIN LATERAL {schema}._allowance(q.id, v_now) AS a
+            WHERE q.id = v_queue AND (q.paused OR num_nonnulls(q.max_locked, q.rate_count) > 0);
+            IF v_most = 0 THEN
+                PERFORM {schema}._offer(
+                    v_queue, ARRAY[{schema}._first_claimable(v_queue, v_session)], ARRAY[v_session]
+                );
+                v_is_held_back := true;
+                EXIT;
+            END IF;
         END IF;
         INSERT INTO {schema}.session AS s (queue, name, token, until)
         VALUES (v_queue, v_session, p_token, v_now + p_lock)
@@ -161,14 +175,16 @@ BEGIN
         EXIT WHEN p_session IS NOT NULL;
     END LOOP;
     session := NULL;
+    state := CASE WHEN v_is_held_back THEN '' END;
     locked_until := least(
         {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue)),
+        v_free_at - v_now,
         (
             SELECT s.until - v_now FROM {schema}.session AS s
             WHERE s.queue + 0 = v_queue AND s.token IS NOT NULL AND s.until + 0 > v_now ORDER BY s.until + 0 LIMIT 1
         ),
         -- Another transaction has locked a session's row, and its end is not notified.
-        CASE WHEN p_session IS NULL AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
+        CASE WHEN p_session IS NULL AND NOT v_is_held_back AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
              THEN {look_again} END
     );
     RETURN NEXT;
@@ -178,7 +194,7 @@ $$;
 -- Claim the next messages of a session, but none behind one that was delivered and is neither settled nor held by p_token:
 -- that one waits for its delay to end, or its lock is over, which its row need not show yet. A row without number comes
 -- last: its deliveries tell whether the session's lock holds (1) or is over (0), its locked_until the
--- seconds until something is due, its headers the deaths that were found.
+-- seconds until something is due, its headers the deaths that were found, its priority what it tells in receive.
 CREATE OR REPLACE FUNCTION {schema}.receive_session(
     p_queue text, p_session text, p_token bigint, p_most integer
 ) RETURNS TABLE (
@@ -191,21 +207,34 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_until double precision;
+    v_is_limited boolean;
+    v_is_held_back boolean := false;
+    v_most bigint := p_most;
     v_places tid[];
     v_size bigint;
     v_found integer := 0;
+    v_next bigint;
 BEGIN
-    SELECT s.queue, s.until INTO v_queue, v_until
-    FROM {schema}.session AS s
-    WHERE s.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
-      AND s.name = p_session AND s.token = p_token AND s.until > v_now
-    FOR UPDATE;
-    IF NOT FOUND THEN
+    SELECT q.id, s.until, q.paused OR num_nonnulls(q.max_locked, q.rate_count, q.session_rate_count) > 0
+    INTO v_queue, v_until, v_is_limited
+    FROM {schema}.queue AS q
+    JOIN {schema}.session AS s ON s.queue = q.id
+    WHERE q.name = p_queue AND s.name = p_session AND s.token = p_token AND s.until > v_now
+    FOR UPDATE OF s;
+    IF v_is_limited THEN  -- after the session's row, for which it may have to wait
+        v_now := {schema}._lock_limits(v_queue);
+    END IF;
+    IF v_until IS NULL OR v_until <= v_now THEN
         deliveries := 0;
         RETURN NEXT;
         RETURN;
     END IF;
     PERFORM {schema}._apply_due(v_queue, v_now, 10);
+    IF v_is_limited THEN
+        SELECT least(p_most, a.most, mine.most) INTO v_most
+        FROM {schema}._allowance(v_queue, v_now) AS a
+        CROSS JOIN {schema}._session_allowance(v_queue, p_session, v_now) AS mine;
+    END IF;
     SELECT array_agg(one.ctid), sum(one.size) INTO v_places, v_size
     FROM (
         SELECT ready.ctid, ready.size, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
@@ -223,7 +252,7 @@ BEGIN
                   LIMIT 1
               ), {int_max})
             ORDER BY next.seq + 0
-            LIMIT p_most
+            LIMIT v_most
             FOR UPDATE
         ) AS ready
     ) AS one
@@ -239,9 +268,24 @@ BEGIN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
         PERFORM {schema}._lower_due(v_queue, 1, v_until);
     END IF;
+    IF v_is_limited THEN
+        IF v_found > 0 THEN
+            PERFORM {schema}._note_delivered(v_queue, p_session, v_now, v_found);
+        END IF;
+        v_next := {schema}._next_in_session(v_queue, p_session, p_token, v_now);
+        v_is_held_back := v_found = v_most AND v_found < p_most AND v_next IS NOT NULL;
+        IF v_next IS NOT NULL THEN
+            PERFORM {schema}._hold_up(v_queue, p_session, v_next, v_now);
+        END IF;
+        priority := v_is_held_back::integer;
+    END IF;
     deliveries := 1;
     headers := {schema}._noted_deaths();
     locked_until := CASE
+        WHEN v_is_held_back THEN least(
+            {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue)),
+            (SELECT a.free_at - v_now FROM {schema}._allowance(v_queue, v_now) AS a)
+        )
         WHEN v_size >= {claim_bytes} THEN 0
         WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue))
     END;

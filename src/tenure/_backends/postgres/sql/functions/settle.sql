@@ -52,7 +52,8 @@ BEGIN
 END
 $$;
 
--- Complete messages, and do no more; return the numbers of those that were completed.
+-- Complete messages, and do no more; return the numbers of those that were completed. The setting tenure.freed tells
+-- whether that has freed places of a queue with max_locked.
 CREATE OR REPLACE FUNCTION {schema}.complete_many(p_queue text, p_numbers bigint[], p_tokens bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
@@ -61,6 +62,7 @@ DECLARE
     v_done bigint[];
     v_sessions text[];
     v_are_any boolean;
+    v_has_places boolean;
 BEGIN
     WITH done AS (
         DELETE FROM {schema}.message AS m
@@ -70,13 +72,17 @@ BEGIN
           AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
         RETURNING m.queue, m.seq, m.session
     )
-    SELECT max(queue), array_agg(seq), array_agg(session), count(session) > 0
-    INTO v_queue, v_done, v_sessions, v_are_any
+    SELECT max(queue), array_agg(seq), array_agg(session), count(session) > 0,
+           (SELECT q.max_locked IS NOT NULL FROM {schema}.queue AS q WHERE q.name = p_queue)
+    INTO v_queue, v_done, v_sessions, v_are_any, v_has_places
     FROM done;
     IF v_done IS NOT NULL THEN
         INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -cardinality(v_done));
         IF v_are_any THEN
             PERFORM {schema}._offer_late(v_queue, v_done, v_sessions, v_now);
+        END IF;
+        IF v_has_places THEN
+            PERFORM {schema}._note_freed();
         END IF;
     END IF;
     RETURN v_done;
@@ -98,10 +104,14 @@ BEGIN
         RAISE EXCEPTION 'the lock % on a message of % is over', lock_token, queue
             USING ERRCODE = 'TN002', HINT = 'Roll back: another consumer may have the message.';
     END IF;
+    -- Only consumers that wait for a place need a notification.
+    PERFORM pg_notify('{schema}.hints', ':queue:' || q.name)
+    FROM {schema}.queue AS q WHERE q.name = complete.queue AND q.max_locked IS NOT NULL;
 END
 $$;
 
 -- Apply verdicts, one after the other; return for each 0 if the lock is over, 1 if it was applied, 2 if the message died.
+-- tenure.freed is set as by complete_many.
 CREATE OR REPLACE FUNCTION {schema}.settle_many(
     p_queue text, p_numbers bigint[], p_tokens bigint[], p_verdicts text[], p_delays double precision[],
     p_reasons text[], p_descriptions text[], p_errors text[], p_remembers double precision[]
@@ -116,8 +126,10 @@ DECLARE
     v_answer integer;
     v_firsts bigint[] := '{}';
     v_sessions text[] := '{}';
+    v_has_places boolean;
 BEGIN
-    SELECT q.id, q.max_deliveries INTO v_queue, v_most FROM {schema}.queue AS q WHERE q.name = p_queue;
+    SELECT q.id, q.max_deliveries, q.max_locked IS NOT NULL INTO v_queue, v_most, v_has_places
+    FROM {schema}.queue AS q WHERE q.name = p_queue;
     FOR i IN 1 .. cardinality(p_numbers) LOOP
         SELECT * INTO v_message FROM {schema}.message
         WHERE seq = p_numbers[i] AND queue = v_queue AND state = 1 AND token = p_tokens[i]
@@ -162,6 +174,9 @@ BEGIN
     END LOOP;
     IF v_firsts <> '{}' THEN
         PERFORM {schema}._offer_late(v_queue, v_firsts, v_sessions, v_now);
+    END IF;
+    IF v_has_places AND 0 < ANY (v_answers) THEN
+        PERFORM {schema}._note_freed();
     END IF;
     RETURN v_answers;
 END

@@ -23,15 +23,17 @@ BEGIN
 END
 $$;
 
--- Tidy a queue: sum up its tally, and forget ids whose time is over.
+-- Tidy a queue: sum up its tally, and forget ids and deliveries whose time is over.
 CREATE OR REPLACE FUNCTION {schema}.tidy(queue text) RETURNS void
 LANGUAGE plpgsql {plans} AS $$
 #variable_conflict use_column
 DECLARE
     v_queue integer;
+    v_window double precision;
     v_now double precision := {schema}.clock();
 BEGIN
-    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = tidy.queue;
+    SELECT q.id, coalesce(greatest(q.rate_seconds, q.session_rate_seconds), 0) INTO v_queue, v_window
+    FROM {schema}.queue AS q WHERE q.name = tidy.queue;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -66,6 +68,10 @@ BEGIN
     ));
     DELETE FROM {schema}.extended WHERE ctid = ANY (ARRAY(
         SELECT old.ctid FROM {schema}.extended AS old WHERE old.until <= v_now LIMIT 20000 FOR UPDATE SKIP LOCKED
+    ));
+    DELETE FROM {schema}.delivered WHERE ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.delivered AS old
+        WHERE old.queue = v_queue AND old.at <= v_now - v_window ORDER BY old.at LIMIT 20000 FOR UPDATE SKIP LOCKED
     ));
 END
 $$;
