@@ -16,12 +16,14 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
+from typing import Unpack
 
 import asyncpg
 
 import tenure
 from benchmarks import standing
 from tenure._backends import postgres
+from tenure._queue.broker import QueueOptions
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Settlement
 from tenure._url import Url
@@ -64,11 +66,11 @@ class Watch:
 # --- contenders --------------------------------------------------------------------------------------------------
 
 
-async def pump(server: Postgres, count: int, batch: int) -> None:
+async def pump(server: Postgres, count: int, batch: int, **limits: Unpack[QueueOptions]) -> None:
     """Tenure as programs use it: send_batch, and the message pump."""
     await postgres.migrate(server.url)
     async with tenure.connect(server.url) as backend:
-        queue, watch = backend.queue("bench"), Watch(server)
+        queue, watch = backend.queue("bench", **limits), Watch(server)
         for _ in range(0, count, batch):
             await queue.send_batch([Outgoing(BODY) for _ in range(batch)])
         watch.lap("send", count)
@@ -80,10 +82,11 @@ async def pump(server: Postgres, count: int, batch: int) -> None:
         watch.lap("drain", count)
 
 
-async def broker(server: Postgres, count: int, batch: int) -> None:
+async def broker(server: Postgres, count: int, batch: int, **limits: Unpack[QueueOptions]) -> None:
     """The broker itself: the next claim is under way while the last one is settled."""
     await postgres.migrate(server.url)
     backend = postgres.open(Url.parse(server.url))
+    await backend.broker.declare("bench", limits)
     broker, watch = backend.broker, Watch(server)
     for _ in range(0, count, batch):
         await broker.send("bench", [Outgoing(BODY) for _ in range(batch)])
@@ -249,6 +252,8 @@ CONTENDERS: dict[str, tuple[Contender, str, int]] = {
     # name: (what runs, the package it needs, the divisor of the number of messages, for slow ones)
     "pump": (pump, "tenure", 1),
     "broker": (broker, "tenure", 1),
+    "limited-pump": (partial(pump, max_locked=1_000), "tenure", 1),
+    "limited-broker": (partial(broker, max_locked=1_000), "tenure", 1),
     "by-hand": (by_hand, "asyncpg", 1),
     "pgqueuer": (pgqueuer, "pgqueuer", 2),
     "procrastinate": (procrastinate, "procrastinate", 20),

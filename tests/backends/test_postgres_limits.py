@@ -376,6 +376,20 @@ async def test_a_message_that_is_held_up_expires_undelivered(turnable: Postgres,
         assert bodies((await received_in(broker, held)).deliveries) == [b"3"]
 
 
+async def test_a_rate_of_sessions_alone_keeps_no_other_claim_back(server: Postgres, name: str) -> None:
+    async with opened(server.url) as backend:
+        broker = backend.broker
+        await broker.declare(name, {"session_rate": (1, 600.0)})
+        await broker.send(name, [Outgoing(b"x")] * 2)
+        claim = await broker.receive(name, 9, LOCK)
+        assert (len(claim.deliveries), claim.is_limited, claim.is_held_back) == (2, True, False)
+        await broker.settle([Settlement(one, Defer()) for one in claim.deliveries])
+        again = await broker.receive_deferred(name, [one.sequence for one in claim.deliveries], LOCK)
+        assert (len(again.deliveries), again.is_limited, again.is_held_back) == (2, True, False)
+        full = await broker.receive(name, 0, LOCK)
+        assert (full.is_limited, full.is_held_back) == (True, False)
+
+
 async def test_a_session_that_is_held_back_is_accepted_when_there_is_a_place(server: Postgres, name: str) -> None:
     async with opened(server.url) as backend:
         broker = backend.broker

@@ -506,9 +506,9 @@ async def used_up(broker: Broker, name: str, count: int) -> None:
     await broker.stats(name)  # which makes one row of the tally
 
 
-@pytest.mark.parametrize("known", [0, 1, 5])
+@pytest.mark.parametrize(("known", "is_limited"), [(0, False), (1, False), (5, False), (1, True)])
 async def test_no_verb_reads_consumed_messages_if_the_planner_expects_few(
-    url: str, name: str, known: int, monkeypatch: pytest.MonkeyPatch
+    url: str, name: str, known: int, is_limited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Statistics of a time when the queue was drained make a scan of all of it look cheap, beside a snapshot."""
     monkeypatch.setattr(housekeeping, "RAISE_AFTER", 300)
@@ -520,6 +520,8 @@ async def test_no_verb_reads_consumed_messages_if_the_planner_expects_few(
             given = (name, *values) if "$1" in statement else ()
             costs.setdefault(what, []).append(await cost(connection, f"SELECT FROM tenure.{statement}", *given))
 
+        if is_limited:
+            await broker.declare(name, {"max_locked": 5_000, "rate": (9_000, 3600.0), "session_rate": (2, 3600.0)})
         async with reader.transaction(isolation="repeatable_read"):
             await reader.execute("SELECT FROM tenure.queue")
             for depth in (100, 400, 3000):
@@ -1056,6 +1058,21 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         assert (stats.locked, stats.deferred, stats.dead) == (0, 1, 0)
         with pytest.raises(Unavailable, match="GRANT"):
             await broker.send(name, [Outgoing(b"x")])
+
+        async with opened(url) as owner:
+            await owner.broker.declare(name, {"max_locked": 2, "rate": (9, 99.0), "session_rate": (1, 99.0)})
+        await sender.broker.send(name, [Outgoing(b"x"), Outgoing(b"x", session="t"), Outgoing(b"x", session="t")])
+        claim = await broker.receive(name, 1, LOCK)
+        assert (len(claim.deliveries), claim.is_limited) == (1, True)
+        _, claim = await claimed(broker, name, "t", limit=2)
+        assert (len(claim.deliveries), claim.is_held_back) == (1, True)
+        assert not (await broker.receive_deferred(name, [got[5].sequence], LOCK)).deliveries
+        assert isinstance(await broker.accept(name, None, LOCK), NoSession)
+        await broker._housekeeping._tidy(name)
+        async with native(as_consumer) as connection:
+            for forbidden in ("UPDATE tenure.queue SET max_locked = NULL", "SELECT FROM tenure.queue FOR UPDATE"):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(forbidden)
 
 
 # --- a shorter renewal, and a clock that was set back ------------------------------------------------------------

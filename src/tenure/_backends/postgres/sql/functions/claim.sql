@@ -233,7 +233,7 @@ BEGIN
         IF v_found > 0 THEN
             PERFORM {schema}._note_delivered(v_queue, NULL, v_now, v_found);
         END IF;
-        priority := (v_found = v_most AND EXISTS (
+        priority := (v_found = coalesce(v_most, -1) AND EXISTS (
             SELECT FROM unnest(p_numbers) AS a (seq) JOIN {schema}.message AS m ON m.seq BETWEEN a.seq AND a.seq
             WHERE m.queue = v_queue AND m.state = 3
         ))::integer;
