@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
 import threading
@@ -24,7 +25,7 @@ from tenure._backends.postgres.connections import Connection
 from tenure._backends.postgres.migrate import RAISE_BEHIND, functions
 from tenure._backends.postgres.sessions import HeldSessions
 from tenure._backends.postgres.statements import VERSION
-from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Broker, Claim, LiveSelection, NoSession
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Broker, Claim, LiveSelection, NoSession, QueueOptions
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Delivery, SessionLock
@@ -357,9 +358,11 @@ async def test_two_concurrent_claims_get_different_messages(url: str, name: str,
         assert not {*mine} & {*theirs}
 
 
-async def test_every_session_is_served_with_many_at_work(url: str, name: str) -> None:
+@pytest.mark.parametrize("limits", [{}, {"max_locked": 3}, {"max_locked": 3, "session_rate": (2, 0.05)}], ids=repr)
+async def test_every_session_is_served_with_many_at_work(url: str, name: str, limits: QueueOptions) -> None:
     async with opened(url) as backend, opened(url) as other:
         handled: list[bytes] = []
+        await backend.broker.declare(name, limits)
 
         async def send(broker: Broker, first: int) -> None:
             for number in range(first, first + 40):
@@ -373,8 +376,8 @@ async def test_every_session_is_served_with_many_at_work(url: str, name: str) ->
                     continue
                 claim = await broker.receive_session(held, 2)
                 assert isinstance(claim, Claim)
-                await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
                 handled.extend(one.body for one in claim.deliveries)
+                await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
                 await broker.release(held)
 
         async with asyncio.timeout(TTL):
@@ -383,6 +386,11 @@ async def test_every_session_is_served_with_many_at_work(url: str, name: str) ->
                 *(work(one.broker) for one in (backend, other) for _ in range(3)),
             )
         assert sorted(handled) == sorted(b"%d" % number for number in range(80))
+        for first in (0, 40):  # of one sender, in order
+            for session in range(7):
+                numbers = [number for number in map(int, handled) if number - first in range(40)]
+                found = [number for number in numbers if number % 7 == session]
+                assert found == sorted(found)
         async with native(url) as connection:  # no rows are left
             await backend.broker.accept(name, None, LOCK)
             assert (
@@ -771,15 +779,24 @@ async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, na
             assert [one.body for one in (await broker.receive(name, 1, LOCK)).deliveries] == [b"low"]
 
 
+@pytest.mark.parametrize("most", [None, 5])
 async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
-    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+    url: str, name: str, most: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "RAISE_AFTER", 1)
     rng = random.Random(7)
     sent = 0
     handled: list[bytes] = []
     async with opened(f"{url}?pool=8") as backend, opened(url) as other:
-        await backend.broker.declare(name, {"max_deliveries": 1000})
+        await backend.broker.declare(name, {"max_deliveries": 1000, "max_locked": most or math.inf})
+        locked: list[int] = []
+
+        async def watch(connection: Connection) -> None:
+            held = "SELECT count(*) FROM tenure.message JOIN tenure.queue AS q ON q.id = queue "
+            held += "WHERE name = $1 AND state = 1"
+            while True:
+                locked.append(await connection.fetchval(held, name))
+                await asyncio.sleep(0.002)
 
         async def send(connection: Connection, broker: Broker) -> None:
             nonlocal sent
@@ -810,12 +827,16 @@ async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
                 await asyncio.sleep(0)
 
         done = False
-        async with native(url) as first, native(url) as second, asyncio.timeout(TTL):
+        async with native(url) as first, native(url) as second, native(url) as third, asyncio.timeout(TTL):
+            watching = asyncio.ensure_future(watch(third))
             working = [asyncio.ensure_future(work(one.broker)) for one in (backend, other) for _ in range(2)]
             await asyncio.gather(*(send(connection, backend.broker) for connection in (first, second)))
             done = True
             await asyncio.gather(*working)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         assert sorted(handled) == sorted(b"%d" % number for number in range(sent))
+        assert most is None or max(locked) == most
 
 
 # --- claims whose answer was lost --------------------------------------------------------------------------------

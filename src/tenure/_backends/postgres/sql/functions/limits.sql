@@ -70,6 +70,7 @@ DECLARE
     v_is_paused boolean;
     v_max_locked bigint;
     v_places bigint;
+    v_rows bigint;
     v_first bigint;
 BEGIN
     SELECT q.paused, q.max_locked, a.most, a.free_at INTO v_is_paused, v_max_locked, most, free_at
@@ -80,11 +81,13 @@ BEGIN
         most := 0;
         free_at := NULL;
     ELSIF v_max_locked IS NOT NULL THEN
-        PERFORM {schema}._sum_up(p_queue);
         v_first := ({schema}._marks(p_queue))[14]::bigint;
-        SELECT greatest(v_max_locked - coalesce(sum(t.locked), 0), 0) INTO v_places
+        SELECT greatest(v_max_locked - coalesce(sum(t.locked), 0), 0), count(*) INTO v_places, v_rows
         FROM {schema}.tally AS t
         WHERE t.queue = p_queue AND t.n >= v_first;
+        IF v_rows >= 50 THEN
+            PERFORM {schema}._sum_up(p_queue);
+        END IF;
         IF v_places = 0 THEN
             free_at := NULL;
         END IF;
