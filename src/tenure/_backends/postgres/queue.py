@@ -437,13 +437,17 @@ class PostgresBroker:
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""
         await self._functions.apply_due(queue.removesuffix(DEAD_SUFFIX))
-        rows = await self._functions.rows("counts", queue.removesuffix(DEAD_SUFFIX))
+        rows = await self._client.fetch(
+            f"SELECT counts.*, (SELECT q.paused FROM {self._schema}.queue AS q WHERE q.name = $1) "
+            f"FROM {self._functions.call_text('counts', 1)} AS counts",
+            queue.removesuffix(DEAD_SUFFIX),
+        )
         if not rows:
             return Stats()
         ready, locked, delayed, deferred, dead = (int(count or 0) for count in rows[0][:5])
         if queue.endswith(DEAD_SUFFIX):
             return Stats(dead=dead)
-        return Stats(ready, locked, delayed, deferred, dead, rows[0][5] or 0.0)
+        return Stats(ready, locked, delayed, deferred, dead, rows[0][5] or 0.0, rows[0][6])
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages."""

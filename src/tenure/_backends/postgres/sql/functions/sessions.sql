@@ -214,6 +214,7 @@ DECLARE
     v_size bigint;
     v_found integer := 0;
     v_next bigint;
+    v_free_at double precision;
 BEGIN
     SELECT q.id, s.until, q.paused OR num_nonnulls(q.max_locked, q.rate_count, q.session_rate_count) > 0
     INTO v_queue, v_until, v_is_limited
@@ -273,15 +274,24 @@ BEGIN
             PERFORM {schema}._note_delivered(v_queue, p_session, v_now, v_found);
         END IF;
         v_next := {schema}._next_in_session(v_queue, p_session, p_token, v_now);
-        v_is_held_back := v_found = v_most AND v_found < p_most AND v_next IS NOT NULL;
         IF v_next IS NOT NULL THEN
             PERFORM {schema}._hold_up(v_queue, p_session, v_next, v_now);
         END IF;
+        SELECT mine.free_at INTO v_free_at  -- NULL if nothing waits for it
+        FROM {schema}._session_allowance(v_queue, p_session, v_now) AS mine
+        WHERE v_next IS NOT NULL OR EXISTS (
+            SELECT FROM {schema}.message AS again
+            WHERE again.queue = v_queue AND again.session = p_session
+              AND {schema}._turn(again.state, again.deliveries, again.is_deferred) = 1
+              AND again.token IS DISTINCT FROM p_token
+        );
+        v_is_held_back := v_found = v_most AND v_found < p_most AND num_nonnulls(v_next, v_free_at) > 0;
         priority := v_is_held_back::integer;
     END IF;
     deliveries := 1;
     headers := {schema}._noted_deaths();
     locked_until := CASE
+        WHEN v_is_held_back AND v_free_at IS NOT NULL THEN v_free_at - v_now
         WHEN v_is_held_back THEN least(
             {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue)),
             (SELECT a.free_at - v_now FROM {schema}._allowance(v_queue, v_now) AS a)

@@ -38,17 +38,19 @@ local function frees_places(base)
     return setting(base, 'max_locked', NEVER) < NEVER
 end
 
--- Read a log of deliveries: its bursts that still count by *rate*, oldest first. Those of the future are of now: the
--- clock was set.
+-- Read a log of deliveries: its bursts that still count by *rate*, oldest first. Those of the future are of now, as the
+-- clock was set back. Return also whether there were any: then the log is to be stored, so that they don't count until
+-- the clock is there again.
 local function log_of(rate, text)
-    local log = {}
+    local log, is_ahead = {}, false
     for began, at, number in string.gmatch(text or '', '([%d.]+)|([%d.]+)|(%d+)') do
         if at + rate.window > MOMENT then
             began, at = math.min(tonumber(began), MOMENT), math.min(tonumber(at), MOMENT)
             log[#log + 1] = {began = began, at = at, number = tonumber(number)}
+            is_ahead = is_ahead or at == MOMENT
         end
     end
-    return log
+    return log, is_ahead
 end
 
 -- Add so many deliveries to a log, and return its text.
@@ -93,11 +95,22 @@ local function places_left(base, limits)
     return limits.max_locked < NEVER and math.max(0, limits.max_locked - redis.call('ZCARD', base .. 'locked')) or NEVER
 end
 
+local function store_log(base, limits, count)
+    local text = lengthened(limits.rate, limits.log, count)
+    redis.call('SET', base .. 'delivered', text, 'PX', math.ceil(limits.rate.window) + 1)
+end
+
 -- Return how many more messages a claim may bring.
 local function allowance_of(base, limits)
     local left = places_left(base, limits)
     if left > 0 and limits.rate then
-        limits.log = limits.log or log_of(limits.rate, redis.call('GET', base .. 'delivered'))
+        if not limits.log then
+            local is_ahead
+            limits.log, is_ahead = log_of(limits.rate, redis.call('GET', base .. 'delivered'))
+            if is_ahead then
+                store_log(base, limits, 0)
+            end
+        end
         left = math.max(0, math.min(left, left_by(limits.rate, limits.log)))
     end
     return left
@@ -106,8 +119,7 @@ end
 -- Note so many deliveries by a claim, which allowance_of has allowed. They are never taken back.
 local function note_delivered(base, limits, count)
     if count > 0 and limits.rate then
-        local text = lengthened(limits.rate, limits.log, count)
-        redis.call('SET', base .. 'delivered', text, 'PX', math.ceil(limits.rate.window) + 1)
+        store_log(base, limits, count)
     end
 end
 

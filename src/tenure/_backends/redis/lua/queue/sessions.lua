@@ -48,7 +48,11 @@ if limits then
     most = math.min(limit, allowance_of(base, limits))
 end
 if rate then
-    log = log_of(rate, redis.call('HGET', base .. 'delivered_in', session))
+    local is_ahead
+    log, is_ahead = log_of(rate, redis.call('HGET', base .. 'delivered_in', session))
+    if is_ahead then
+        note_delivered_in(base, session, rate, log, 0)
+    end
     most = math.max(0, math.min(most, left_by(rate, log)))
 end
 local sequences, states, size = {}, {}, 0
