@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -461,14 +460,9 @@ class OvertakesWhatIsHeldUp(MemoryBroker):
 
 class GivesNoHintOfAFreePlace(MemoryBroker):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
-        known = {one.queue: self._queue(one.queue).settings for one, _ in settlements if "$" not in one.queue}
-        for name, settings in known.items():
-            self._queue(name).settings = replace(settings, max_locked=math.inf)
-        try:
-            return await super().settle(settlements)
-        finally:
-            for name, settings in known.items():
-                self._queue(name).settings = settings
+        for delivery, _ in settlements:
+            self._queue(delivery.queue.removesuffix(DEAD_SUFFIX)).live.has_max_locked = False
+        return await super().settle(settlements)
 
 
 class GivesNoHintOfAResumption(MemoryBroker):

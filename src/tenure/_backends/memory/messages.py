@@ -110,6 +110,7 @@ class Subqueue:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead: bool = name.endswith(DEAD_SUFFIX)
+        self.has_max_locked = False
         self.messages: dict[int, StoredMessage] = {}
         self.count: list[int] = [0] * len(MessageState)
         self.ready: list[int] = []  # heap of the ready messages without a session, see rank_of

@@ -103,6 +103,7 @@ class MemoryBroker(Transitions):
             if only_undeclared:
                 changes = undeclared(changes, stored.declared)
             settings = stored.settings = replace(stored.settings, **changes)
+            stored.live.has_max_locked = settings.max_locked < math.inf
             stored.declared.update(changes)
         if not LIMITS.isdisjoint(changes):
             self._notify(queue)
@@ -237,7 +238,7 @@ class MemoryBroker(Transitions):
                     continue
                 subqueue, message = found
                 self._unlock(message)
-                if not subqueue.is_dead and self._queue(subqueue.name).settings.max_locked < math.inf:
+                if subqueue.has_max_locked:
                     notified.add(subqueue.name)  # a place is free
                 match verdict:
                     case Complete():
