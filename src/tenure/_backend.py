@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -27,6 +26,7 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.producer import is_reply_queue
 from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock, SystemClock
+from tenure._runtime.process_name import process_name
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._schedule.plan import Missed, plan_of
 from tenure._schedule.schedule import Schedule, template_of
@@ -208,7 +208,7 @@ class Backend:
                 f"tenure queue pause {name}"
             )
         usual = settings_with(expected, broker.traits)
-        holder = f"{platform.node()}:{os.getpid()}"
+        holder = process_name()
         context = QueueContext(
             check_name(name), broker, renewal_thread, self._clock, usual, holder, self._on_event, expected
         )

@@ -12,6 +12,7 @@ import pytest
 
 import tenure
 import tenure.sync
+from tenure._runtime.process_name import process_name
 from tenure.cli import main
 
 Captured = pytest.CaptureFixture[str]
@@ -342,12 +343,14 @@ def test_peek_shows_the_messages(filled: dict[str, int], capsys: Captured) -> No
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     titles, *rows = [line.split() for line in out.splitlines()]
-    assert titles == ["SEQUENCE", "ID", "STATE", "DELIVERIES", "AGE", "ENDS", "IN", "BODY"]
+    columns = ("SEQUENCE", "ID", "STATE", "DELIVERIES", "AGE", "ENDS", "IN", "LOCKED", "BY", "FOR", "BODY")
+    assert titles == list(columns)
     assert [row[:4] for row in rows] == [
         [str(filled["bytes"]), "bytes", "locked", "1"],
         [str(filled["text"]), "text", "ready", "0"],
         [str(filled["later"]), "later", "delayed", "0"],
     ]
+    assert process_name() in rows[0]
     assert rows[0][-4:] == ["/wA=", "(base64,", "2", "bytes)"]
     assert rows[1][-1].endswith("…")
     locked, ready, delayed = json.loads(run_cli(capsys, "queue", "peek", "orders", "--json")[1])
@@ -355,11 +358,13 @@ def test_peek_shows_the_messages(filled: dict[str, int], capsys: Captured) -> No
     assert (locked["headers"], locked["priority"], locked["state"]) == ({"kind": "x"}, 2, "locked")
     assert locked["locked_until"] > locked["enqueued_at"]
     assert locked["locked_until"].endswith("+00:00")
+    assert locked["locked_by"] == process_name()
+    assert locked["enqueued_at"] <= locked["locked_since"] < locked["locked_until"]
     assert (ready["locked_until"], ready["due_at"], locked["due_at"]) == (None, None, None)
     assert delayed["due_at"] > delayed["enqueued_at"]
     assert set(locked) == {
         *("queue", "sequence", "id", "body", "body_encoding", "headers", "state", "delivery_count", "enqueued_at"),
-        *("locked_until", "due_at", "session", "priority", "reply_to", "correlation_id"),
+        *("locked_until", "due_at", "session", "priority", "reply_to", "correlation_id", "locked_by", "locked_since"),
     }
     for chosen, ids in (
         ("--state ready --state delayed", ["text", "later"]),

@@ -33,7 +33,9 @@ from tenure._url import Url
 FAILURE = Failure("ValueError", "7", "Traceback …")
 HEADERS: FrozenDict[str, message.HeaderValue] = FrozenDict({"a": 1, "b": "c"})
 LEADER = lease.Leader("ann", 7, FrozenDict({"address": "10.0.0.1"}), 3.5)
-LIVE = LiveMessage("orders", 7, "id", b"\xff", HEADERS, "locked", 3, 1.5, 2.5, None, "s", 4, "replies", "c")
+LIVE = LiveMessage(
+    *("orders", 7, "id", b"\xff", HEADERS, "locked", 3, 1.5, 2.5, None, "s", 4, "replies", "c", "host:7", 1.25)
+)
 DEAD = DeadMessage(
     *("orders", 7, "id", b"\xff", HEADERS, 3, 1.5, "s", 4, "replies", "c", "odd", "very", 2.5, FAILURE),
     (Attempt(1, 2.0, "abandoned", FAILURE), Attempt(2, 2.5, "expired")),

@@ -26,11 +26,12 @@ from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES
 from tenure._backends.sqlite.operations import TABLES, Operations
 from tenure._backends.sqlite.queue import SqliteBroker, _give_back
+from tenure._backends.sqlite.rows import pack
 from tenure._backends.sqlite.transitions import DUE_MAX
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer, _WriterThread
-from tenure._queue.broker import EVERYTHING, Claim, NoSession
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Claim, NoSession
 from tenure._queue.identity import dead_letters_of, partition_of
 from tenure._queue.message import EXPIRED, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
@@ -47,6 +48,7 @@ from tenure._queue.verdicts import (
     Settlement,
     Verdict,
 )
+from tenure._runtime.process_name import process_name
 from tenure._url import Url
 from tenure.errors import ConfigError, LockLost, Unavailable
 from tenure.events import Event, GivenBack
@@ -516,6 +518,37 @@ async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(
     assert await broker.purge("q", EVERYTHING, 1) == 1
     queue_file.check()
     assert (queue_file.count("tenure_death"), queue_file.count("tenure_message")) == (1, 2)
+
+
+async def test_a_file_of_an_older_version_tells_holders_from_then_on(queue_file: QueueFile) -> None:
+    await queue_file.open().send("q", [Outgoing(b"%d" % number) for number in range(4)])
+    with closing(queue_file.connect()) as third:
+        for column in ("holder", "since"):
+            third.execute(f"ALTER TABLE tenure_hold DROP COLUMN {column}")
+        third.execute("DELETE FROM tenure_schema WHERE part = 'holders'")
+        third.commit()
+    several = [queue_file.open() for _ in range(4)]  # of which one adds the columns
+    for claim in await asyncio.gather(*(broker.receive("q", 1, 10.0) for broker in several)):
+        assert len(claim.deliveries) == 1
+    with closing(queue_file.connect()) as third:
+        third.execute("UPDATE tenure_hold SET holder = NULL, since = NULL WHERE sequences = ?", (pack([2]),))
+        third.commit()
+    holders = [one.locked_by for one in await several[0].peek("q", EVERY_LIVE, 10)]
+    assert holders == [process_name(), None, process_name(), process_name()]
+
+
+async def test_a_part_of_a_claim_that_is_renewed_keeps_its_holder(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
+    await broker.send("q", [Outgoing(b"%d" % number) for number in range(3)])
+    some = await receive(broker, limit=3)
+    since = [one.locked_since for one in await broker.peek("q", EVERY_LIVE, 10)]
+    queue_file.wall += 3
+    queue_file.clock.advance(3)
+    await broker.renew(some[:1], 30.0)
+    shown = await broker.peek("q", EVERY_LIVE, 10)
+    assert [one.locked_since for one in shown] == since
+    assert {one.locked_by for one in shown} == {process_name()}
+    assert shown[0].locked_until != shown[1].locked_until
 
 
 async def test_a_queue_that_was_deleted_by_force_leaves_no_row(queue_file: QueueFile) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NO_LEADER = "(none)"
 
-_MOMENTS = frozenset({"enqueued_at", "locked_until", "due_at", "dead_at"})
+_MOMENTS = frozenset({"enqueued_at", "locked_since", "locked_until", "due_at", "dead_at"})
 """The fields of a message that are Unix seconds."""
 
 _HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)

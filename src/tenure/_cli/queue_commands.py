@@ -25,7 +25,7 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 BODY_SHOWN, BODY_LEAST = 40, 12
 """Characters of a body in the table: at most, and on a narrow terminal."""
 
-COLUMNS = ("SEQUENCE", "ID", "STATE", "DELIVERIES", "AGE", "ENDS IN", "SESSION", "BODY")
+COLUMNS = ("SEQUENCE", "ID", "STATE", "DELIVERIES", "AGE", "ENDS IN", "LOCKED BY", "FOR", "SESSION", "BODY")
 
 
 def name_argument(function: AnyFunction) -> AnyFunction:
@@ -95,7 +95,8 @@ def peek(name: str, url: str, after: int, limit: int, as_json: bool, **chosen: A
     """Show the messages in the queue NAME, oldest first. They are neither locked nor counted as delivered.
 
     ENDS IN is the time until the lock of a locked message ends unless it is renewed, or until a delayed one can be
-    received. Long bodies are cut; --json has them whole. Dead letters: tenure dead list NAME.
+    received. LOCKED BY is the process that has it (HOST:PID), and FOR is how long that has had it, or its session. Long
+    bodies are cut; --json has them whole. Dead letters: tenure dead list NAME.
     """
     shown = complete(with_queue(url, name, lambda queue: queue.peek(limit, after=after, **given(chosen))))
     if as_json:
@@ -173,6 +174,8 @@ def _row(one: LiveMessage, now: float) -> tuple[str, ...]:
         str(one.delivery_count),
         seconds(max(0.0, now - one.enqueued_at)),
         "" if ends is None else seconds(max(0.0, ends - now)),
+        one.locked_by or "",
+        "" if one.locked_since is None else seconds(max(0.0, now - one.locked_since)),
         one.session or "",
         body_text(one.body),
     )

@@ -277,6 +277,7 @@ class Dashboard:
             points=shown.polyline(history.backlogs(name)),
             settings=[(key.replace("_", " "), _setting(key, value)) for key, value in settings.items()],
             pauses=queue.traits.limits != "impossible",
+            tells_holder=queue.traits.tells_holder,
             states=STATES,
             state=state,
             messages=[self._of_message(one) for one in messages[:SHOWN_MAX]],
@@ -299,6 +300,7 @@ class Dashboard:
             "message": one,
             "sent": shown.moment(one.enqueued_at),
             "until": shown.moment(until),
+            "held": "" if one.locked_since is None else shown.duration(max(0.0, time.time() - one.locked_since)),
             "short": short,
         }
 
@@ -587,4 +589,4 @@ def _fields(message: LiveMessage | DeadMessage) -> list[tuple[str, str]]:
     return found
 
 
-_MOMENTS = frozenset({"enqueued_at", "locked_until", "due_at", "dead_at"})
+_MOMENTS = frozenset({"enqueued_at", "locked_since", "locked_until", "due_at", "dead_at"})

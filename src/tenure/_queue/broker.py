@@ -78,6 +78,8 @@ class QueueTraits:
     """Whether ``Complete`` with sends, and a batch to be sent, are one step."""
     peek: Support = "native"
     """Whether every live message can be looked at and purged; ``emulated``: only some of those that are ready."""
+    tells_holder: bool = True
+    """Whether ``peek`` tells which process has locked a message, and since when."""
     exact_stats: bool = True
     hints: bool = True
     """Whether consumers get hints of new messages; without, they look now and then."""

@@ -160,6 +160,10 @@ class LiveMessage:
     priority: int
     reply_to: str | None
     correlation_id: str | None
+    locked_by: str | None = None
+    """The process that has locked it, as ``HOST:PID``; None if it is not locked, or the store doesn't tell."""
+    locked_since: float | None = None
+    """When it was locked, or its session was, by the clock of that process or of the store; None as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,13 @@ class DeadMessage:
 
 
 def live_message_of(
-    delivery: Delivery, state: State, *, locked_until: float | None = None, due_at: float | None = None
+    delivery: Delivery,
+    state: State,
+    *,
+    locked_until: float | None = None,
+    due_at: float | None = None,
+    locked_by: str | None = None,
+    locked_since: float | None = None,
 ) -> LiveMessage:
     """Return *delivery* as a live message that is only looked at."""
     return LiveMessage(
@@ -206,6 +216,8 @@ def live_message_of(
         delivery.priority,
         delivery.reply_to,
         delivery.correlation_id,
+        locked_by,
+        locked_since,
     )
 
 

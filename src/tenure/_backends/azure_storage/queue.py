@@ -72,6 +72,7 @@ QUEUE_TRAITS = QueueTraits(
     names_dead=True,
     schedules="emulated",
     limits="impossible",
+    tells_holder=False,
 )
 
 DEAD_FOUND_MAX = 64

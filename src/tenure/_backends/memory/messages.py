@@ -29,6 +29,7 @@ from tenure._queue.message import (
     dead_message_of,
     live_message_of,
 )
+from tenure._runtime.process_name import process_name
 
 NEVER = math.inf
 
@@ -75,6 +76,7 @@ class StoredMessage:
     expires_at: float = NEVER
     locked_until: float = 0.0
     token: int = 0
+    locked_since: float = 0.0
     delivery_count: int = 0
     is_deferred: bool = False
     history: tuple[Attempt, ...] = ()
@@ -88,6 +90,7 @@ class Session:
     name: str
     token: int = 0
     locked_until: float = 0.0
+    locked_since: float = 0.0
     state: bytes | None = None
     ready: list[int] = field(default_factory=list)
     retrying: set[int] = field(default_factory=set)
@@ -271,12 +274,18 @@ def delivery_of(queue: str, message: StoredMessage, token: int | str, locked_unt
 
 def live_message(queue: str, message: StoredMessage, wall_offset: float) -> LiveMessage:
     """Return *message* as ``peek`` shows it."""
-    state = message.state
+    state, session = message.state, message.session
+    one = delivery_of(queue, message, "", 0.0)
+    if state is not LOCKED:
+        due_at = message.visible_at + wall_offset if state is DELAYED else None
+        return live_message_of(one, STATE_NAMES[state], due_at=due_at)
+    since = session.locked_since if session and session.token == message.token else message.locked_since
     return live_message_of(
-        delivery_of(queue, message, "", 0.0),
-        STATE_NAMES[state],
-        locked_until=message.locked_until + wall_offset if state is LOCKED else None,
-        due_at=message.visible_at + wall_offset if state is DELAYED else None,
+        one,
+        "locked",
+        locked_until=message.locked_until + wall_offset,
+        locked_by=process_name(),
+        locked_since=since + wall_offset,
     )
 
 

@@ -291,7 +291,7 @@ class MemoryBroker(Transitions):
                 return NoSession(subqueue.due_in(now), self._take_deaths(subqueue)) if subqueue else NoSession()
             assert subqueue is not None
             found.token = self._new_token()
-            found.locked_until = now + lock
+            found.locked_until, found.locked_since = now + lock, now
             self._add_due(subqueue, found.locked_until, found)
             return SessionLock(queue, found.name, found.token, found.locked_until + self._wall_offset, found.state)
 

@@ -107,7 +107,7 @@ class Transitions(Client):
         if not token:
             token = self._new_token()
             self._add_due(subqueue, until, LockGroup(token, messages))
-        name, wall_until = subqueue.name, until + self._wall_offset
+        name, wall_until, now = subqueue.name, until + self._wall_offset, self._clock.now()
         deliveries = []
         for message in messages:
             if message.state is DEFERRED:
@@ -116,6 +116,7 @@ class Transitions(Client):
             message.state = LOCKED
             message.token = token
             message.locked_until = until
+            message.locked_since = now
             if message.death is None:
                 message.delivery_count += 1
             deliveries.append(delivery_of(name, message, token, wall_until))

@@ -75,6 +75,7 @@ QUEUE_TRAITS = QueueTraits(
     names_dead=True,
     schedules="emulated",
     limits="impossible",
+    tells_holder=False,
 )
 
 LONG = 3_600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 from tenure._backends.postgres.connections import on_loop
 from tenure._backends.postgres.functions import QueueFunctions
+from tenure._runtime.process_name import process_name
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
@@ -25,6 +27,12 @@ RAISE_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 RAISE_AFTER = 5_000
 """Messages after which this process raises the marks again."""
+
+NAME_EVERY = 86_400.0
+"""Seconds after which this process notes its name again: those that are not are forgotten after eight days."""
+
+NAME_AGAIN = 10.0
+"""The same, if that has failed."""
 
 LOOK_AHEAD_EVERY = 10.0
 """Seconds until the next attempt to raise them as far as possible, if one has failed."""
@@ -43,8 +51,10 @@ class Received:
 class Housekeeping:
     """Counts this process's requests for each queue, and starts housekeeping in tasks of its own."""
 
-    def __init__(self, functions: QueueFunctions) -> None:
+    def __init__(self, functions: QueueFunctions, origin: int) -> None:
         self._functions = functions
+        self._origin = origin  # of this process's tokens
+        self._named_until = -math.inf
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
         self._received: dict[str, Received] = {}
         self._raising: set[str] = set()
@@ -59,6 +69,20 @@ class Housekeeping:
             return
         self._used[queue] = 0, time.monotonic()
         self._begin(self._tidy(queue))
+
+    def note_claim(self) -> None:
+        """Start a task that notes the name of this process, if it is time to: tokens have only a number of it."""
+        now = time.monotonic()
+        if now >= self._named_until:
+            self._named_until = now + NAME_AGAIN
+            self._begin(self._note_name())
+
+    async def _note_name(self) -> None:
+        try:
+            await self._functions.call("note_process", self._origin, process_name())
+            self._named_until = time.monotonic() + NAME_EVERY
+        except TenureError:  # a later claim does the same
+            pass
 
     def note_received(self, queue: str, count: int, number: int, has_due: bool) -> None:
         """Count received messages, and start a task that raises the queue's marks if it is time to.

@@ -6,7 +6,6 @@ Each step is a function in the database (``sql/functions``), or a statement of `
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from tenure._backends.postgres.housekeeping import Housekeeping
 from tenure._backends.postgres.live import LiveMessages
 from tenure._backends.postgres.rows import columns_of, death_of, delivery_of, encoded_failure, rank_of
 from tenure._backends.postgres.sessions import HeldSessions
+from tenure._backends.postgres.tokens import ClaimTokens
 from tenure._backends.postgres.wake import Wake
 from tenure._queue.broker import (
     CLAIM_BYTES,
@@ -88,7 +88,8 @@ class PostgresBroker:
         self._schema = client.options.schema
         self._traits = replace(QUEUE_TRAITS, hints=client.options.listen)
         self._functions = QueueFunctions(client)
-        self._housekeeping = Housekeeping(self._functions)
+        self._tokens = ClaimTokens()
+        self._housekeeping = Housekeeping(self._functions, self._tokens.origin)
         self._claims = UnansweredClaims(client, self._functions)
         self._sessions = HeldSessions()
         self._live = LiveMessages(client, self._functions, wake)
@@ -159,7 +160,7 @@ class PostgresBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        token = _new_token()
+        token = self._tokens.new()
         if queue.endswith(DEAD_SUFFIX):  # no delivery is counted here, so a lost claim need not be given back
             rows = await self._functions.rows_with_deaths(
                 "receive_dead", queue.removesuffix(DEAD_SUFFIX), limit, lock, token
@@ -173,7 +174,7 @@ class PostgresBroker:
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
-        token = _new_token()
+        token = self._tokens.new()
         rank = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
         await self._give_back(queue)
         with self._claims.noting(queue, token, lock):
@@ -201,6 +202,7 @@ class PostgresBroker:
                 due_in = 0.0
         if rows:
             self._housekeeping.note_use(queue)
+            self._housekeeping.note_claim()
             rows.sort(key=rank)
         if rows or has_due:
             self._housekeeping.note_received(queue, len(rows), rows[-1][0] if rows else 0, has_due)
@@ -375,7 +377,7 @@ class PostgresBroker:
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        token = _new_token()
+        token = self._tokens.new()
         [(name, until, state)] = await self._functions.rows_with_deaths("accept", queue, session, lock, token)
         if name is None:
             return NoSession(until, self._functions.deaths.take(queue), is_held_back=state is not None)
@@ -508,10 +510,6 @@ class PostgresBroker:
     async def close(self) -> None:
         """Wait for the housekeeping that has begun."""
         await self._housekeeping.close()
-
-
-def _new_token() -> int:
-    return secrets.randbits(63)
 
 
 def _settings_of(row: Any) -> QueueSettings:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from tenure._backends.postgres.tokens import since_of
 from tenure._frozen import FrozenDict
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import Failure
@@ -97,7 +99,16 @@ def death_of(columns: Sequence[Any]) -> Death:
 
 def live_message(queue: str, row: Any) -> LiveMessage:
     one = delivery_of(queue, "", row[:11])
-    return live_message_of(one, STATES[row[11]], locked_until=one.locked_until, due_at=row[12])
+    state, due_at, locked_by, token = row[11:]
+    since = None if token is None else since_of(token, time.time())
+    return live_message_of(
+        one,
+        STATES[state],
+        locked_until=one.locked_until,
+        due_at=due_at,
+        locked_by=locked_by,
+        locked_since=since if locked_by else None,
+    )
 
 
 def encoded_failure(failure: Failure | None) -> str | None:

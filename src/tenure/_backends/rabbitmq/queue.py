@@ -98,6 +98,7 @@ QUEUE_TRAITS = QueueTraits(
     connection_bound=True,
     schedules="emulated",
     limits="impossible",
+    tells_holder=False,
 )
 
 DELIVERY_LIMIT = 2**31 - 1

@@ -64,7 +64,8 @@ class LiveMessages:
             size = PART  # few of them are selected
             _, go_on, contents, letters, moments = await self._live("peek", queue, which, part)
             deliveries = deliveries_of(queue, "", 0.0, contents)
-            found += (live_message(*one) for one in zip(deliveries, letters, moments, strict=False))
+            rows = contents[1]
+            found += (live_message(*one) for one in zip(deliveries, rows, letters, moments, strict=False))
             if go_on >= 0:
                 sequences = [*(one for one in part if one > go_on), *sequences]
         return found[:limit]

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any
 
 from tenure._backends.redis.scripts import Answer, Argument
+from tenure._backends.redis.tokens import holder_of
 from tenure._frozen import FrozenDict
 from tenure._queue.broker import Claim
 from tenure._queue.checks import DEAD_SUFFIX
@@ -147,11 +148,12 @@ def dead_message(queue: str, one: Delivery) -> DeadMessage:
     return dead_message_of(queue, one, one.death)
 
 
-def live_message(one: Delivery, letter: bytes, moment: int) -> LiveMessage:
+def live_message(one: Delivery, row: bytes, letter: bytes, moment: int) -> LiveMessage:
     state, at = _STATES[letter], moment / 1_000
-    return live_message_of(
-        one, state, locked_until=at if state == "locked" else None, due_at=at if state == "delayed" else None
-    )
+    if state != "locked":
+        return live_message_of(one, state, due_at=at if state == "delayed" else None)
+    locked_by, since = holder_of(row.split(b"|", 6)[5].decode())
+    return live_message_of(one, state, locked_until=at, locked_by=locked_by, locked_since=since)
 
 
 def seconds_of(milliseconds: int) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tenure._backends.redis.claims import Claims
 from tenure._backends.redis.message_format import claim_of, deaths_of, milliseconds, seconds_of
 from tenure._backends.redis.queue_scripts import QueueScripts, is_dead
+from tenure._backends.redis.tokens import new_token
 from tenure._queue.broker import Claim, NoSession
 from tenure._queue.message import Died, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
@@ -45,7 +46,7 @@ class Receiving:
         return Claim((), 0.0, died)
 
     async def _receive_part(self, queue: str, limit: int, lock: float) -> Claim:
-        token = secrets.token_hex(16)
+        token = new_token()
         with self._claims(queue).asking(lock, token) as asking:
             answer = await self._scripts.run(
                 "receive",
@@ -58,7 +59,7 @@ class Receiving:
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
-        token = secrets.token_hex(16)
+        token = new_token()
         with self._claims(queue).asking(lock, token) as asking:
             answer = await self._scripts.run(
                 "receive_deferred",
@@ -72,7 +73,7 @@ class Receiving:
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        token = secrets.token_hex(16)
+        token = new_token()
         with self._claims(queue).asking(lock, token) as asking:
             answer = await self._scripts.run(
                 "accept",

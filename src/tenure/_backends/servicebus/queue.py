@@ -93,6 +93,7 @@ QUEUE_TRAITS = QueueTraits(
     case_sensitive=False,
     schedules="emulated",
     limits="impossible",
+    tells_holder=False,
 )
 
 

@@ -15,7 +15,8 @@ IDLE = TableSet("idle queues", version=1, script="idle_schema.sql")
 DECLARED = TableSet("declared settings", version=1, script="declared_schema.sql")
 SCHEDULES = TableSet("schedules", version=1, script="schedules_schema.sql")
 LIMITS = TableSet("limits", version=1, script="limits_schema.sql")
-TABLES = [QUEUES, IDLE, DECLARED, SCHEDULES, LIMITS]
+HOLDERS = TableSet("holders", version=1, script="holders_schema.sql")
+TABLES = [QUEUES, IDLE, DECLARED, SCHEDULES, LIMITS, HOLDERS]
 """The tables of a file with queues."""
 
 

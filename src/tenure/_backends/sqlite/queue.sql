@@ -179,8 +179,14 @@ UPDATE tenure_message SET deliveries = 0, due_at = NULL, expires_at = NULL WHERE
 DELETE FROM tenure_message WHERE sequence BETWEEN ? AND ?;
 
 -- name: insert_lock_group
-INSERT INTO tenure_hold (token, part, queue, session, was_deferred, boot, until, lock, sequences)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO tenure_hold (token, part, queue, session, was_deferred, boot, until, lock, sequences, holder, since)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: copy_holder
+UPDATE tenure_hold AS part SET (holder, since) = (
+    SELECT first.holder, first.since FROM tenure_hold AS first WHERE first.token = part.token AND first.part = ?
+)
+WHERE part.token = ? AND part.part = ?;
 
 -- name: lock_groups
 SELECT part, queue, session, was_deferred,
@@ -320,7 +326,7 @@ WHERE {fits}
 ORDER BY message.sequence LIMIT :limit;
 
 -- name: all_lock_groups
-SELECT until, sequences FROM tenure_hold WHERE queue = ?;
+SELECT until, sequences, holder, since FROM tenure_hold WHERE queue = ?;
 
 -- name: live_message
 SELECT sequence, id, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id, due_at

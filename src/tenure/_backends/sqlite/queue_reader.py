@@ -7,6 +7,7 @@ import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.rows import (
@@ -80,6 +81,17 @@ class LockGroup:
     lock: float
     sequences: dict[int, None]
     """In the order of the claim."""
+
+
+class _Lock(NamedTuple):
+    """The lock of a message, as people see it: its end by the wall clock, the process that has it, and since when."""
+
+    until: float | None = None
+    holder: str | None = None
+    since: float | None = None
+
+
+_UNLOCKED = _Lock()
 
 
 class QueueReader:
@@ -157,11 +169,11 @@ class QueueReader:
         if queue is None:
             return []
         found = [(one, state) for state, some in self._waiting(queue, which, limit) for one in some]
-        ends = self._locked_until(queue) if which.wants("locked") else {}
+        ends = self._locks(queue) if which.wants("locked") else {}
         if ends:
             values = {**self._live_values(queue, which, limit), "locked": json.dumps(sorted(ends))}
             found += [(sequence, "locked") for (sequence,) in self._run(_LIVE["live_locked"], values)]
-        return [self._live_message(name, one, state, ends.get(one)) for one, state in sorted(found)[:limit]]
+        return [self._live_message(name, one, state, ends.get(one, _UNLOCKED)) for one, state in sorted(found)[:limit]]
 
     def unlocked(self, name: str, which: LiveSelection) -> array[int]:
         """Return the sequences of live messages that are selected and not locked."""
@@ -181,18 +193,29 @@ class QueueReader:
     def _live_values(self, queue: Queue, which: LiveSelection, limit: int) -> dict[str, object]:
         return {"queue": queue.number, "prefix": self._prefix, "limit": limit, **live_conditions_of(which)}
 
-    def _locked_until(self, queue: Queue) -> dict[int, float]:
-        """Return, for each locked message, when its lock ends by the wall clock."""
+    def _locks(self, queue: Queue) -> dict[int, _Lock]:
+        """Return the lock of each locked message."""
         later = self._at.wall - self._at.now
         groups = self._run(_SQL["all_lock_groups"], (queue.number,)).fetchall()
-        return {sequence: until + later for until, packed in groups for sequence in unpack(packed)}
+        return {
+            sequence: _Lock(until + later, holder, since)
+            for until, packed, holder, since in groups
+            for sequence in unpack(packed)
+        }
 
-    def _live_message(self, name: str, sequence: int, state: State, locked_until: float | None) -> LiveMessage:
+    def _live_message(self, name: str, sequence: int, state: State, lock: _Lock) -> LiveMessage:
         *columns, due_at = self._run(_SQL["live_message"], (sequence,)).fetchone()
         one = message_of(name, self._prefix, columns)
         if state == "locked":
             one = one._replace(delivery_count=one.delivery_count + 1)
-        return live_message_of(one, state, locked_until=locked_until, due_at=due_at if state == "delayed" else None)
+        return live_message_of(
+            one,
+            state,
+            locked_until=lock.until,
+            due_at=due_at if state == "delayed" else None,
+            locked_by=lock.holder,
+            locked_since=lock.since,
+        )
 
     def peek_deferred(self, name: str, limit: int, after: int) -> list[Delivery]:
         """Show deferred messages that are not locked."""

@@ -47,12 +47,13 @@ def missing(connection: sqlite3.Connection, parts: Sequence[TableSet], path: str
 
 def create(connection: sqlite3.Connection, parts: Sequence[TableSet]) -> None:
     """Create the tables of *parts*. Inside a transaction."""
+    known = versions(connection)  # another process may have been first
     for part in parts:
-        for statement in script(part.script):
-            connection.execute(statement)
-        # Another process may have been first; then its row stands.
-        row = (part.name, part.version, _tenure_version())
-        connection.execute("INSERT OR IGNORE INTO tenure_schema (part, version, written_by) VALUES (?, ?, ?)", row)
+        if part.name not in known:
+            for statement in script(part.script):
+                connection.execute(statement)
+            row = (part.name, part.version, _tenure_version())
+            connection.execute("INSERT INTO tenure_schema (part, version, written_by) VALUES (?, ?, ?)", row)
 
 
 def _tenure_version() -> str:

@@ -71,6 +71,7 @@ class Settling(Sending):
             longer = max(lock, group.until - self._at.now)
             part = replace(group, part=(newest or 0) + 1, lock=longer, sequences=dict.fromkeys(mine))
             self._insert_group(part)
+            self._run(_SQL["copy_holder"], (group.part, part.token, part.part))
 
     def _renew_group(self, group: LockGroup, lock: float) -> None:
         group.lock = max(lock, group.until - self._at.now)  # a lock never ends sooner for being renewed

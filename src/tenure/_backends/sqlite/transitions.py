@@ -27,6 +27,7 @@ from tenure._backends.sqlite.statements import statements
 from tenure._queue.failures import Failure
 from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Died, exhausted_description
 from tenure._queue.verdicts import SETTLED, SETTLED_DEAD, Settled
+from tenure._runtime.process_name import process_name
 
 DUE_MAX = 1_000
 """The most messages that become due in one transaction, so that none takes long."""
@@ -112,6 +113,8 @@ class Transitions(QueueReader):
                 self._at.now + group.lock,
                 group.lock,
                 pack(group.sequences),
+                process_name(),
+                self._at.wall,
             ),
         )
 

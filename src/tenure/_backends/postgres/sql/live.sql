@@ -55,7 +55,10 @@ WHERE q.name = $1 AND s.state = ANY ($8::integer[])
 WITH found AS MATERIALIZED (({lanes}) UNION ALL ({dues}) ORDER BY 1 LIMIT $7::bigint)
 SELECT m.seq, m.id, m.body, m.headers, {schema}._counted(m.state, m.token, m.deliveries), m.enqueued_at,
     CASE WHEN m.state = 1 THEN coalesce({schema}._extended(m.seq, m.token, m.due_at), m.due_at) END, m.session, m.priority,
-    m.reply_to, m.correlation_id, m.state, CASE WHEN m.state = 2 THEN m.due_at END
+    m.reply_to, m.correlation_id, m.state, CASE WHEN m.state = 2 THEN m.due_at END,
+    -- The process that has locked it, and its token, which has the time; a random token of an older version is positive.
+    CASE WHEN m.state = 1 THEN (SELECT p.name FROM {schema}.process AS p WHERE p.origin = (-m.token) >> 32) END,
+    CASE WHEN m.state = 1 THEN m.token END
 FROM found JOIN {schema}.message AS m ON m.seq BETWEEN found.seq AND found.seq
 ORDER BY m.seq
 

@@ -1,4 +1,4 @@
--- Version 7: limits of queues. Their settings: schema_7_tables.sql.
+-- Version 7: limits of queues, and the names of processes. The settings: schema_7_tables.sql.
 
 -- What queues with rates have delivered: a row for deliveries that follow one another within a 64th of the rate's time.
 CREATE TABLE {schema}.delivered (
@@ -14,7 +14,14 @@ CREATE TABLE {schema}.delivered (
 CREATE INDEX delivered_scope ON {schema}.delivered (queue, scope, at);
 CREATE INDEX delivered_at ON {schema}.delivered (queue, at);
 
--- The users who may consume may work with this, too: they are those who may work with the sessions.
+-- The processes that claim, by the number that their tokens have; see tokens.py. Only people who look at locks need it.
+CREATE TABLE {schema}.process (
+    origin  bigint PRIMARY KEY,
+    name    text NOT NULL,
+    seen_at double precision NOT NULL
+);
+
+-- The users who may consume may work with these, too: they are those who may work with the sessions.
 DO $$
 DECLARE
     v_grant record;
@@ -24,7 +31,7 @@ BEGIN
         FROM pg_class AS c, aclexplode(c.relacl) AS a
         WHERE c.oid = '{schema}.session'::regclass
     LOOP
-        EXECUTE format('GRANT %s ON {schema}.delivered TO %s', v_grant.what, v_grant.who);
+        EXECUTE format('GRANT %s ON {schema}.delivered, {schema}.process TO %s', v_grant.what, v_grant.who);
     END LOOP;
 END
 $$;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,8 +12,10 @@ import pytest
 from tenure._queue.broker import EVERY_LIVE, Broker, LiveSelection
 from tenure._queue.message import STATES, Delivery, LiveMessage, SessionLock, State, Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Defer, Settled
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Defer, Renewed, Settled
+from tenure._runtime.process_name import process_name
 from tenure.errors import ConfigError
+from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     LATE,
@@ -58,6 +61,39 @@ class LiveMessagesSuite(QueueSuite):
         assert (await settle(broker, [got], COMPLETE)) == [Settled()]
         assert list(await broker.peek(name, EVERY_LIVE, 10)) == []
         assert list(await broker.peek(f"{name}-unused", EVERY_LIVE, 10)) == []
+
+    async def test_a_lock_tells_its_holder(self, harness: QueueHarness, name: str) -> None:
+        needs_full_peek(harness)
+        broker, other = await harness.open(), await harness.open()
+        if not harness.traits.tells_holder:
+            pytest.skip("this broker does not tell who has locked a message")
+        await send(broker, name, b"a", b"b")
+        began = time.time()
+        [got] = await receive(broker, name, harness, limit=1)
+
+        async def shown() -> tuple[LiveMessage, LiveMessage]:
+            locked, ready = await other.peek(name, EVERY_LIVE, 10)
+            return locked, ready
+
+        async def is_told() -> bool:
+            return (await shown())[0].locked_by is not None
+
+        await until(is_told)
+        locked, ready = await shown()
+        assert (ready.state, ready.locked_by, ready.locked_since) == ("ready", None, None)
+        assert (locked.state, locked.locked_by) == ("locked", process_name())
+        since = locked.locked_since
+        assert since is not None
+        assert abs(since - began) < 2.0
+        await harness.pass_time(harness.lock * 0.6)
+        assert isinstance((await broker.renew([got], harness.lock))[0], Renewed)
+        assert (await shown())[0].locked_since == pytest.approx(since, abs=0.01)
+        await harness.pass_time(harness.lock * LATE)
+        await receive(other, name, harness, limit=1)
+        await until(is_told)
+        again = (await shown())[0].locked_since
+        assert again is not None
+        assert again > since
 
     async def test_each_state_is_shown_with_its_times(self, harness: QueueHarness, name: str) -> None:
         needs_full_peek(harness)

@@ -69,9 +69,17 @@ BEGIN
     DELETE FROM {schema}.extended WHERE ctid = ANY (ARRAY(
         SELECT old.ctid FROM {schema}.extended AS old WHERE old.until <= v_now LIMIT 20000 FOR UPDATE SKIP LOCKED
     ));
+    DELETE FROM {schema}.process WHERE seen_at < v_now - 8 * 86400;  -- no lock is as long
     DELETE FROM {schema}.delivered WHERE ctid = ANY (ARRAY(
         SELECT old.ctid FROM {schema}.delivered AS old
         WHERE old.queue = v_queue AND old.at <= v_now - v_window ORDER BY old.at LIMIT 20000 FOR UPDATE SKIP LOCKED
     ));
 END
+$$;
+
+-- Note the name of a process, for those who look at its locks.
+CREATE OR REPLACE FUNCTION {schema}.note_process(p_origin bigint, p_name text) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO {schema}.process AS p (origin, name, seen_at) VALUES (p_origin, p_name, {schema}.clock())
+    ON CONFLICT (origin) DO UPDATE SET name = excluded.name, seen_at = excluded.seen_at
 $$;

@@ -7,7 +7,7 @@
 --   retired           number  the same of a queue that was deleted; for eight days, which is longer than any lock
 --   state             hash    sequence -> count|sent|priority|expires|place|token|session; times in ms, 0 for never
 --                             place: the place of the message when it is not locked: q in the queue, f deferred, d dead
---                             token: the lock's, empty if it is not locked
+--                             token: the lock's, empty if it is not locked; it tells its process, see tokens.py
 --   head, body        hashes  sequence -> id, headers, reply_to, correlation_id (JSON; missing if it has none), its body
 --   history           hash    sequence -> its attempts, a line each: number|at|outcome|error (JSON)
 --   death             hash    sequence -> reason, description, at (JSON)
