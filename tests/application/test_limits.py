@@ -128,6 +128,40 @@ def test_a_rate_of_sessions_leaves_the_others_alone() -> None:
     assert 10 <= took < 16
 
 
+def test_a_raised_rate_of_sessions_is_noticed_within_a_minute() -> None:
+    watch = Watch(seconds=0.01)
+
+    async def test(one: tenure.Backend, other: tenure.Backend) -> None:
+        queue = one.queue("orders")
+        await queue.declare(session_rate=(1, 86_000.0))
+        await fill(queue, 10, sessions=True)
+        consuming = asyncio.ensure_future(queue.consume(watch.handle, sessions=True, until_empty=True))
+        await asyncio.sleep(150)
+        assert len(watch.began) == 5
+        await other.queue("orders").declare(session_rate=math.inf)
+        await consuming
+        assert len(watch.began) == 10
+
+    assert with_backends(test) < 150 + 61
+
+
+def test_a_session_that_is_kept_back_is_no_reason_to_say_there_is_none() -> None:
+    async def test(one: tenure.Backend, other: tenure.Backend) -> None:
+        queue = one.queue("orders")
+        await fill(queue, 1, sessions=True)
+        await queue.declare(paused=True)
+        with pytest.raises(tenure.TimedOut, match="the limits of the queue, or its pause, keep back the messages"):
+            async with queue.session(wait=1):
+                pass
+        await queue.declare(paused=False)
+        async with queue.session(wait=1):
+            with pytest.raises(tenure.TimedOut, match="no free session has a message"):
+                async with queue.session(wait=1):
+                    pass
+
+    with_backends(test)
+
+
 @KINDS
 def test_a_paused_queue_keeps_its_consumers_waiting(sessions: bool) -> None:
     watch = Watch(seconds=0.01)

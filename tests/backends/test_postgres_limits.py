@@ -12,7 +12,7 @@ import pytest
 
 from tenure._backends import postgres
 from tenure._queue.broker import EVERY_LIVE, Broker, Claim, NoSession, QueueOptions, QueueSettings
-from tenure._queue.limits import Burst, allowed_by, noted
+from tenure._queue.limits import HELD_UP_MAX, Burst, allowed_by, noted
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Defer, Settled, Settlement
@@ -57,6 +57,24 @@ async def received_in(broker: Broker, held: SessionLock, limit: int = 10) -> Cla
 
 def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
     return [one.body for one in deliveries]
+
+
+async def test_our_transactions_are_read_committed_whatever_is_usual(server: Postgres, name: str) -> None:
+    async with native(server.url) as third:
+        await third.execute(f"CREATE ROLE \"{name}\" LOGIN SUPERUSER PASSWORD 'x'")
+        await third.execute(f"ALTER ROLE \"{name}\" SET default_transaction_isolation = 'repeatable read'")
+        try:
+            url = server.url.replace("//postgres:", f"//{name}:").replace("//postgres@", f"//{name}@")
+            assert name in url
+            async with native(url) as his:
+                assert await his.fetchval("SHOW transaction_isolation") == "repeatable read"
+            async with opened(url) as one:
+                await one.broker.declare(name, {"max_locked": 1})
+                await one.broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])
+                claim = await one.broker.receive(name, 9, LOCK)
+                assert (bodies(claim.deliveries), claim.is_held_back) == ([b"a"], True)
+        finally:
+            await third.execute(f'DROP ROLE "{name}"')
 
 
 # --- claims at the same time -------------------------------------------------------------------------------------
@@ -347,7 +365,7 @@ async def test_a_message_that_is_held_up_was_not_delivered(turnable: Postgres, n
         none = await broker.accept(name, None, LOCK)
         assert isinstance(none, NoSession)
         assert none.due_in is not None
-        assert 0.9 * LOCK < none.due_in <= LOCK
+        assert 0.9 * HELD_UP_MAX < none.due_in <= HELD_UP_MAX
         turnable.turn(LOCK * 1.01)
         answer = await broker.accept(name, None, LOCK)
         assert isinstance(answer, SessionLock)

@@ -452,6 +452,11 @@ class AcceptsWhatIsHeldUp(MemoryBroker):
         pass
 
 
+class HoldsUpForEver(MemoryBroker):
+    def _hold_up(self, subqueue: Subqueue, session: Session, seconds: float, now: float) -> None:
+        super()._hold_up(subqueue, session, 1e9, now)
+
+
 class OvertakesWhatIsHeldUp(MemoryBroker):
     def _hold_up(self, subqueue: Subqueue, session: Session, seconds: float, now: float) -> None:
         super()._hold_up(subqueue, session, seconds, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -44,7 +44,7 @@ def _most(text: str) -> float:
         return math.inf
     if not re.fullmatch(r"[0-9]{1,12}", text) or not int(text):
         raise click.BadParameter(f"{text!r} is not a number of messages; write a whole number from 1 on, or none")
-    return int(text)
+    return _checked("max_locked", int(text))
 
 
 _most.__name__ = "number of messages"
@@ -56,10 +56,23 @@ def _rate(text: str) -> Rate:
     count, slash, time = text.partition("/")
     if not slash or not re.fullmatch(r"[0-9]{1,12}", count):
         raise click.BadParameter(f"{text!r} is not a rate; write COUNT/TIME (100/1m: 100 in each minute), or none")
-    return int(count), duration(time)
+    return _checked("rate", (int(count), duration(time)))
 
 
 _rate.__name__ = "rate"
+
+T = TypeVar("T")
+
+
+def _checked(setting: str, value: T) -> T:
+    """Return *value* if a queue can have it."""
+    from tenure import ConfigError, QueueSettings
+
+    try:
+        QueueSettings(**{setting: value})  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
 
 
 @click.command("declare", cls=Command)

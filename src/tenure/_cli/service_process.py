@@ -159,9 +159,10 @@ class ServiceProcess:
             self._send({"backlogs": None})
 
     async def _backlog(self, handler: tenure.HandlerStatus) -> tuple[int, int]:
-        """Return how many messages of its queue are ready or locked, and how many this process handles at once."""
-        stats = await self._service.backend.queue(handler.queue).stats()
-        return stats.backlog, handler.concurrency
+        """Return how many messages of its queue can be worked on, and how many this process handles at once."""
+        queue = self._service.backend.queue(handler.queue)
+        backlog, settings = (await queue.stats()).backlog, await queue.settings()
+        return int(min(backlog, settings.max_locked)), handler.concurrency
 
     async def _answer(self, question: str) -> None:
         """Answer a question of the supervisor."""

@@ -446,9 +446,9 @@ class Broker(Protocol):
         A message that was delivered before and waits for its delay to end holds up those behind it; one that was sent
         with a delay, or deferred, does not.
 
-        If ``session_rate`` allows no further one, the next message that waits is delayed until it does, and holds up
-        those behind it: so the session is not accepted in vain. ``is_held_back`` says that one waits for the rate, and
-        ``due_in`` how long.
+        If ``session_rate`` allows no further one, the next message that waits is delayed until it does, but for
+        ``HELD_UP_MAX`` at most, and holds up those behind it: so the session is not accepted in vain. ``is_held_back``
+        says that one waits for the rate, and ``due_in`` how long.
         """
         ...
 

@@ -21,6 +21,9 @@ from tenure.errors import ConfigError
 Rate = tuple[int, float] | float
 """At most so many deliveries in any so many seconds: ``(count, seconds)``; ``math.inf`` for no limit."""
 
+HELD_UP_MAX = 60.0
+"""Seconds for which a message is delayed at most until the rate of its session is looked at again: it may be raised."""
+
 PARTS = 64
 """A window's length, in the longest time between the first and the last delivery of one entry."""
 
@@ -83,6 +86,12 @@ def allowed_by(rate: Rate, log: Sequence[Burst], now: float) -> Allowance:
         if left > 0:
             return Allowance(0, burst.at + seconds - now)
     raise AssertionError(f"{rate} allows nothing after nothing")
+
+
+def held_up_for(allowance: Allowance) -> float:
+    """Return for how many seconds to delay a message of which the rate of its session allows none now."""
+    assert allowance.free_in is not None
+    return min(allowance.free_in, HELD_UP_MAX)
 
 
 def noted(rate: Rate, log: Sequence[Burst], now: float, count: int) -> list[Burst]:

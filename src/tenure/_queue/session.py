@@ -184,10 +184,10 @@ class Session:
 
     async def _accept(self) -> tuple[SessionLock, float]:
         context = self._context
-        asked_at = 0.0
+        asked_at, is_held_back = 0.0, False
 
         async def look() -> tuple[SessionLock | None, float | None]:
-            nonlocal asked_at
+            nonlocal asked_at, is_held_back
             asked_at = context.clock.now()
             asking = asyncio.ensure_future(context.broker.accept(context.name, self._asked_for, context.settings.lock))
             try:
@@ -198,12 +198,15 @@ class Session:
             if isinstance(answer, NoSession):
                 context.report_dead(answer.died)
                 context.has_answered = True
+                is_held_back = answer.is_held_back
                 return None, answer.due_in
             return answer, None
 
         held = await context.wait_for(look, self._wait, kind=("session", self._asked_for))
         if held is None:
             what = "no free session has a message" if self._asked_for is None else "it is locked to another consumer"
+            if is_held_back:
+                what = "the limits of the queue, or its pause, keep back the messages of those that are free"
             named = "" if self._asked_for is None else f"session {self._asked_for!r} of "
             raise TimedOut(f"{named}{context.name!r} could not be locked within {self._wait:g} s: {what}")
         return held, asked_at

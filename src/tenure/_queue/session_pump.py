@@ -285,8 +285,10 @@ class SessionPump(Pump):
             if event.due_in == 0:  # the store has not got through yet
                 self._ready.append(session)
             else:
-                if event.is_held_back and event.due_in is not None:  # its messages come back then, as abandoned ones do
-                    self.abandoned(now + event.due_in)
+                if event.is_held_back:
+                    self._accepts_most = 1  # others have accepted sessions, too, of which few may be received in
+                    if event.due_in is not None:  # its messages come back then, as abandoned ones do
+                        self.abandoned(now + event.due_in)
                 self._release(session)
         elif self.state is RUNNING:
             session.group.waiting.extend(event.deliveries)

@@ -3,7 +3,7 @@
 Rules:
 
 - As many as can hold the whole backlog at once: ``ceil((ready + locked) / concurrency)``, of the queue that needs most.
-  Of a paused queue, only what is locked counts.
+  Of a paused queue, only what is locked counts; of one with ``max_locked``, that many at most.
   Messages that are being handled count, so that no process is retired because all of its messages are in work.
 - Up at once, but at most doubled, as the next look shows whether more are needed.
 - Down slowly: by one, each time that fewer were enough for ``calm`` seconds without a break.

@@ -45,7 +45,7 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK, dead_letters_of
-from tenure._queue.limits import allowed_by, both, sooner_of
+from tenure._queue.limits import allowed_by, both, held_up_for, sooner_of
 from tenure._queue.message import (
     NO_DEFERRED_DEAD_LETTERS,
     STATES,
@@ -321,14 +321,14 @@ class MemoryBroker(Transitions):
             self._note_delivered(subqueue, len(messages), now, session.name)
             here = allowed_by(stored.settings.session_rate, stored.delivered_in.get(session.name, ()), now)
             if here.free_in is not None:
-                self._hold_up(subqueue, session, here.free_in, now)
+                self._hold_up(subqueue, session, held_up_for(here), now)
             is_held_up = here.free_in is not None and bool(session.retrying)
             is_held_back = len(messages) == most < limit and (
                 is_held_up or subqueue.next_in_session(session) is not None
             )
             due_in: float | None
             if is_held_back and is_held_up:
-                due_in = here.free_in
+                due_in = held_up_for(here)
             elif is_held_back:
                 due_in = sooner_of(subqueue.due_in(now), self._allowance(subqueue, now).free_in)
             elif len(messages) == limit:

@@ -156,7 +156,8 @@ class Transitions(Client):
         if subqueue.is_dead or not count:
             return
         stored = self._queue(subqueue.name)
-        stored.delivered = noted(stored.settings.rate, stored.delivered, now, count)
+        if isinstance(stored.settings.rate, tuple):
+            stored.delivered = noted(stored.settings.rate, stored.delivered, now, count)
         rate, logs = stored.settings.session_rate, stored.delivered_in
         if session is None or not isinstance(rate, tuple):
             return

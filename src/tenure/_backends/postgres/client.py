@@ -246,11 +246,15 @@ class Client:
     async def _open(self) -> Connection:
         """Open a connection for requests, on which the server cancels statements that exceed the time limit.
 
-        A pooler may refuse that setting; it is then not sent again, and the client has to cancel each request.
+        Whatever is set for the user, its transactions are ``read committed``: claims on a queue with limits need it. A
+        pooler may refuse these settings; they are then not sent again, and the client has to cancel each request.
         """
         if self._accepts_settings:
             try:
-                return await self.connect(statement_timeout=str(max(1, round(self.options.timeout * 1000))))
+                return await self.connect(
+                    statement_timeout=str(max(1, round(self.options.timeout * 1000))),
+                    default_transaction_isolation="read committed",
+                )
             except asyncpg.PostgresError as error:
                 if error.sqlstate != _UNKNOWN_PARAMETER:
                     raise

@@ -20,7 +20,7 @@ from tenure._backends.postgres.statements import PLANS, VERSION, statements, tex
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
 from tenure._queue.checks import INT_MAX
 from tenure._queue.identity import ID_MARK
-from tenure._queue.limits import PARTS
+from tenure._queue.limits import HELD_UP_MAX, PARTS
 from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
 from tenure._url import Url
 from tenure.errors import ConfigError
@@ -323,6 +323,7 @@ def functions(schema: str) -> str:
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
         "parts": PARTS,
         "held_up": HELD_UP,
+        "held_up_max": HELD_UP_MAX,
         "others": "{" + ",".join(["Infinity"] * 9) + "}",
         "late": LATE,
         "behind": RAISE_BEHIND,

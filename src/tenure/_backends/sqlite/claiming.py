@@ -13,7 +13,7 @@ from tenure._backends.sqlite.rows import (
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.broker import CLAIM_BYTES, Claim, NoSession
-from tenure._queue.limits import sooner_of
+from tenure._queue.limits import held_up_for, sooner_of
 from tenure._queue.message import Death, Delivery, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
 
@@ -178,13 +178,13 @@ class Claiming(Limiting):
             return Claim(deliveries, None if len(rows) == limit else due_in)
         self._note_delivered(queue, len(rows), held.session)
         following = self._next_in_session(queue, held.session)
-        free_in = self._session_allowance(queue, held.session).free_in
-        if following is not None and free_in is not None:
-            self._hold_up(queue, held.session, following, free_in)
-        is_held_up = free_in is not None and (following is not None or blocking is not None)
+        here = self._session_allowance(queue, held.session)
+        is_held_up = not here.most and (following is not None or blocking is not None)
+        if is_held_up and following is not None:
+            self._hold_up(queue, held.session, following, held_up_for(here))
         is_held_back = len(rows) == most < limit and (is_held_up or following is not None)
         if is_held_back:
-            due_in = free_in if is_held_up else sooner_of(next_in, self._allowance(queue).free_in)
+            due_in = held_up_for(here) if is_held_up else sooner_of(next_in, self._allowance(queue).free_in)
         return Claim(deliveries, None if len(rows) == limit else due_in, is_limited=True, is_held_back=is_held_back)
 
     def _lock_in_session(self, queue: Queue, group: LockGroup, rows: Sequence[MessageRow]) -> list[Delivery]:

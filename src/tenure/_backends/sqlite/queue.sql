@@ -427,12 +427,6 @@ WHERE (queue, session) IN (
     SELECT queue, session FROM tenure_delivered WHERE queue = ? AND at <= ? AND session > '' LIMIT ?
 );
 
--- name: delete_deliveries
-DELETE FROM tenure_delivered WHERE queue = ? AND session = '';
-
--- name: delete_deliveries_in_sessions
-DELETE FROM tenure_delivered WHERE queue = ? AND session > '';
-
 -- name: set_retention
 INSERT INTO tenure_dead_retention (queue, seconds) VALUES (?, ?)
 ON CONFLICT (queue) DO UPDATE SET seconds = excluded.seconds;

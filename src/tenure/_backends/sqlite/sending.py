@@ -21,7 +21,7 @@ from tenure._queue.message import NO_HEADERS
 from tenure._queue.outgoing import Outgoing
 
 FORGET_MAX = 100
-"""The most ids that a claim deletes that finds no message."""
+"""The most ids, and logs of sessions, that a claim deletes that finds no message."""
 
 _SQL = statements("queue.sql")
 
@@ -63,10 +63,6 @@ class Sending(Transitions):
             self._run(_SQL["set_limits"], (queue.number, *limits_of(settings)))
         else:
             self._run(_SQL["clear_limits"], (queue.number,))
-        if settings.rate == math.inf:
-            self._run(_SQL["delete_deliveries"], (queue.number,))
-        if settings.session_rate == math.inf:
-            self._run(_SQL["delete_deliveries_in_sessions"], (queue.number,))
         self.changed[queue.name] = None
 
     def send(self, name: str, messages: Sequence[Outgoing], *, needs_reserve: bool = True) -> list[str]:
@@ -170,6 +166,9 @@ class Sending(Transitions):
             one = self._numbered(number)
             self._run(_SQL["delete_old_sent_ids"], (number, self._at.wall - one.dedupe_window, FORGET_MAX))
             self._run(_SQL["delete_old_handled_ids"], (number, self._at.wall, FORGET_MAX))
+            rate = self.settings(one.name).session_rate if one.is_limited else math.inf
+            over = self._at.wall - rate[1] if isinstance(rate, tuple) else self._at.wall
+            self._run(_SQL["delete_old_deliveries"], (number, over, FORGET_MAX))
 
     def remember(self, name: str, id_: str, seconds: float) -> None:
         """Add *id_* to the inbox of a queue."""

@@ -198,7 +198,7 @@ DECLARE
 BEGIN
     UPDATE {schema}.message AS m
     SET state = 2,
-        due_at = least(a.free_at, m.expires_at),
+        due_at = least(a.free_at, p_now + {held_up_max}, m.expires_at),
         deliveries = greatest(m.deliveries, 1),
         token = CASE WHEN m.deliveries = 0 THEN {held_up} END
     FROM {schema}._session_allowance(p_queue, p_session, p_now) AS a

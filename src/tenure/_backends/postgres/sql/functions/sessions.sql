@@ -291,7 +291,7 @@ BEGIN
     deliveries := 1;
     headers := {schema}._noted_deaths();
     locked_until := CASE
-        WHEN v_is_held_back AND v_free_at IS NOT NULL THEN v_free_at - v_now
+        WHEN v_is_held_back AND v_free_at IS NOT NULL THEN least(v_free_at - v_now, {held_up_max})
         WHEN v_is_held_back THEN least(
             {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue)),
             (SELECT a.free_at - v_now FROM {schema}._allowance(v_queue, v_now) AS a)

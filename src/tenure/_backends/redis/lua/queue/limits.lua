@@ -2,6 +2,7 @@
 
 local MOMENT = clock[1] * 1000 + clock[2] / 1000  -- with its fraction: by NOW, a window could be a ms too short
 local BURSTS = 64  -- PARTS in limits.py
+local HELD_UP_MAX = 60000  -- in limits.py
 
 local function rate_of(text)
     local most, seconds = string.match(text or '', '^(%d+)/(.+)$')

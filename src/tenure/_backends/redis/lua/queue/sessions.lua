@@ -95,6 +95,7 @@ if limits or #sequences < limit then
     waits = next_in_session(base, session)
 end
 local freed = rate and frees_in(rate, log)
+freed = freed and math.min(freed, HELD_UP_MAX)
 local is_held_up = freed and (waits or redis.call('EXISTS', base .. 'late:' .. session) == 1)
 if freed and waits then  -- so that the session is not accepted in vain
     local row = row_of(base, waits)
