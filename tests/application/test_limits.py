@@ -128,6 +128,37 @@ def test_a_rate_of_sessions_leaves_the_others_alone() -> None:
     assert 10 <= took < 16
 
 
+def test_consumers_of_sessions_end_when_all_is_done() -> None:
+    watch = Watch(seconds=0.02)
+
+    async def test(one: tenure.Backend, other: tenure.Backend) -> None:
+        queues = [each.queue("orders", max_locked=2, lock=30) for each in (one, other)]
+        await fill(queues[0], 30, sessions=True)
+        await queues[0].send(b"much later", delay=3_600)
+        await asyncio.gather(*(each.consume(watch.handle, sessions=True, until_empty=True) for each in queues))
+        assert len(watch.began) == 30
+
+    assert with_backends(test) < 5
+
+
+def test_a_consumer_of_sessions_ends_soon_after_a_pause() -> None:
+    watch = Watch(seconds=1.0)
+
+    async def test(one: tenure.Backend, other: tenure.Backend) -> None:
+        queue = one.queue("orders")
+        await fill(queue, 10, sessions=True)
+        await queue.send(b"much later", delay=3_600)
+        consuming = asyncio.ensure_future(queue.consume(watch.handle, sessions=True, until_empty=True))
+        await asyncio.sleep(0.5)
+        await other.queue("orders").declare(paused=True)
+        await asyncio.sleep(20)
+        await other.queue("orders").declare(paused=False)
+        await consuming
+        assert len(watch.began) == 10
+
+    assert 20 < with_backends(test) < 25
+
+
 def test_a_raised_rate_of_sessions_is_noticed_within_a_minute() -> None:
     watch = Watch(seconds=0.01)
 

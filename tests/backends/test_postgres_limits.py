@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import asyncpg
 import pytest
 
+import tenure
 from tenure._backends import postgres
 from tenure._queue.broker import EVERY_LIVE, Broker, Claim, NoSession, QueueOptions, QueueSettings
 from tenure._queue.limits import HELD_UP_MAX, Burst, allowed_by, noted
@@ -456,3 +458,27 @@ async def test_limits_come_with_an_upgrade_and_older_clients_go_on(server: Postg
             numbers, tokens = [one.sequence for one in got], [got[0].token, 7]
             done = await connection.fetchval("SELECT sixth.complete_many($1, $2, $3)", name, numbers, tokens)
             assert done == numbers[:1]  # an older client compares the length, too
+
+
+async def test_several_consumers_know_of_a_session_that_is_held_back(server: Postgres, name: str) -> None:
+    """A look of one of them hides the session from no other: else some would end, as if the queue were empty."""
+    ended: list[float] = []
+    handled: list[bytes] = []
+
+    async def handle(message: tenure.Message) -> None:
+        handled.append(message.body)
+
+    async def consume() -> None:
+        async with tenure.connect(server.url) as backend:
+            await backend.queue(name).consume(handle, sessions=True, until_empty=True)
+        ended.append(time.monotonic())
+
+    async with tenure.connect(server.url) as backend:
+        queue = backend.queue(name, rate=(1, 2.0))
+        await queue.send_batch([tenure.Outgoing(b"first"), tenure.Outgoing(b"x", session="s")])
+        [first] = await queue.receive()
+        began = time.monotonic()
+        await asyncio.gather(*(consume() for _ in range(4)))
+        await first.complete()
+    assert handled == [b"x"]
+    assert min(ended) > began + 1.5

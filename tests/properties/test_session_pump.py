@@ -444,6 +444,33 @@ def test_what_is_left_is_judged_when_all_questions_are_answered() -> None:
     assert of(NothingLeft, pump.handle(Accepted(again.request_id, None), 3.0))
 
 
+def test_a_message_that_its_session_holds_up_is_waited_for() -> None:
+    """The answer that brings the last message allowed says so: a later one may be lost."""
+    pump, _, _ = lone(until_empty=True)
+    [first] = of(Accept, pump.handle(Tick(), 0.0))
+    effects = pump.handle(Accepted(first.request_id, SessionLock("q", "s", 1, 0.0)), 0.0)
+    [receive], [second] = of(ReceiveSession, effects), of(Accept, effects)
+    pump.handle(Accepted(second.request_id, None), 0.0)
+    one = Delivery("q", 1, 1, "a", b"", NO_HEADERS, 1, 0.0, 0.0, "s")
+    pump.handle(Claimed(receive.request_id, [one], held_up_for=20.0), 0.0)
+    taken = pump.take(0.0)
+    assert taken is not None
+    pump.done(taken)
+    [settle] = of(Settle, pump.handle(Tick(), 0.1))
+    [receive] = of(ReceiveSession, pump.handle(Answered(settle.request_id, [SETTLED]), 0.2))
+    effects = pump.handle(Answered(receive.request_id, NoAnswer("lost")), 0.3)
+    [release] = of(Release, [*effects, *pump.handle(Tick(), 0.4)])
+    effects = [*pump.handle(Answered(release.request_id, [SETTLED]), 0.5), *pump.handle(Tick(), 5.0)]
+    at = 5.0
+    while at < 20.0:
+        [again] = of(Accept, effects)
+        assert not of(NothingLeft, pump.handle(Accepted(again.request_id, None), at))
+        at = pump.wake_at
+        effects = pump.handle(Tick(), at)
+    [again] = of(Accept, effects)
+    assert of(NothingLeft, pump.handle(Accepted(again.request_id, None), at))
+
+
 def test_a_session_in_which_a_handler_was_stopped_is_released_and_not_received_in_again() -> None:
     pump, locks, groups = lone(max_hold=5.0)
     [first] = of(Accept, pump.handle(Tick(), 0.0))

@@ -31,7 +31,7 @@ from tenure._backends.sqlite.transitions import DUE_MAX
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer, _WriterThread
-from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Claim, NoSession
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Claim, NoSession, QueueSettings
 from tenure._queue.identity import dead_letters_of, partition_of
 from tenure._queue.message import EXPIRED, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
@@ -518,6 +518,17 @@ async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(
     assert await broker.purge("q", EVERYTHING, 1) == 1
     queue_file.check()
     assert (queue_file.count("tenure_death"), queue_file.count("tenure_message")) == (1, 2)
+
+
+async def test_limits_of_a_queue_that_an_older_version_deleted_are_not_those_of_the_next(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
+    await broker.declare("q", {"paused": True, "rate": (1, 90.0)})
+    with closing(queue_file.connect()) as third:  # as that version does
+        third.execute("DELETE FROM tenure_queue WHERE name IN ('q', 'q$dead')")
+        third.commit()
+    await broker.send("other", [Outgoing(b"a")])
+    assert await broker.settings("other") == QueueSettings()
+    assert len(await receive(broker, "other")) == 1
 
 
 async def test_a_file_of_an_older_version_tells_holders_from_then_on(queue_file: QueueFile) -> None:

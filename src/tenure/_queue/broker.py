@@ -33,8 +33,8 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, cast
 
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
-from tenure._queue.checks import check_count
-from tenure._queue.limits import Rate, check_most, check_rate
+from tenure._queue.checks import check_count, check_most, check_rate
+from tenure._queue.limits import Rate
 from tenure._queue.message import DeadMessage, Death, Delivery, Died, LiveMessage, SessionLock, State, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
@@ -254,7 +254,10 @@ class Claim(NamedTuple):
     is_limited: bool = False
     """Whether the queue has limits: then messages that wait in a buffer take places from other consumers."""
     is_held_back: bool = False
-    """Whether messages are ready that its limits keep back; ``due_in`` tells when time alone allows one."""
+    """Whether fewer came because of its limits, though more messages wait; ``due_in`` tells when time alone changes
+    that."""
+    held_up_for: float | None = None
+    """In a session: for how many seconds its rate delays a message that waits in it; None if it doesn't."""
 
 
 class NoSession(NamedTuple):
@@ -447,8 +450,8 @@ class Broker(Protocol):
         with a delay, or deferred, does not.
 
         If ``session_rate`` allows no further one, the next message that waits is delayed until it does, but for
-        ``HELD_UP_MAX`` at most, and holds up those behind it: so the session is not accepted in vain. ``is_held_back``
-        says that one waits for the rate, and ``due_in`` how long.
+        ``HELD_UP_MAX`` at most, and holds up those behind it: so the session is not accepted in vain. Each answer
+        tells that by ``held_up_for``, also one that brings as many as were asked for.
         """
         ...
 

@@ -175,4 +175,5 @@ class BrokerRequests:
 
 
 def _claimed(request_id: int, claim: Claim) -> Claimed:
-    return Claimed(request_id, claim.deliveries, claim.due_in, claim.age, claim.is_limited, claim.is_held_back)
+    limits = (claim.is_limited, claim.is_held_back, claim.held_up_for)
+    return Claimed(request_id, claim.deliveries, claim.due_in, claim.age, *limits)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from tenure._checks import check_seconds
 from tenure.errors import ConfigError
 
 NAME_MAX = 200
@@ -54,6 +56,32 @@ def check_count(what: str, count: object, least: int = 1, most: int = COUNT_MAX)
         raise ConfigError(f"{what} must be a whole number of at least {least}, not {count!r:.80}")
     if count > most:
         raise ConfigError(f"{what} must not be more than {most:,}")
+
+
+def check_rate(name: str, rate: object) -> None:
+    """Refuse what is no rate.
+
+    Raises:
+        ConfigError: The message shows the value and one that fits.
+    """
+    if isinstance(rate, float) and rate == math.inf:
+        return
+    if not isinstance(rate, tuple) or len(rate) != 2:
+        raise ConfigError(
+            f"{name} must be (count, seconds), such as (100, 60), or math.inf for no limit, not {rate!r:.80}"
+        )
+    check_count(f"the count of {name}", rate[0])
+    check_seconds(f"the time of {name}", rate[1], least=0.001)
+
+
+def check_most(name: str, most: object) -> None:
+    """Refuse what is no number of messages, and not infinite.
+
+    Raises:
+        ConfigError: The message shows the value.
+    """
+    if most != math.inf:
+        check_count(name, most, most=COUNT_MAX)
 
 
 def check_sequences(what: str, sequences: Iterable[object]) -> None:

@@ -39,6 +39,7 @@ class Claimed:
     age: float = 0.0
     is_limited: bool = False
     is_held_back: bool = False
+    held_up_for: float | None = None
 
 
 Answers = Sequence[Settled | Lapsed | Renewed | NoAnswer]

@@ -14,10 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from tenure._checks import check_seconds
-from tenure._queue.checks import COUNT_MAX, check_count
-from tenure.errors import ConfigError
-
 Rate = tuple[int, float] | float
 """At most so many deliveries in any so many seconds: ``(count, seconds)``; ``math.inf`` for no limit."""
 
@@ -46,32 +42,6 @@ class Allowance(NamedTuple):
 UNLIMITED = Allowance(math.inf)
 
 
-def check_rate(name: str, rate: object) -> None:
-    """Refuse what is no rate.
-
-    Raises:
-        ConfigError: The message shows the value and one that fits.
-    """
-    if isinstance(rate, float) and rate == math.inf:
-        return
-    if not isinstance(rate, tuple) or len(rate) != 2:
-        raise ConfigError(
-            f"{name} must be (count, seconds), such as (100, 60), or math.inf for no limit, not {rate!r:.80}"
-        )
-    check_count(f"the count of {name}", rate[0])
-    check_seconds(f"the time of {name}", rate[1], least=0.001)
-
-
-def check_most(name: str, most: object) -> None:
-    """Refuse what is no number of messages, and not infinite.
-
-    Raises:
-        ConfigError: The message shows the value.
-    """
-    if most != math.inf:
-        check_count(name, most, most=COUNT_MAX)
-
-
 def allowed_by(rate: Rate, log: Sequence[Burst], now: float) -> Allowance:
     """Return how many deliveries *rate* allows after those of *log*, which need not be pruned."""
     if not isinstance(rate, tuple):
@@ -88,7 +58,7 @@ def allowed_by(rate: Rate, log: Sequence[Burst], now: float) -> Allowance:
     raise AssertionError(f"{rate} allows nothing after nothing")
 
 
-def held_up_for(allowance: Allowance) -> float:
+def delay_by(allowance: Allowance) -> float:
     """Return for how many seconds to delay a message of which the rate of its session allows none now."""
     assert allowance.free_in is not None
     return min(allowance.free_in, HELD_UP_MAX)

@@ -279,6 +279,8 @@ class SessionPump(Pump):
         self.received += len(event.deliveries)
         self.misses = self._receive_misses = 0
         self._claim_times.resume()
+        if event.held_up_for is not None:  # what waits comes back then, as what was abandoned does
+            self.abandoned(now + event.held_up_for)
         if session.is_lost:
             self._drop(session)
         elif not event.deliveries:
@@ -287,8 +289,6 @@ class SessionPump(Pump):
             else:
                 if event.is_held_back:
                     self._accepts_most = 1  # others have accepted sessions, too, of which few may be received in
-                    if event.due_in is not None:  # its messages come back then, as abandoned ones do
-                        self.abandoned(now + event.due_in)
                 self._release(session)
         elif self.state is RUNNING:
             session.group.waiting.extend(event.deliveries)

@@ -45,7 +45,7 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import ID_MARK, dead_letters_of
-from tenure._queue.limits import allowed_by, both, held_up_for, sooner_of
+from tenure._queue.limits import allowed_by, both, delay_by, sooner_of
 from tenure._queue.message import (
     NO_DEFERRED_DEAD_LETTERS,
     STATES,
@@ -170,13 +170,7 @@ class MemoryBroker(Transitions):
             deliveries = self._lock(subqueue, messages, now + lock)
             self._note_delivered(subqueue, len(messages), now)
             is_held_back = len(messages) == most < limit and subqueue.has_ready()
-            due_in: float | None
-            if is_held_back:
-                due_in = sooner_of(subqueue.due_in(now), self._allowance(subqueue, now).free_in)
-            elif len(messages) == limit:
-                due_in = None
-            else:
-                due_in = 0.0 if size >= CLAIM_BYTES else subqueue.due_in(now)
+            due_in = self._due_in(subqueue, now, limit - len(messages), size, is_held_back=is_held_back)
             died = self._take_deaths(subqueue)
             return Claim(deliveries, due_in, died, 0.0, self._is_limited(subqueue), is_held_back)
 
@@ -321,22 +315,25 @@ class MemoryBroker(Transitions):
             self._note_delivered(subqueue, len(messages), now, session.name)
             here = allowed_by(stored.settings.session_rate, stored.delivered_in.get(session.name, ()), now)
             if here.free_in is not None:
-                self._hold_up(subqueue, session, held_up_for(here), now)
+                self._hold_up(subqueue, session, delay_by(here), now)
             is_held_up = here.free_in is not None and bool(session.retrying)
             is_held_back = len(messages) == most < limit and (
                 is_held_up or subqueue.next_in_session(session) is not None
             )
-            due_in: float | None
+            due_in = self._due_in(subqueue, now, limit - len(messages), size, is_held_back=is_held_back)
+            held_up_for = delay_by(here) if is_held_up else None
             if is_held_back and is_held_up:
-                due_in = held_up_for(here)
-            elif is_held_back:
-                due_in = sooner_of(subqueue.due_in(now), self._allowance(subqueue, now).free_in)
-            elif len(messages) == limit:
-                due_in = None
-            else:
-                due_in = 0.0 if size >= CLAIM_BYTES else subqueue.due_in(now)
+                due_in = held_up_for
             died = self._take_deaths(subqueue)
-            return Claim(deliveries, due_in, died, 0.0, stored.settings.is_limited, is_held_back)
+            return Claim(deliveries, due_in, died, 0.0, stored.settings.is_limited, is_held_back, held_up_for)
+
+    def _due_in(self, subqueue: Subqueue, now: float, missing: int, size: int, *, is_held_back: bool) -> float | None:
+        """Return when to claim again after a claim that brought *size* bytes, and so many messages too few."""
+        if is_held_back:
+            return sooner_of(subqueue.due_in(now), self._allowance(subqueue, now).free_in)
+        if not missing:
+            return None
+        return 0.0 if size >= CLAIM_BYTES else subqueue.due_in(now)
 
     def _is_limited(self, subqueue: Subqueue) -> bool:
         return not subqueue.is_dead and self._queue(subqueue.name).settings.is_limited

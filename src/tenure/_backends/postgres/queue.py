@@ -190,12 +190,13 @@ class PostgresBroker:
     def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
         """Return the deliveries of *rows*, sorted by *rank*.
 
-        A last row without number has a due time, deaths, and whether the queue is limited and keeps messages back.
+        A last row without number has a due time, deaths, whether the queue is limited and keeps messages back, and for
+        how long the rate of a session holds up one.
         """
-        due_in, has_due, is_held_back = None, False, None
+        due_in, has_due, is_held_back, held_up_for = None, False, None, None
         if rows and rows[-1][0] is None:
             last = rows.pop()
-            due_in, is_held_back = last[6], last[8]
+            due_in, is_held_back, held_up_for = last[6], last[8], last[5]
             has_due = due_in is not None or is_held_back is None
             self._functions.deaths.note(queue, last[3])
             if not is_held_back and sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
@@ -212,6 +213,7 @@ class PostgresBroker:
             self._functions.deaths.take(queue),
             is_limited=is_held_back is not None,
             is_held_back=bool(is_held_back),
+            held_up_for=held_up_for,
         )
 
     # --- schedules ---

@@ -82,9 +82,10 @@ def bounded(seconds: float) -> int:
 
 
 def claim_of(queue: str, token: Any, answer: Answer) -> Claim:
-    until, due_in, contents, _, died, limited = answer
+    until, due_in, contents, _, died, limited, *of_session = answer
     deliveries = tuple(deliveries_of(queue, token, until / 1_000, contents))
-    return Claim(deliveries, seconds_of(due_in), deaths_of(queue, died), 0.0, limited > 0, limited > 1)
+    limits = (limited > 0, limited > 1, *map(seconds_of, of_session))
+    return Claim(deliveries, seconds_of(due_in), deaths_of(queue, died), 0.0, *limits)
 
 
 def deaths_of(queue: str, deaths: Sequence[bytes]) -> Sequence[Died]:

@@ -13,7 +13,7 @@ from tenure._backends.sqlite.rows import (
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.broker import CLAIM_BYTES, Claim, NoSession
-from tenure._queue.limits import held_up_for, sooner_of
+from tenure._queue.limits import delay_by, sooner_of
 from tenure._queue.message import Death, Delivery, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
 
@@ -47,8 +47,8 @@ class Claiming(Limiting):
         deliveries = self._lock_ready(queue, rows, lock) if rows else ()
         self._note_delivered(queue, len(rows))
         is_held_back = len(rows) == most < limit and self._is_any_ready(queue)
-        if is_held_back:
-            due_in = sooner_of(next_in, self._allowance(queue).free_in)
+        if is_held_back:  # until a lock ends, also one of these
+            due_in = sooner_of(sooner_of(next_in, lock if rows else None), self._allowance(queue).free_in)
         elif not rows:
             self._delete_old_ids(queue)
         return Claim(deliveries, None if len(rows) == limit else due_in, is_limited=True, is_held_back=is_held_back)
@@ -181,11 +181,20 @@ class Claiming(Limiting):
         here = self._session_allowance(queue, held.session)
         is_held_up = not here.most and (following is not None or blocking is not None)
         if is_held_up and following is not None:
-            self._hold_up(queue, held.session, following, held_up_for(here))
+            self._hold_up(queue, held.session, following, delay_by(here))
         is_held_back = len(rows) == most < limit and (is_held_up or following is not None)
         if is_held_back:
-            due_in = held_up_for(here) if is_held_up else sooner_of(next_in, self._allowance(queue).free_in)
-        return Claim(deliveries, None if len(rows) == limit else due_in, is_limited=True, is_held_back=is_held_back)
+            lock = group.until - self._at.now if rows else None
+            due_in = sooner_of(sooner_of(next_in, lock), self._allowance(queue).free_in)
+        if is_held_back and is_held_up:
+            due_in = delay_by(here)
+        return Claim(
+            deliveries,
+            None if len(rows) == limit else due_in,
+            is_limited=True,
+            is_held_back=is_held_back,
+            held_up_for=delay_by(here) if is_held_up else None,
+        )
 
     def _lock_in_session(self, queue: Queue, group: LockGroup, rows: Sequence[MessageRow]) -> list[Delivery]:
         """Lock the first ready messages of a session, which *rows* are, under the lock of the session."""

@@ -18,3 +18,10 @@ CREATE TABLE IF NOT EXISTS tenure_delivered (
     PRIMARY KEY (queue, session)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS tenure_delivered_at ON tenure_delivered (queue, at) WHERE session > '';
+
+-- A process of an older version deletes a queue without these rows, and the number is given to the next queue.
+CREATE TRIGGER IF NOT EXISTS tenure_limit_of_none AFTER DELETE ON tenure_queue
+BEGIN
+    DELETE FROM tenure_limit WHERE queue = old.queue;
+    DELETE FROM tenure_delivered WHERE queue = old.queue;
+END;

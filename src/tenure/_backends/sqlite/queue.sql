@@ -382,9 +382,6 @@ DELETE FROM tenure_declared WHERE queue = ?;
 -- name: clear_limits
 DELETE FROM tenure_limit WHERE queue = ?;
 
--- name: clear_deliveries
-DELETE FROM tenure_delivered WHERE queue = ?;
-
 -- name: clear_schedules
 DELETE FROM tenure_schedule WHERE queue = ?;
 

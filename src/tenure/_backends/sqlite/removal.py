@@ -129,8 +129,6 @@ class Removal(Sending):
                 "idle",
                 "retention",
                 "declared",
-                "limits",
-                "deliveries",
                 "schedules",
             ):
                 self._run(_SQL[f"clear_{what}"], (number,))

@@ -130,7 +130,11 @@ class LimitTests(QueueSuite):
         assert none.is_held_back
         by_name = await other.accept(name, "t", harness.lock)
         assert isinstance(by_name, SessionLock)
-        assert not (await received_in(other, by_name, 10)).deliveries
+        claim_by_name = await received_in(other, by_name, 10)
+        assert (bodies(claim_by_name.deliveries), claim_by_name.is_held_back) == ([], True)
+        assert claim_by_name.held_up_for is None  # it waits for no rate of its session
+        assert claim_by_name.due_in is not None
+        assert claim_by_name.due_in <= harness.lock * 1.01
         await settle(broker, claim.deliveries, COMPLETE)
         assert bodies((await received_in(other, by_name, 10)).deliveries) == [b"c"]
         assert not (await received_in(broker, held, 10)).deliveries
@@ -321,11 +325,14 @@ class LimitTests(QueueSuite):
         await broker.declare(name, {"session_rate": (1, 1e6)})  # it may be raised before that is over
         await send_to(broker, name, "s", b"a", b"b")
         held = await accept(broker, name, harness)
-        assert bodies((await received_in(broker, held, 1)).deliveries) == [b"a"]
+        claim = await received_in(broker, held, 1)  # as many as were asked for
+        assert bodies(claim.deliveries) == [b"a"]
+        assert claim.held_up_for is not None
+        assert HELD_UP_MAX * 0.8 < claim.held_up_for <= HELD_UP_MAX * 1.01
         claim = await received_in(broker, held, 1)
         assert (claim.is_held_back, bodies(claim.deliveries)) == (True, [])
-        assert claim.due_in is not None
-        assert HELD_UP_MAX * 0.8 < claim.due_in <= HELD_UP_MAX * 1.01
+        assert claim.held_up_for is not None
+        assert HELD_UP_MAX * 0.8 < claim.held_up_for <= HELD_UP_MAX * 1.01
         [waiting] = await broker.peek(name, LiveSelection(states=frozenset({"delayed"})), 10)
         assert waiting.due_at is not None
         assert abs(waiting.due_at - waiting.enqueued_at - HELD_UP_MAX) < 5.0

@@ -220,7 +220,8 @@ class Consumer(LoopProcess):
                 event = Accepted(request_id, None, answer.due_in, answer.is_held_back)
             case Claim(deliveries=deliveries, due_in=due_in):
                 self.tracked.add(deliveries)
-                event = Claimed(request_id, deliveries, due_in, 0.0, answer.is_limited, answer.is_held_back)
+                limits = (answer.is_limited, answer.is_held_back, answer.held_up_for)
+                event = Claimed(request_id, deliveries, due_in, 0.0, *limits)
             case [*answers]:
                 self.checkers.answered(self, asked.question.settlements, answers)
                 event = Answered(request_id, answers)

@@ -131,6 +131,22 @@ BEGIN
 END
 $$;
 
+-- Return whether a session could be accepted, if the limits of the queue allowed it.
+CREATE OR REPLACE FUNCTION {schema}._has_session(p_queue integer, p_now double precision) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM {schema}.waiting AS w
+        WHERE w.queue = p_queue
+          AND NOT EXISTS (
+              SELECT FROM {schema}.session AS s
+              WHERE s.queue = p_queue AND s.name = w.session AND s.token IS NOT NULL AND s.until > p_now
+          )
+          AND {schema}._first_claimable(p_queue, w.session) IS NOT NULL
+    );
+END
+$$;
+
 -- Lock a session, for NULL the free one whose message has waited longest. A row without name tells when to look again; it has
 -- a state if a session is free and has messages waiting that the limits of the queue keep back.
 CREATE OR REPLACE FUNCTION {schema}.accept(
@@ -150,18 +166,16 @@ BEGIN
     PERFORM {schema}._end_sessions(v_queue, v_now);
     FOR v_try IN 1 .. 10 LOOP
         IF p_session IS NULL THEN
-            v_session := {schema}._next_session(v_queue, v_now);
-            EXIT WHEN v_session IS NULL;
             SELECT a.most, a.free_at INTO v_most, v_free_at
             FROM {schema}.queue AS q CROSS JOIN LATERAL {schema}._allowance(q.id, v_now) AS a
             WHERE q.id = v_queue AND (q.paused OR num_nonnulls(q.max_locked, q.rate_count) > 0);
-            IF v_most = 0 THEN
-                PERFORM {schema}._offer(
-                    v_queue, ARRAY[{schema}._first_claimable(v_queue, v_session)], ARRAY[v_session]
-                );
-                v_is_held_back := true;
+            IF v_most = 0 THEN  -- only read: what one consumer takes here, another one doesn't see
+                v_is_held_back := {schema}._has_session(v_queue, v_now);
+                v_free_at := CASE WHEN v_is_held_back THEN v_free_at END;
                 EXIT;
             END IF;
+            v_session := {schema}._next_session(v_queue, v_now);
+            EXIT WHEN v_session IS NULL;
         END IF;
         INSERT INTO {schema}.session AS s (queue, name, token, until)
         VALUES (v_queue, v_session, p_token, v_now + p_lock)
@@ -184,7 +198,7 @@ BEGIN
             WHERE s.queue + 0 = v_queue AND s.token IS NOT NULL AND s.until + 0 > v_now ORDER BY s.until + 0 LIMIT 1
         ),
         -- Another transaction has locked a session's row, and its end is not notified.
-        CASE WHEN p_session IS NULL AND NOT v_is_held_back AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
+        CASE WHEN p_session IS NULL AND v_most IS DISTINCT FROM 0 AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
              THEN {look_again} END
     );
     RETURN NEXT;
@@ -194,7 +208,8 @@ $$;
 -- Claim the next messages of a session, but none behind one that was delivered and is neither settled nor held by p_token:
 -- that one waits for its delay to end, or its lock is over, which its row need not show yet. A row without number comes
 -- last: its deliveries tell whether the session's lock holds (1) or is over (0), its locked_until the
--- seconds until something is due, its headers the deaths that were found, its priority what it tells in receive.
+-- seconds until something is due, its headers the deaths that were found, its priority what it tells in receive, its
+-- enqueued_at for how many seconds the rate of the session delays a message that waits in it.
 CREATE OR REPLACE FUNCTION {schema}.receive_session(
     p_queue text, p_session text, p_token bigint, p_most integer
 ) RETURNS TABLE (
@@ -287,11 +302,12 @@ BEGIN
         );
         v_is_held_back := v_found = v_most AND v_found < p_most AND num_nonnulls(v_next, v_free_at) > 0;
         priority := v_is_held_back::integer;
+        enqueued_at := CASE WHEN v_free_at IS NOT NULL THEN least(v_free_at - v_now, {held_up_max}) END;
     END IF;
     deliveries := 1;
     headers := {schema}._noted_deaths();
     locked_until := CASE
-        WHEN v_is_held_back AND v_free_at IS NOT NULL THEN least(v_free_at - v_now, {held_up_max})
+        WHEN v_is_held_back AND v_free_at IS NOT NULL THEN enqueued_at
         WHEN v_is_held_back THEN least(
             {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue)),
             (SELECT a.free_at - v_now FROM {schema}._allowance(v_queue, v_now) AS a)

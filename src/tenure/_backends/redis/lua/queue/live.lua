@@ -26,9 +26,10 @@ end
 local age = oldest and math.max(0, NOW - row_of(base, oldest).sent) or 0
 local orphaned, delayed, expired = due('locked'), due('delayed'), due('expiry')
 local ready = size('ready') + size('waiting') + orphaned + delayed - expired
+local limits = limits_of(base)
 return {
     math.max(0, ready), size('locked') - orphaned, size('delayed') - delayed, size('deferred'), size('dead') + expired, age,
-    limits_of(base) and limits_of(base).is_paused and 1 or 0,
+    limits and limits.is_paused and 1 or 0,
 }
 
 -- name: waiting (limit, after, whether ready messages are selected, whether deferred ones are)

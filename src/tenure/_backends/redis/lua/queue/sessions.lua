@@ -110,7 +110,8 @@ if #sequences < limit then
         due = (more or waits) and 0 or due_in(base, {'delayed'})
     end
 end
-return {ends, due, contents_of(base, sequences, states), found, take_deaths(base, ARGV[4], ARGV[5], left), limited}
+return {ends, due, contents_of(base, sequences, states), found, take_deaths(base, ARGV[4], ARGV[5], left), limited,
+    is_held_up and math.ceil(freed) or -1}
 
 -- name: release (session, token)
 -- Returns 2 while more messages are left than one script gives back: then the client runs it again.
