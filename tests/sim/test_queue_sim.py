@@ -18,7 +18,7 @@ KEPT = kept_seeds("queue_seeds.txt")
 SHOWN_BY = {
     "settles-late-by-itself": [271],
     "passes-late-results": [92],
-    "gives-back-completed": [468],
+    "gives-back-completed": [661, 998, 1150],
     "serves-while-paused": [81],
     "forgets-returns": [53],
     "old-owner-writes": [117],
