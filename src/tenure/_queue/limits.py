@@ -4,8 +4,8 @@ A rate is kept by a log of what was delivered in its last window. It is strict: 
 wherever it begins, are there more deliveries than it allows; and a queue that was idle gets all of them at once. (A
 fixed window lets twice as many through around its ends, a token bucket nearly so.) Deliveries that follow within a 64th
 of the window share an entry, which counts until the last of them is over: so a log has 66 entries at most, and costs a
-64th of the rate at most. What was delivered is never taken back: the work may have begun. If the clock of the store was
-set back, what lies ahead counts as of now; a store whose clock may be set back keeps that, by ``noted`` with 0 more.
+64th of the rate at most. A delivery is never taken back: the work may have begun. If the clock of the store was set
+back, entries that lie ahead count as of now; a store whose clock may be set back keeps that, by ``noted`` with 0 more.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _SQL = statements("queue.sql")
 
 
 class Limiting(Sending):
-    """What claims ask before they take messages of a limited queue, and note when they have."""
+    """The questions of claims before they take messages of a limited queue, and their notes when they have."""
 
     def _allowance(self, queue: Queue) -> Allowance:
         """Return how many messages the limits of *queue* allow. Call it when what is due was applied."""

@@ -1,6 +1,6 @@
 -- Version 7: limits of queues, and the names of processes. The settings: schema_7_tables.sql.
 
--- What queues with rates have delivered: a row for deliveries that follow one another within a 64th of the rate's time.
+-- The deliveries of queues with rates: a row for those that follow one another within a 64th of the rate's time.
 CREATE TABLE {schema}.delivered (
     began  double precision NOT NULL,         -- when the first of them was delivered
     at     double precision NOT NULL,         -- and the last

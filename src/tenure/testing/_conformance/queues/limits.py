@@ -20,7 +20,7 @@ from tenure.testing._conformance.queues.steps import LATE, QueueSuite, accept, b
 
 
 class LimitTests(QueueSuite):
-    """What is received never exceeds what the settings of the queue allow."""
+    """No more is received than the settings of the queue allow."""
 
     # --- at once ---
 
