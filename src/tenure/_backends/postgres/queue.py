@@ -499,7 +499,9 @@ class PostgresBroker:
         is_deleted, *counts, age = rows[0]
         ready, locked, delayed, deferred, dead = (int(count or 0) for count in counts)
         found = Stats(ready, locked, delayed, deferred, dead, age or 0.0)
-        return Deleted(found) if is_deleted else NotEmpty(found)
+        if is_deleted:
+            return Deleted(found)
+        return NotEmpty(replace(found, paused=(await self.settings(queue)).paused))
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
         """Let :meth:`idle` list *queue* after *seconds*."""

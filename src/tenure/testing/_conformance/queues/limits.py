@@ -13,7 +13,17 @@ from tenure._queue.broker import Broker, Claim, LiveSelection, NoSession, QueueO
 from tenure._queue.limits import HELD_UP_MAX
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Defer, Renewed, Settled, Verdict
+from tenure._queue.verdicts import (
+    COMPLETE,
+    GIVE_BACK,
+    Abandon,
+    DeadLetter,
+    Defer,
+    NotEmpty,
+    Renewed,
+    Settled,
+    Verdict,
+)
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import LATE, QueueSuite, accept, bodies, dead_letter, needs, send, settle
@@ -382,6 +392,16 @@ class LimitTests(QueueSuite):
         assert (bodies(claim.deliveries), claim.is_held_back) == ([], True)
         await broker.declare(name, {"paused": False})
         assert bodies((await received_in(broker, held, 10)).deliveries) == [b"a"]
+
+    async def test_a_paused_queue_that_is_not_empty_is_not_deleted(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.limits)
+        broker = await harness.open()
+        await send(broker, name, b"a")
+        await broker.declare(name, {"paused": True})
+        answer = await broker.delete(name)
+        assert isinstance(answer, NotEmpty)
+        assert (answer.stats.ready, answer.stats.paused) == (1, True)
+        assert (await broker.settings(name)).paused
 
     async def test_a_deleted_queue_has_no_limits(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.limits)

@@ -131,18 +131,18 @@ BEGIN
 END
 $$;
 
--- Return whether a session could be accepted, if the limits of the queue allowed it.
+-- Return whether a session could be accepted, if the limits of the queue allowed it. As _next_session, it looks at some.
 CREATE OR REPLACE FUNCTION {schema}._has_session(p_queue integer, p_now double precision) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN EXISTS (
-        SELECT FROM {schema}.waiting AS w
-        WHERE w.queue = p_queue
-          AND NOT EXISTS (
-              SELECT FROM {schema}.session AS s
-              WHERE s.queue = p_queue AND s.name = w.session AND s.token IS NOT NULL AND s.until > p_now
-          )
-          AND {schema}._first_claimable(p_queue, w.session) IS NOT NULL
+        SELECT FROM (
+            SELECT w.session FROM {schema}.waiting AS w WHERE w.queue = p_queue ORDER BY w.seq LIMIT 200
+        ) AS w
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.session AS s
+            WHERE s.queue = p_queue AND s.name = w.session AND s.token IS NOT NULL AND s.until > p_now
+        ) AND {schema}._first_claimable(p_queue, w.session) IS NOT NULL
     );
 END
 $$;
