@@ -27,7 +27,7 @@ async def main() -> None:
         await asyncio.gather(*(calls.consume(call, until_empty=True) for _ in range(3)))
         print(f"{busiest} at once; 20 calls took more than a second: {began[-1] - began[0] > 0.9}")
 
-        letters = backend.queue("letters", session_rate=(1, 60.0))  # one a minute to each customer
+        letters = backend.queue("letters", session_rate=(1, 5.0))  # one in five seconds to each customer
         for customer in ("anna", "ben"):
             await letters.send_batch([tenure.Outgoing(b"hello", session=customer) for _ in range(2)])
         for _ in range(2):
@@ -35,7 +35,7 @@ async def main() -> None:
                 [letter] = await session.receive(10)
                 print(f"{letter.body.decode()}, {session.name}")
                 await letter.complete()
-        print(f"a minute later: {(await letters.stats()).delayed} letters")
+        print(f"five seconds later: {(await letters.stats()).delayed} letters")
 
         await calls.declare(paused=True)  # for all consumers of the fleet, until it is declared False
         await calls.send(b"21")

@@ -62,7 +62,7 @@ PRINTS = {
     "leader_settings": r"(10\.0\.0\.1:8080 leads\n|page written in term 1\n)+now the leader is None\n",
     "kubernetes_leader": r"leading nightly-report in term \d+\nled by None\n",
     "limits": r"2 at once; 20 calls took more than a second: True\nhello, anna\nhello, ben\n"
-    r"a minute later: 2 letters\npaused: 0 received, 1 ready\nresumed: 1 received\n",
+    r"five seconds later: 2 letters\npaused: 0 received, 1 ready\nresumed: 1 received\n",
     "nats_worker": r"order (17|19) is served, delivery 1\norder (17|19) is served, delivery 1\n"
     r"dead: eighteen, not a number \(the order was 'eighteen'\)\n",
     "etcd_leader": r"leading nightly-report in term \d+, a revision of etcd\nled by None\n",
