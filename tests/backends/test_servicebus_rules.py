@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -436,3 +436,25 @@ async def test_a_message_too_large_for_its_history_is_retried_without(
         assert list(answers) == [Settled()] * 2
         [left] = await broker.peek(queue, EVERY_LIVE, 10)
         assert (left.id, left.state, left.delivery_count, len(left.body)) == ("large", state, 1, size)
+
+
+async def test_a_queue_that_is_deleted_during_a_listing_hides_no_other(
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings = [
+        [f"q{number:03}" for number in range(101) if number != 100],  # the first was deleted between two pages
+        [f"q{number:03}" for number in range(1, 101)],
+        [f"q{number:03}" for number in range(1, 101)],
+    ]
+    left = iter(listings)
+
+    async def listed() -> AsyncIterator[SimpleNamespace]:
+        for one in next(left):
+            yield SimpleNamespace(name=one, user_metadata=None)
+
+    async with opened(server.url) as broker:
+        await broker.names()  # it is connected
+        here = SimpleNamespace(list_queues=listed)
+        monkeypatch.setattr(broker._administration, "_here", lambda: here)
+        assert "q100" in await broker.names()
+        assert next(left, None) is None

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
-from azure.servicebus.management import QueueProperties
 
 from tenure._backends.servicebus.address import connected
 from tenure._backends.servicebus.client import Namespace
@@ -21,6 +20,12 @@ from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.service_clock import ServiceClock
 
 T = TypeVar("T")
+
+PAGE = 100
+"""The number of queues that one answer lists."""
+
+LISTINGS_MAX = 5
+"""How often they are listed at most, while each time has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +142,19 @@ class Administration:
 
     async def queues(self) -> list[tuple[str, str]]:
         """Return every queue: its name and its user metadata."""
+        return await self._allowed(self._list_queues)
 
-        async def list_all() -> list[tuple[str, str]]:
-            found: list[QueueProperties] = [one async for one in self._here().list_queues()]
-            return [(one.name, one.user_metadata or "") for one in found]
-
-        return await self._allowed(list_all)
+    async def _list_queues(self) -> list[tuple[str, str]]:
+        found: dict[str, str] = {}
+        # A page begins behind a number of queues, not behind a queue: if one of them is deleted meanwhile, another one
+        # is missing. So if there are several pages, they are read until nothing new is found.
+        for _ in range(LISTINGS_MAX):
+            some = {one.name: one.user_metadata or "" async for one in self._here().list_queues()}
+            known = found.keys() & some.keys()
+            found |= some
+            if len(known) == len(some) or len(some) < PAGE:
+                break
+        return list(found.items())
 
     async def tier(self) -> str:
         """Return the tier of the namespace: Standard or Premium, say."""
