@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,6 +93,23 @@ def test_a_queue_is_paused_and_resumed(url: str, capsys: Captured) -> None:
     assert (code, found["queue"], found["ready"], found["paused"]) == (0, "orders", 1, False)
     assert [message.body for message in received(url)] == [b"two kettles"]
     assert "MAX LOCKED" not in run_cli(capsys, "queue", "orders")[1]
+
+
+def test_a_worker_of_a_paused_queue_warns_and_works_once_it_is_resumed(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        backend.queue("orders").send(b"x")
+        backend.queue("orders").declare(paused=True)
+        command = [sys.executable, "-m", "tenure", "work", "orders", "--until-empty", "--", "true"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as worker:
+            assert worker.stderr is not None
+            warned = worker.stderr.readline()
+            backend.queue("orders").declare(paused=False)
+            rest = worker.stderr.read()
+    assert warned == (
+        "tenure: warning: orders is paused: nothing is received until it is resumed (tenure queue resume orders)\n"
+    )
+    assert "orders: 1 done" in rest
+    assert worker.returncode == 0
 
 
 @pytest.mark.parametrize("word", ["pause", "resume"])
