@@ -168,6 +168,15 @@ async def test_a_message_that_died_of_its_deliveries_has_our_reason(server: Serv
 # --- topics ---
 
 
+async def test_all_pages_of_queues_are_listed(own: ServiceBus) -> None:
+    own.control("page", 2)
+    many = {f"q{number}" for number in range(5)}
+    async with tenure.connect(own.url) as backend:
+        for one in many:
+            await backend.queue(one).declare()
+        assert set(await backend.queues()) == many
+
+
 async def test_subscriptions_of_a_topic(own: ServiceBus) -> None:
     async with opened(own) as store:
         admin: Any = store.broker.administration

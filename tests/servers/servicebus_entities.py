@@ -495,6 +495,8 @@ class Namespace:
         self.topics: set[str] = set()
         self._entities: dict[str, Entity] = {}
         self.is_full = False
+        self.page = 100
+        """The most entities in one answer."""
         for path, (written, settings) in ledger.rows("e "):
             self._make(path, written, settings)
         for path, written in ledger.rows("t "):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
+from collections.abc import Iterable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
@@ -119,14 +120,11 @@ def manage(
             "<NamespaceType>Messaging</NamespaceType></NamespaceInfo></content></entry>"
         )
     if method == "GET" and low == "$resources/queues":
-        skip, top = int(query.get("$skip", 0)), int(query.get("$top", 100))
-        found = sorted(key for key in namespace.settings if SUBSCRIPTIONS not in key)[skip : skip + top]
-        return 200, f'<feed xmlns="{ATOM}">{"".join(entry(namespace, one) for one in found)}</feed>'
+        return 200, page(namespace, path, query, (key for key in namespace.settings if SUBSCRIPTIONS not in key))
     if method == "GET" and low.endswith("/subscriptions"):
         topic = low.removesuffix("/subscriptions")
-        found = sorted(key for key in namespace.settings if key.startswith(topic + SUBSCRIPTIONS))
-        skip = int(query.get("$skip", 0))
-        return 200, f'<feed xmlns="{ATOM}">{"".join(entry(namespace, one) for one in found[skip:])}</feed>'
+        found = (key for key in namespace.settings if key.startswith(topic + SUBSCRIPTIONS))
+        return 200, page(namespace, path, query, found)
     if method == "GET":
         if low not in namespace.settings and low not in namespace.topics:  # the service answers with an empty feed
             return 200, f'<feed xmlns="{ATOM}"><title type="text">Publicly Listed Services</title></feed>'
@@ -175,6 +173,17 @@ def settings_of(tree: ElementTree.Element, base: Settings) -> Settings:
         "status": text("Status"),
     }
     return replace(base, **{name: value for name, value in found.items() if value is not None})  # type: ignore[arg-type]
+
+
+def page(namespace: Namespace, path: str, query: dict[str, str], found: Iterable[str]) -> str:
+    """Return a page of entities as an Atom feed; a client reads on only where a second link names the next page."""
+    skip, top = int(query.get("$skip", 0)), min(int(query.get("$top", 100)), namespace.page)
+    rows = sorted(found)
+    addresses = {"self": f"{path}?$skip={skip}&$top={top}"}
+    if skip + top < len(rows):
+        addresses["next"] = f"{path}?$skip={skip + top}&$top={top}"
+    links = "".join(f'<link rel="{rel}" href="http://localhost/{escape(url)}"/>' for rel, url in addresses.items())
+    return f'<feed xmlns="{ATOM}">{links}{"".join(entry(namespace, one) for one in rows[skip : skip + top])}</feed>'
 
 
 def entry(namespace: Namespace, path: str) -> str:

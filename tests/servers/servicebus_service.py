@@ -606,6 +606,8 @@ class Service(MessagingHandler):
                 self.conflicts = int(value)
             case "partition":
                 self.partitioned.add(value.lower())
+            case "page":
+                self.namespace.page = int(value)
             case "throttle":
                 self.throttled = int(value)
             case "drop":  # connections, without a close
