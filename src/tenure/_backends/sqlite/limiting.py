@@ -24,7 +24,7 @@ class Limiting(Sending):
             return UNLIMITED
         settings = self.settings(queue.name)
         locked, log = 0, []
-        if settings.max_locked < UNLIMITED.most:
+        if queue.has_max_locked:
             (kept,) = self._run(_SQL["locked"], (queue.number,)).fetchone()
             locked = kept + queue.locked  # with what this transaction has changed
         if isinstance(settings.rate, tuple):
