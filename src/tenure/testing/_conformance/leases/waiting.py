@@ -15,7 +15,15 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.testing._conformance.harness import LeaseHarness
 from tenure.testing._conformance.leases.faults import is_still_held, needs
 from tenure.testing._conformance.leases.hints import exhaust, hint
-from tenure.testing._conformance.leases.steps import LeaseSuite, asked_and_cancelled, claim, holder, win, withdraw
+from tenure.testing._conformance.leases.steps import (
+    LeaseSuite,
+    asked_and_cancelled,
+    catch_up,
+    claim,
+    holder,
+    win,
+    withdraw,
+)
 
 
 class LeaseQueueSuite(LeaseSuite):
@@ -56,8 +64,8 @@ class LeaseQueueSuite(LeaseSuite):
         grant = await claim(ann, name, "ann#1", harness.ttl)
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl, metadata), HeldBy)
         await ann.release(grant)
-        for _ in range(5):
-            assert await holder(cat, name) == "bob#1"  # its metadata may be missing
+        for store in (cat, cat, cat, cat, cat, bob):
+            assert await holder(store, name) == "bob#1"  # its metadata may be missing
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl, metadata), Granted)
         seen = await cat.inspect(name)
         assert isinstance(seen, HeldBy)
@@ -335,6 +343,7 @@ class LeaseQueueSuite(LeaseSuite):
 
 async def waits(store: LeaseStore, name: str, holder: str, harness: LeaseHarness) -> HeldBy:
     """Ask for a name that must be held, and take or keep a place in the queue; return the answer."""
+    await catch_up(store, name)
     answer = await store.acquire(name, holder, harness.ttl)
     assert isinstance(answer, HeldBy), answer
     return answer
