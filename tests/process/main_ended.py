@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import tenure.sync
 from tenure._runtime.renewal_thread import RenewalThread
 
-TTL = 2.0
+TIMES: tenure.ElectionOptions = {"ttl": 10.0, "renew_every": 0.5, "retry_every": 2.0}
+"""Renewed soon, and with time for a busy machine to answer."""
 RENEWALS = 4
 
 begun = threading.Barrier(4)  # all three, and the main thread
@@ -38,7 +39,7 @@ def lead_in_a_thread(url: str) -> None:
             term.check()
 
     with tenure.sync.connect(url) as backend:
-        backend.election("a thread", ttl=TTL).run(work)
+        backend.election("a thread", **TIMES).run(work)
         backend.queue("letters").send(b"sent")
         assert backend.queue("letters").stats().ready == 1
     sys.stdout.write("a thread led on\n")
@@ -52,7 +53,7 @@ def lead_in_a_loop(url: str) -> None:
 
     async def main() -> None:
         async with tenure.connect(url) as backend:
-            await backend.election("a loop", ttl=TTL).run(work)
+            await backend.election("a loop", **TIMES).run(work)
 
     asyncio.run(main())
     sys.stdout.write("a loop led on\n")

@@ -95,12 +95,35 @@ class Processes:
             raise NotBegun(f"no process could be started for the handler: {what}") from error
 
     def put_back(self, process: _Process) -> None:
-        """Keep *process* for another message."""
+        """Keep *process* for another message, also one that is still being made."""
+        process.is_given_up = False
+        if not process.is_ready:
+            self._finish(process)
+            return
         with self._guard:
             if not self._is_closed:
                 self._idle.append(process)
                 return
         process.close()
+
+    def _finish(self, process: _Process) -> None:
+        """Go on making *process*, in a thread; else one whose making takes longer than a lock would never be made."""
+
+        def make() -> None:
+            try:
+                process.make()
+            except (EOFError, OSError):
+                process.close()
+            else:
+                self.put_back(process)
+
+        with self._guard:
+            is_closed = self._is_closed
+        if is_closed:
+            process.kill()
+            process.close()
+        else:
+            threading.Thread(target=make, name="tenure-making", daemon=True).start()
 
     def close(self) -> None:
         """End the idle processes now, and each other one when it becomes idle."""
@@ -129,24 +152,23 @@ class Task:
         with self._guard:
             self._process = process
             if self._is_stopped:
-                process.kill()
+                process.stop()
         try:
             return process.call(self._handler, self._message, self._lock)
         finally:
             with self._guard:  # from here on, another message may use it
                 self._process = None
-                is_killed = self._is_stopped
-            if process.is_usable and not is_killed:
+            if process.is_usable:
                 self._processes.put_back(process)
             else:
                 process.close()
 
     def stop(self) -> None:
-        """Kill the process, and all that it has started."""
+        """Kill the process, and all that it has started; one that is still being made is kept for another message."""
         with self._guard:
             self._is_stopped = True
             if self._process is not None:
-                self._process.kill()
+                self._process.stop()
 
 
 class _Process:
@@ -165,9 +187,12 @@ class _Process:
         # The interpreter waits for it at exit, unless it is killed first.
         self._finalizer = Finalize(self, _kill, args=(self._process,), exitpriority=10)
         self._guard = threading.Lock()
+        self._is_killed = False
         self._is_collected = False  # or about to be: then another process may get its pid
         self._code: int | None = None
-        self._is_ready = False
+        self.is_ready = False
+        self.is_given_up = False
+        """Whether its first message is over before it was ready."""
         self.is_usable = True
 
     @property
@@ -181,37 +206,50 @@ class _Process:
             raise NotBegun(
                 f"the handler can't be sent to a process: {type(error).__name__}: {text_of(error)}"
             ) from error
-        self.is_usable = False
         try:
-            if not self._is_ready:
-                self._receive()
-                self._is_ready = True
+            self.make()
         except (EOFError, OSError) as error:
+            self.is_usable = False
             raise self._died_early() from error
         until = lock.until()
-        if until <= CLOCK.now():
-            self.is_usable = True
+        if self.is_given_up or until <= CLOCK.now():
             raise NotBegun("the lock of the message ended before a process was ready")
+        self.is_usable = False
         try:  # the process gets the message, which may kill it: from here on the delivery counts, or it would repeat
             self._pipe.send_bytes(MOMENT.pack(until) + work)
             answer = self._receive(lock, until)
         except (EOFError, OSError) as error:
             how = self._end(with_group=True)
             raise HandlerDied(f"the process of the handler ended without an answer, {how}") from error
-        self.is_usable = True
+        with self._guard:
+            self.is_usable = not self._is_killed
         return result_of(answer)
 
-    def _receive(self, lock: Lock | None = None, until: float = 0.0) -> bytes:
+    def make(self) -> None:
+        """Wait until it is ready for messages, or given up.
+
+        Raises:
+            EOFError: It has ended.
+        """
+        while not self.is_ready and not self.is_given_up:
+            if self._pipe.poll(CHECK_EVERY):
+                self._pipe.recv_bytes()
+                with self._guard:
+                    self.is_ready = True
+            elif not self.is_alive:
+                raise EOFError
+
+    def _receive(self, lock: Lock, until: float) -> bytes:
         """Return the next answer of the process; meanwhile, send it each extension of the *lock* beyond *until*.
 
         Raises:
             EOFError: The process has ended, even if a process that it forked keeps its end of the pipe open.
         """
-        pause = CHECK_EVERY if lock is None else min(CHECK_EVERY, lock.every)
+        pause = min(CHECK_EVERY, lock.every)
         while not self._pipe.poll(pause):
             if not self.is_alive and not self._pipe.poll(0):
                 raise EOFError
-            if lock is not None and (later := lock.until()) > until + EXTENSION_MIN:
+            if (later := lock.until()) > until + EXTENSION_MIN:
                 until = later
                 with suppress(OSError):  # the process has just ended, perhaps after an answer
                     self._pipe.send_bytes(MOMENT.pack(until))
@@ -226,9 +264,17 @@ class _Process:
             )
         return NotBegun(f"a process for handlers ended before it was ready, {how}; see its output on stderr")
 
+    def stop(self) -> None:
+        """Kill it as *kill* does; if it is not ready yet, only let the thread that waits for it go on."""
+        with self._guard:
+            self.is_given_up = not self.is_ready
+        if not self.is_given_up:
+            self.kill()
+
     def kill(self) -> None:
         """Kill the process and all that it has started, and wake the thread that waits for it."""
         with self._guard:
+            self._is_killed, self.is_usable = True, False
             if not self._is_collected:
                 _kill(self._process)
                 _shut(self._pipe)
