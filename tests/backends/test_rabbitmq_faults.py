@@ -22,7 +22,7 @@ from tenure import RetryPolicy
 from tenure._backends.rabbitmq import connection, settling
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import steps_of
-from tenure._backends.rabbitmq.errors import AmqpError
+from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost
 from tenure._backends.rabbitmq.held_channel import GROUP
 from tenure._backends.rabbitmq.message_format import Sequences
 from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK, amqp_name
@@ -265,6 +265,20 @@ async def test_nothing_is_written_once_the_lock_of_the_records_is_lost(name: str
         with pytest.raises(AmqpError):
             await broker._records.change(lambda records: records.pop(name), loses_the_connection)
         assert (await broker.settings(name)).lock == 40.0
+
+
+async def test_the_number_of_a_channel_that_the_server_closed_is_not_used_again_at_once(name: str) -> None:
+    """The driver takes it for free before its answer is sent, which a full buffer can delay or lose."""
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        connection = await broker._client.connection("receiving")
+        numbers = set()
+        for _ in range(20):
+            channel = await connection.channel()
+            numbers.add(channel._raw.number)
+            with pytest.raises(ChannelLost):
+                await channel.request(spec.Queue.Declare(0, name, passive=True))  # there is no such queue
+        assert len(numbers) == 20
+        assert connection.lost is None
 
 
 async def test_a_message_is_published_again_after_a_refusal_and_a_deletion(

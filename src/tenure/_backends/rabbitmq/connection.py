@@ -353,6 +353,7 @@ class AmqpConnection:
         self._raw: aiormq.Connection | None = None
         self._wire: Wire | None = None
         self._channels: set[AmqpChannel] = set()
+        self._newest_number = 0  # of a channel
         self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._watching = False
@@ -410,7 +411,7 @@ class AmqpConnection:
 
     async def _open_channel(self, confirms: bool) -> AmqpChannel:
         try:
-            raw = await self._driver.channel(publisher_confirms=confirms)
+            raw = await self._driver.channel(self._free_number(), publisher_confirms=confirms)
         except (aiormq.AMQPError, RuntimeError, asyncio.CancelledError) as error:
             raise self.lost or refusal(error) from error
         if self.lost is not None:
@@ -419,6 +420,19 @@ class AmqpConnection:
         channel = AmqpChannel(self, raw)
         self._channels.add(channel)
         return channel
+
+    def _free_number(self) -> int:
+        """Return the number of a new channel: not one that was in use lately.
+
+        When the server closes a channel, the driver takes its number for free before it has sent its answer. A new
+        channel of that number would be a second one for the server, which ends the connection then.
+        """
+        most = self._driver.connection_tune.channel_max or 65_535
+        for _ in range(most):
+            self._newest_number = self._newest_number % most + 1
+            if self._newest_number not in self._driver.channels:
+                return self._newest_number
+        raise ConnectionLost(0, f"all {most:,} channels of the connection are in use")
 
     async def close(self) -> None:
         """Say goodbye, and close it; or, if it is lost, wait until nothing of it is left."""
