@@ -55,6 +55,8 @@ class HeldBy:
     """No: another holder has the name.
 
     ``remaining`` is the time left in seconds by the store's clock when it answered; None if the store doesn't know.
+    ``resign_asked`` says whether the holder was asked to step down in this term; only ``inspect`` tells, and answers
+    to ``acquire`` leave it False. It is ignored when two answers are compared.
     """
 
     name: str
@@ -62,6 +64,7 @@ class HeldBy:
     token: int
     remaining: float | None
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
+    resign_asked: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,9 @@ class FaultyStore:
     async def inspect(self, name: str) -> HeldBy | Vacant:
         return await self._call(lambda: self.inner.inspect(name))
 
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        return await self._call(lambda: self.inner.inspect_many(names))
+
     async def names(self) -> Sequence[str]:
         return await self._call(self.inner.names)
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("azure.storage.queue")
 
 from azure.core.exceptions import HttpResponseError
-from azure.storage.blob.aio import BlobServiceClient
+from azure.storage.blob.aio import BlobLeaseClient, BlobServiceClient
 from azure.storage.queue import QueueClient, QueueMessage
 
 import tenure
@@ -25,7 +25,7 @@ from tenure._backends.azure_storage.client import LoopConnections, Refused
 from tenure._backends.azure_storage.names import POISON_SUFFIX, queue_of
 from tenure._backends.azure_storage.queue import QUIET_CLAIMS, RECHECK_AFTER, AzureBroker
 from tenure._backends.azure_storage.receipts import Receipts
-from tenure._lease import Granted, NoAnswer
+from tenure._lease import Granted, HeldBy, NoAnswer
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, LiveSelection, Selection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import MAX_DELIVERIES, Delivery
@@ -47,6 +47,24 @@ async def opened(options: str = "") -> AsyncIterator[azure_storage.AzureBackend]
         yield backend
     finally:
         await backend.close()
+
+
+async def test_a_foreign_holder_is_found_in_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"listed/{number}" for number in range(leases_module.FEW + 2)]
+    async with opened() as ann:
+        answer = await ann.leases.acquire(names[0], "ann#1", 60.0)
+        assert isinstance(answer, Granted)
+        async with BlobServiceClient.from_connection_string(shared(Azurite).connection_string) as service:
+            blob = service.get_container_client("leases").get_blob_client(names[1])
+            await blob.upload_blob(b"", overwrite=True)
+            taken = BlobLeaseClient(blob)
+            await taken.acquire(lease_duration=60)
+            found = await ann.leases.inspect_many(names)
+            assert [one.holder for one in found if isinstance(one, HeldBy)] == ["ann#1", leases_module.FOREIGN_HOLDER]
+            monkeypatch.setattr(leases_module, "TERM_CHECKS", (60.0,))  # no more: it is known by its ETag
+            assert await ann.leases.inspect_many(names) == found
+            await taken.release()
+        await ann.leases.release(answer.grant)
 
 
 async def test_an_empty_claim_is_repeated_soon_while_messages_are_invisible() -> None:

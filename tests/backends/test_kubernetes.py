@@ -619,6 +619,33 @@ async def test_names_are_read_in_pages(server: Kubernetes, name: str, monkeypatc
             await backend.leases.names()
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_many_leases_are_listed_by_a_user_who_may(
+    server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch, *, refused: bool
+) -> None:
+    monkeypatch.setattr(leases_module, "PAGE", 20)
+    names = [f"{name}-{number}" for number in range(30)]
+    ClientGo(server, names[7], "go-1").take()
+    async with opened(server.url) as backend:
+        grants = [await claim(backend.leases, each) for each in names[:5]]
+        assert await backend.leases.ask_to_resign(names[2])
+        if refused:
+            server.fail(verb="list", status=403)
+        server.forget()
+        found = await backend.leases.inspect_many(names)
+        verbs = [one["verb"] for one in server.requests()]
+        assert verbs == ["list", *["get"] * 30] if refused else set(verbs) == {"list"}
+        held = [one for one in found if isinstance(one, HeldBy)]
+        assert [(one.name, one.holder) for one in held] == [
+            *((each, "ann#1") for each in names[:5]),
+            (names[7], "go-1"),
+        ]
+        assert [one.name for one in held if one.resign_asked] == [names[2]]
+        assert [one.name for one in found] == names
+        for grant in grants:  # a Lease that was noted from a list can be written
+            assert await backend.leases.release(grant) == Released(grant)
+
+
 # --- hints -------------------------------------------------------------------------------------------------------
 
 

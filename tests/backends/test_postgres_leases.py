@@ -224,6 +224,27 @@ async def test_beside_a_locked_row_a_renewal_extends_its_own_grants_only(steady:
     assert await store.renew([new], TTL) == [Granted(new)]
 
 
+# --- many leases -------------------------------------------------------------------------------------------------
+
+
+async def test_many_are_inspected_by_one_statement(scene: Scene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = await scene.backend()
+    names = [f"{name}-{number}" for number in range(200)]
+    grant = await won(backend.leases, names[-1])
+    fetch, sent = backend.leases._client.fetch, 0
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return await fetch(*arguments, **options)
+
+    monkeypatch.setattr(backend.leases._client, "fetch", counted)
+    assert [one.token for one in await backend.leases.inspect_many(names)] == [0] * 199 + [grant.token]
+    assert sent == 1
+    assert await backend.leases.inspect_many([]) == []
+    assert sent == 1
+
+
 # --- a missing schema --------------------------------------------------------------------------------------------
 
 

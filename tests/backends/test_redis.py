@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis import asyncio as aioredis
@@ -127,10 +128,43 @@ async def test_a_lock_keeps_a_candidate_out(url: str, name: str) -> None:
         assert (seen.holder.encode(), seen.token) == (lock.local.token, first.token)
         assert seen.remaining == pytest.approx(60, abs=5)
         assert await backend.leases.ask_to_resign(name) is False  # a Lock can't resign
+        [shown] = await backend.leases.inspect_many([name])
+        assert isinstance(shown, HeldBy)
+        assert replace(shown, remaining=seen.remaining) == seen
         assert list(await backend.leases.renew([first], TTL)) == [Lost(first)]
         assert await backend.leases.release(first) == Lost(first)
         await lock.release()
         assert (await won(backend.leases, name, "ann#2")).token > first.token
+
+
+async def test_a_lock_that_follows_a_candidate_is_not_shown_as_asked_to_resign(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as client:
+        await won(backend.leases, name)
+        assert await backend.leases.ask_to_resign(name) is True
+        await client.delete(f"tenure:lease:{name}")  # as if it had expired
+        assert await client.lock(f"tenure:lease:{name}", timeout=60).acquire(blocking=False)
+        seen = await backend.leases.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert not seen.resign_asked
+
+
+async def test_a_thousand_leases_are_inspected_in_few_round_trips(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as backend:
+        client, sent = backend.leases._client, 0
+
+        async def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal sent
+            sent += 1
+            return await redis.client.Client.send(client, *arguments, **options)
+
+        monkeypatch.setattr(client, "send", counted)
+        names = [f"{name}-{number}" for number in range(1_000)]
+        assert await backend.leases.inspect_many(names) == [Vacant(each) for each in names]
+        assert sent == 2
+        assert await backend.leases.inspect_many([]) == []
+        assert sent == 2
 
 
 async def test_a_candidate_keeps_a_lock_out(url: str, name: str) -> None:
@@ -447,6 +481,8 @@ async def test_forgotten_scripts_are_loaded_again(url: str, name: str) -> None:
         grant = await won(backend.leases, name)
         await client.script_flush()
         assert list(await backend.leases.renew([grant, grant], TTL)) == [Granted(grant), Granted(grant)]
+        await client.script_flush()
+        assert [one.token for one in await backend.leases.inspect_many([name, f"{name}-free"])] == [grant.token, 0]
         await client.script_flush()
         assert await backend.leases.release(grant) == Released(grant)
         await client.script_flush()

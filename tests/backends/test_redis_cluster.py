@@ -12,7 +12,7 @@ from redis.crc import key_slot
 import tenure
 from tenure._backends import redis
 from tenure._backends.redis.queue import QUEUE_TRAITS
-from tenure._lease import Granted, NoAnswer, Vacant
+from tenure._lease import Granted, HeldBy, NoAnswer, Vacant
 from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, SETTLED, Complete, Renewed, Settlement
@@ -77,6 +77,34 @@ async def test_each_node_leads_to_all_the_others(cluster: RedisCluster) -> None:
             grants = list(tokens)
             assert list(await backend.leases.renew(grants, TTL)) == [Granted(grant) for grant in grants]
     assert len(tokens) == len(NAMES)
+
+
+async def test_scripts_that_all_nodes_forgot_are_loaded_once_for_many_leases(
+    own: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(own.url) as backend:
+        grants = [
+            won.grant for name in NAMES if isinstance(won := await backend.leases.acquire(name, "a", TTL), Granted)
+        ]
+        for node in own.nodes:
+            with client_of(node) as client:
+                client.script_flush()
+        alone: list[object] = []
+        monkeypatch.setattr(backend.leases._client, "run", alone.append)
+        seen = await backend.leases.inspect_many([*NAMES, "never"])
+        assert [(one.name, one.token) for one in seen] == [*((one.name, one.token) for one in grants), ("never", 0)]
+        assert alone == []
+
+
+async def test_leases_are_inspected_on_all_nodes_or_none(own: RedisCluster) -> None:
+    async with opened(f"{own.url}&timeout=1") as backend:
+        for name in NAMES:
+            await backend.leases.acquire(name, "a", TTL)
+        own.nodes[1].pause()
+        with pytest.raises(Unavailable):
+            await backend.leases.inspect_many(NAMES)
+        own.nodes[1].resume()
+        assert all(isinstance(one, HeldBy) for one in await backend.leases.inspect_many(NAMES))
 
 
 async def test_a_hint_is_received_at_its_node_and_at_no_other(cluster: RedisCluster) -> None:

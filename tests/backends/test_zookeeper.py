@@ -458,6 +458,7 @@ async def test_curators_request_to_revoke_asks_to_resign(server: ZooKeeper, name
         seen = await ann.leases.inspect(name)
         assert isinstance(seen, HeldBy)
         assert seen.holder == "ann#1"
+        assert seen.resign_asked
 
 
 @pytest.mark.parametrize(

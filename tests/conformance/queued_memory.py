@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
@@ -107,8 +107,11 @@ class QueuedMemoryLeases:
         require_name(name)
         line = self._line(name)
         if line:
-            return self._held_by(name, line[0])
+            return replace(self._held_by(name, line[0]), resign_asked=line[0].resign_asked)
         return Vacant(name, self.queues.newest.get(name, 0))
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        return [await self.inspect(name) for name in names]
 
     async def names(self) -> Sequence[str]:
         return sorted(self.queues.newest)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
-from tenure._backends.memory import MemoryLeases
+from tenure._backends.memory import Memory, MemoryLeases
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
 from tenure.testing.conformance import FaultyLeaseStore, LeaseFaultSuite, LeaseStoreSuite
@@ -174,6 +176,98 @@ class InspectCreates(MemoryLeases):
         answer = await super().acquire(name, "nobody", 1.0)
         assert isinstance(answer, Granted)
         return answer
+
+
+class ManyAreInspectedInTheOrderOfNames(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        return await super().inspect_many(sorted(names))
+
+
+class ManyAreInspectedOnceEach(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        return await super().inspect_many(list(dict.fromkeys(names)))
+
+
+class ManyAreInspectedWithoutVacancies(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        seen = await super().inspect_many(names)
+        return [one for one in seen if isinstance(one, HeldBy) or len(names) == 1]
+
+
+class ManyAreInspectedUpToAHundred(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        return [*await super().inspect_many(names[:100]), *map(Vacant, names[100:])]
+
+
+class ManyAreInspectedWithoutMetadata(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        seen = await super().inspect_many(names)
+        return [replace(one, metadata={}) if isinstance(one, HeldBy) and len(names) > 1 else one for one in seen]
+
+
+class ManyAreInspectedWithoutTheTimeLeft(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        seen = await super().inspect_many(names)
+        return [replace(one, remaining=None) if isinstance(one, HeldBy) and len(names) > 1 else one for one in seen]
+
+
+class ManyAreInspectedWithoutTheTimeOfVacancy(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        seen = await super().inspect_many(names)
+        return [replace(one, vacant_for=None) if isinstance(one, Vacant) and len(names) > 1 else one for one in seen]
+
+
+class ManyOfAnyName(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        if len(names) == 1:
+            return await super().inspect_many(names)
+        return [
+            await super(ManyOfAnyName, self).inspect(each) if each[0:1].isalnum() else Vacant(each) for each in names
+        ]
+
+
+class NoneCanNotBeInspected(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        if not names:
+            raise Unavailable("there is nothing to ask about")
+        return await super().inspect_many(names)
+
+
+class ResignationIsNotShown(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        seen = await super().inspect_many(names)
+        return [replace(one, resign_asked=False) if isinstance(one, HeldBy) else one for one in seen]
+
+
+class ResignationIsNotShownAmongMany(MemoryLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        seen = await super().inspect_many(names)
+        return [replace(one, resign_asked=len(names) == 1) if isinstance(one, HeldBy) else one for one in seen]
+
+
+class ResignationIsShownInTheNextTerm(MemoryLeases):
+    def __init__(self, clock: Clock | None = None, memory: Memory | None = None) -> None:
+        super().__init__(clock, memory)
+        self._asked: set[str] = set()
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        seen = await super().inspect_many(names)
+        self._asked |= {one.name for one in seen if isinstance(one, HeldBy) and one.resign_asked}
+        return [replace(one, resign_asked=one.name in self._asked) if isinstance(one, HeldBy) else one for one in seen]
+
+
+class ResignationIsToldToCandidates(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        answer = await super().acquire(name, holder, ttl, metadata)
+        return await super().inspect(name) if isinstance(answer, HeldBy) else answer  # type: ignore[return-value]
+
+
+class AnUnreachableNameIsVacant(FaultyLeaseStore):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        try:
+            return await super().inspect_many(names)
+        except Unavailable:
+            return [Vacant(name) for name in names]
 
 
 class NamesAreFolded(MemoryLeases):

@@ -44,9 +44,9 @@ class Leases(MemoryLeases):
         self._check()
         return await super().renew(grants, ttl)
 
-    async def inspect(self, name: str) -> HeldBy | Vacant:
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
         self._check()
-        return await super().inspect(name)
+        return await super().inspect_many(names)
 
 
 class LeasesGoAwayToo(Leases):

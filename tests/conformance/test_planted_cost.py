@@ -172,6 +172,13 @@ class InspectWalks(WalksLeases):
         return await super().inspect(name)
 
 
+class InspectionOfManyWalks(WalksLeases):
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        if len(names) > 1:
+            self.walk()
+        return await super().inspect_many(names)
+
+
 class EveryTermIsKept(WalksLeases):
     terms: ClassVar[list[int]] = []
 

@@ -20,6 +20,7 @@ from tenure._backends.azure_storage.names import (
     BLOB_MAX,
     POISON_SUFFIX,
     blob_of,
+    common_beginning,
     decode_metadata,
     encode_metadata,
     name_of,
@@ -35,6 +36,19 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 # --- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("blobs", "beginning"),
+    [
+        (["orders"], "orders"),
+        (["orders/12", "orders/1", "orders/15"], "orders/1"),
+        (["orders", "mails"], ""),
+        (["a", "a", "ab"], "a"),
+    ],
+)
+def test_the_common_beginning_of_blobs(blobs: list[str], beginning: str) -> None:
+    assert common_beginning(blobs) == beginning
 
 
 @given(NAMES)

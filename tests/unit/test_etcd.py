@@ -34,6 +34,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 KEYS = Keys("tenure/")
+HOLDER_KEY = b"tenure/name/694d"
 
 
 # --- URLs --------------------------------------------------------------------------------------------------------
@@ -139,15 +140,15 @@ def test_a_record_that_tenure_has_not_written_is_none(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "record", "holder"),
     [
-        (b"ann#1", Record(7, "ann#1", {"a": "b"}), Holder("ann#1", 7, 9, {"a": "b"}, True)),
-        (b"", Record(7, "ann#1"), Holder("ann#1", 7, 9, {}, True)),
-        (b"a proposal", Record(6, "ann#1"), Holder("a proposal", 7, 9, {}, False)),
-        (b"", Record(), Holder("694d", 7, 9, {}, False)),
-        (b"\xff", Record(), Holder("\ufffd", 7, 9, {}, False)),
+        (b"ann#1", Record(7, "ann#1", {"a": "b"}), Holder("ann#1", 7, 9, {"a": "b"}, True, HOLDER_KEY)),
+        (b"", Record(7, "ann#1"), Holder("ann#1", 7, 9, {}, True, HOLDER_KEY)),
+        (b"a proposal", Record(6, "ann#1"), Holder("a proposal", 7, 9, {}, False, HOLDER_KEY)),
+        (b"", Record(), Holder("694d", 7, 9, {}, False, HOLDER_KEY)),
+        (b"\xff", Record(), Holder("\ufffd", 7, 9, {}, False, HOLDER_KEY)),
     ],
 )
 def test_the_holder_is_known_by_record_value_or_key(value: bytes, record: Record, holder: Holder) -> None:
-    assert Holder.of(KeyValue(b"tenure/name/694d", value, 7, 1, 9), record) == holder
+    assert Holder.of(KeyValue(HOLDER_KEY, value, 7, 1, 9), record) == holder
 
 
 def test_answers_without_zeros_are_read() -> None:
@@ -183,13 +184,18 @@ def test_no_transaction_that_decides_is_a_read() -> None:
         requests.leave_for_good(KEYS, "name", 9, 0),
     ):
         assert is_write(body), body
-    assert not is_write(requests.look(KEYS, "name"))
+    assert not is_write(requests.look(KEYS, ["name"]))
 
 
 def test_a_full_session_is_checked_in_one_transaction() -> None:
     places = [(f"key-{number}".encode(), number, f"name-{number}") for number in range(requests.CHECKED_MAX)]
     body = requests.check(KEYS, places)
     assert max(len(body[part]) for part in ("compare", "success", "failure")) == OPS_MAX
+
+
+def test_one_transaction_looks_at_many_names() -> None:
+    body = requests.look(KEYS, [f"name-{number}" for number in range(requests.LOOKED_MAX)])
+    assert OPS_MAX - 3 < len(body["success"]) <= OPS_MAX
 
 
 def test_the_first_key_wins() -> None:

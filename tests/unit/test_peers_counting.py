@@ -37,8 +37,8 @@ def claim(token: int = TOKEN, *, holder: str = "h", ttl: float = TTL, renewal: b
     return Claim(1, "chair", holder, token, ttl, renewal)
 
 
-def held(remaining: float = 5.0, *, member: int = 4, token: int = TOKEN) -> StandingPromise:
-    return StandingPromise(member, "h", token, remaining)
+def held(remaining: float = 5.0, *, member: int = 4, token: int = TOKEN, resign_asked: bool = False) -> StandingPromise:
+    return StandingPromise(member, "h", token, remaining, resign_asked=resign_asked)
 
 
 def voting(denied: list[StandingPromise]) -> ClaimRound:
@@ -129,6 +129,15 @@ def test_a_name_is_free_when_a_majority_has_freed_its_votes() -> None:
     assert not freeing.is_done(())
     freeing.take(2, ReleaseReply(1))
     assert freeing.is_done(())
+
+
+def test_inspect_tells_of_a_request_to_resign_that_one_voter_knows() -> None:
+    looking = InspectRound(fleet_of_five(), InspectRequest(1, "chair"), "chair", [1], TTL)
+    for member in (1, 2, 3):
+        looking.take(member, InspectReply(1, TOKEN, held(resign_asked=member == 2)))
+    found = looking.outcome(())
+    assert isinstance(found, HeldBy)
+    assert found.resign_asked
 
 
 def test_inspect_names_the_leader_while_a_majority_votes_for_it() -> None:

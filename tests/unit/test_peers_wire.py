@@ -59,7 +59,7 @@ numbers = st.integers(0, NUMBER_MAX - 1)
 names = st.text(min_size=1, max_size=40)
 seconds = st.floats(0, 1e6)
 metadata = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
-held = st.none() | st.builds(StandingPromise, numbers, names, numbers, seconds, metadata, st.booleans())
+held = st.none() | st.builds(StandingPromise, numbers, names, numbers, seconds, metadata, st.booleans(), st.booleans())
 messages = st.one_of(
     st.builds(Heartbeat, numbers),
     st.builds(StartupRequest, numbers),
@@ -82,7 +82,7 @@ messages = st.one_of(
 )
 
 
-PROMISE = StandingPromise(2, "ann#1", 8, 1.5, FrozenDict({"at": "b"}), True)
+PROMISE = StandingPromise(2, "ann#1", 8, 1.5, FrozenDict({"at": "b"}), True, False)
 KINDS: tuple[tuple[bytes, Message], ...] = (
     (b'["beat",7]', Heartbeat(7)),
     (b'["learn",1]', StartupRequest(1)),
@@ -92,12 +92,12 @@ KINDS: tuple[tuple[bytes, Message], ...] = (
         Claim(1, "chair", "ann#1", 8, 15.0, False, FrozenDict({"at": "b"})),
     ),
     (b'["vouch",1,true]', Vote(1, True)),
-    (b'["deny",1,8,[2,"ann#1",8,1.5,{"at":"b"},true]]', Refusal(1, 8, PROMISE)),
+    (b'["deny",1,8,[2,"ann#1",8,1.5,{"at":"b"},true,false]]', Refusal(1, 8, PROMISE)),
     (b'["deny",1,8,null]', Refusal(1, 8, None)),
     (b'["free",1,"chair","ann#1",8,true]', ReleaseRequest(1, "chair", "ann#1", 8, True)),
     (b'["freed",1]', ReleaseReply(1)),
     (b'["look",1,"chair"]', InspectRequest(1, "chair")),
-    (b'["seen",1,8,[2,"ann#1",8,1.5,{"at":"b"},true]]', InspectReply(1, 8, PROMISE)),
+    (b'["seen",1,8,[2,"ann#1",8,1.5,{"at":"b"},true,false]]', InspectReply(1, 8, PROMISE)),
     (b'["list",1,""]', ListRequest(1, "")),
     (b'["listed",1,["a","b"]]', ListReply(1, ("a", "b"))),
     (b'["ask",1,"chair"]', ResignRequest(1, "chair")),
@@ -184,7 +184,7 @@ def test_invalid_bytes_are_malformed(body: bytes) -> None:
 def test_the_longest_message_fits_a_frame() -> None:
     name = "\U0001f5f3" * 1024
     told = {"key": "x" * (METADATA_MAX - 20)}
-    deny = Refusal(NUMBER_MAX - 1, NUMBER_MAX - 1, StandingPromise(63, name, NUMBER_MAX - 1, 1e6, told, True))
+    deny = Refusal(NUMBER_MAX - 1, NUMBER_MAX - 1, StandingPromise(63, name, NUMBER_MAX - 1, 1e6, told, True, True))
     assert decode(encode(deny)) == deny
     claim = Claim(NUMBER_MAX - 1, name, name, NUMBER_MAX - 1, 1e6, True, told)
     assert decode(encode(claim)) == claim

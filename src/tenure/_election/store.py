@@ -81,6 +81,14 @@ class LeaseStore(Protocol):
         """Return the holder of *name*, without changing anything."""
         ...
 
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, in the order of *names*, without changing anything.
+
+        It is one request where the store can answer one for all, and a few round trips otherwise. Either all are
+        answered or none: then it is ``Unavailable``.
+        """
+        ...
+
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
         ...

@@ -23,7 +23,7 @@ import asyncio
 import json
 import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,12 +31,13 @@ from azure.core import MatchConditions
 from azure.storage.blob import BlobProperties
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient
 
-from tenure._backends.azure_storage.client import Account, LoopConnections, Refused, unless_refused
-from tenure._backends.azure_storage.names import blob_of, decode_metadata, encode_metadata, name_of
+from tenure._backends.azure_storage.client import CONCURRENCY, Account, LoopConnections, Refused, unless_refused
+from tenure._backends.azure_storage.names import blob_of, common_beginning, decode_metadata, encode_metadata, name_of
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.notifier import Notifier
+from tenure._runtime.together import together
 from tenure.errors import ConfigError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -75,6 +76,9 @@ _CHANGED = "ConditionNotMet"
 
 TERM_CHECKS = (0.03, 0.06, 0.12, 0.25, 0.5)
 """Seconds between reads of a lease that has just been taken, until its holder has written the term."""
+
+FEW = 8
+"""Up to so many names are inspected one by one; for more, the blobs of the container are listed."""
 
 TRIES = 20
 """How often a request is repeated after a concurrent change by another process."""
@@ -139,7 +143,8 @@ class LeaseBlob:
         metadata = FrozenDict(json.loads(decode_metadata(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
         held = found.lease.status == "locked"
         ttl, resign = _number(raw.get("tenure_ttl")), _number(raw.get("tenure_resign"))
-        return cls(token, floor, holder, metadata, ttl, resign, held, str(found.etag), raw)
+        etag = '"{}"'.format(str(found.etag).strip('"'))  # a list has it without quotes
+        return cls(token, floor, holder, metadata, ttl, resign, held, etag, raw)
 
     def grant(self, name: str) -> Grant:
         """Return the grant of the term that is written in the blob."""
@@ -190,8 +195,37 @@ class AzureLeases:
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*, without changing anything."""
-        require_name(name)
-        return await self._account.run(lambda connections: self._inspect(connections, name))
+        (found,) = await self.inspect_many([name])
+        return found
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, by a list of the blobs, and a request to prove the term of each lease."""
+        for name in names:
+            require_name(name)
+        distinct = list(dict.fromkeys(names))
+        seen = await self._listed(distinct) if len(distinct) > FEW else {}
+        found = {name: _told(name, blob) for name, blob in seen.items() if blob is None or not blob.held}
+        left = [name for name in distinct if name not in found]
+
+        async def inspect(name: str) -> HeldBy | Vacant:
+            return await self._account.run(lambda connections: self._inspect(connections, name, seen.get(name)))
+
+        found |= zip(left, await together(inspect, left, CONCURRENCY), strict=True)
+        return [found[name] for name in names]
+
+    async def _listed(self, names: Sequence[str]) -> dict[str, LeaseBlob | None]:
+        """Return the blobs of many names; None for each that there isn't."""
+        blobs = {blob_of(name): name for name in names}
+        beginning = common_beginning(blobs)
+        found: dict[str, LeaseBlob | None] = dict.fromkeys(names)
+        following: str | None = None
+        while True:  # each page has a time limit of its own
+            page, following = await self._account.run(_page_of(beginning, following))
+            for one in page:
+                if (name := blobs.get(str(one.name))) is not None:
+                    found[name] = LeaseBlob.of(one)
+            if following is None:
+                return found
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted; also those of foreign holders, while they hold them."""
@@ -292,12 +326,9 @@ class AzureLeases:
         self._foreign[name] = seen.etag
         return replace(seen, holder=None)
 
-    async def _inspect(self, connections: LoopConnections, name: str) -> HeldBy | Vacant:
+    async def _inspect(self, connections: LoopConnections, name: str, seen: LeaseBlob | None) -> HeldBy | Vacant:
         blob = _blob(connections, name)
-        found = await self._wait_for_term(blob, name, await _read(blob))
-        if found is None or not found.held:
-            return Vacant(name, found.token if found else 0)
-        return _held_by(name, found) if found.holder is not None else HeldBy(name, FOREIGN_HOLDER, 0, None)
+        return _told(name, await self._wait_for_term(blob, name, seen or await _read(blob)))
 
     async def _names(self, connections: LoopConnections) -> list[str]:
         found: set[str] = set()
@@ -391,6 +422,26 @@ def _write(blob: BlobClient, metadata: Mapping[str, str], under: str, etag: str)
     return blob.set_blob_metadata(dict(metadata), lease=under, etag=etag, match_condition=MatchConditions.IfNotModified)
 
 
+def _page_of(
+    beginning: str, marker: str | None
+) -> Callable[[LoopConnections], Coroutine[Any, Any, tuple[list[BlobProperties], str | None]]]:
+    """Return what reads the page at *marker* of the list of blobs with this *beginning*, and the marker of the next."""
+
+    async def read(connections: LoopConnections) -> tuple[list[BlobProperties], str | None]:
+        listed = connections.container.list_blobs(name_starts_with=beginning, include=["metadata"])
+        pages: Any = listed.by_page(marker)
+
+        async def first() -> list[BlobProperties]:
+            async for page in pages:
+                return [one async for one in page]
+            return []
+
+        found = await unless_refused(first(), *_MISSING)
+        return ([], None) if isinstance(found, Refused) else (found, pages.continuation_token or None)
+
+    return read
+
+
 def _metadata_of(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
     """Return the metadata of a term, without its token."""
     written = {"tenure_holder": encode_metadata(holder), "tenure_ttl": str(math.ceil(ttl))}
@@ -408,6 +459,15 @@ def _metadata_of(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
 def _held_by(name: str, seen: LeaseBlob) -> HeldBy:
     assert seen.holder is not None
     return HeldBy(name, seen.holder, seen.token, None, seen.metadata)
+
+
+def _told(name: str, found: LeaseBlob | None) -> HeldBy | Vacant:
+    """Return the answer of ``inspect`` about a blob whose term, if it is held, was proven or is foreign."""
+    if found is None or not found.held:
+        return Vacant(name, found.token if found else 0)
+    if found.holder is None:
+        return HeldBy(name, FOREIGN_HOLDER, 0, None)
+    return replace(_held_by(name, found), resign_asked=found.resign_asked == found.token)
 
 
 def _bind(operation: Any, grant: Grant, seconds: int) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Collection
 from urllib.parse import unquote
 
 BLOB_MAX = 900
@@ -53,6 +54,13 @@ def _escaped(letter: str) -> str:
 def name_of(blob: str) -> str | None:
     """Return the name of *blob*; None if the blob is a hash, and holds the name as its content."""
     return None if blob.startswith(LONG_PREFIX) else unquote(blob.replace("%", "%25").replace("~", "%"))
+
+
+def common_beginning(blobs: Collection[str]) -> str:
+    """Return the longest text with which all of *blobs* begin; there must be one at least."""
+    least, most = min(blobs), max(blobs)
+    length = next((at for at, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least))
+    return least[:length]
 
 
 def queue_of(name: str) -> str:

@@ -14,18 +14,20 @@ House rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tenure._backends.etcd import requests
-from tenure._backends.etcd.client import Client, patience
+from tenure._backends.etcd.client import CONNECTIONS_MAX, Client, patience
 from tenure._backends.etcd.errors import NO_LEASE, NoTimeLeft, Refused
 from tenure._backends.etcd.hints import Hints
-from tenure._backends.etcd.requests import Change, Holder, Keys, KeyValue, Record, TxnAnswer
+from tenure._backends.etcd.requests import LOOKED_MAX, Change, Holder, Keys, Record, TxnAnswer
 from tenure._backends.etcd.sessions import Extension, Place, Session, SessionGone, Sessions
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
+from tenure._runtime.together import together
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -43,6 +45,16 @@ TRAITS = LeaseTraits(
 
 ROUNDS = 4
 """How often a verb begins again within its time, when a session has ended or etcd's leader has changed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The present state of an election, as one transaction has read it."""
+
+    holder: Holder | None
+    newest: int
+    """The newest token that tenure has won; 0 for none."""
+    resign_asked: bool
 
 
 class EtcdLeases:
@@ -237,17 +249,38 @@ class EtcdLeases:
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*; a foreign one by the value of its key, or by its etcd lease."""
-        require_name(name)
-        first, record = await self._look(name)
-        if first is None:
-            return Vacant(name, record.token)
-        found = Holder.of(first, record)
-        return HeldBy(name, found.holder, found.token, await self._remaining(found.lease), found.metadata)
+        (found,) = await self.inspect_many([name])
+        return found
 
-    async def _look(self, name: str) -> tuple[KeyValue | None, Record]:
-        reply = await self._client.call("kv/txn", requests.look(self._keys, name))
-        answer = TxnAnswer.of(reply.body)
-        return answer.first(0), Record.read(answer.first(1))
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, by a transaction for every 42, and a request for each holder's etcd lease.
+
+        The claims of one process are usually in one etcd lease, or few.
+        """
+        for name in names:
+            require_name(name)
+        looked = await self._look(names)
+        leases = {one.holder.lease: None for one in looked.values() if one.holder is not None}
+        left = dict(zip(leases, await together(self._remaining, leases, CONNECTIONS_MAX), strict=True))
+        return [_told(name, looked[name], left) for name in names]
+
+    async def _look(self, names: Sequence[str]) -> dict[str, _Look]:
+        distinct = list(dict.fromkeys(names))
+        chunks = [distinct[start : start + LOOKED_MAX] for start in range(0, len(distinct), LOOKED_MAX)]
+        found: dict[str, _Look] = {}
+        for some in await together(self._look_at_once, chunks, CONNECTIONS_MAX):
+            found |= some
+        return found
+
+    async def _look_at_once(self, names: Sequence[str]) -> dict[str, _Look]:
+        answer = TxnAnswer.of((await self._client.call("kv/txn", requests.look(self._keys, names))).body)
+        found: dict[str, _Look] = {}
+        for number, name in enumerate(names):
+            first, record, asked = (answer.first(3 * number + part) for part in range(3))
+            known = Record.read(record)
+            holder = Holder.of(first, known) if first is not None else None
+            found[name] = _Look(holder, known.token, holder is not None and requests.is_asked(asked, holder.token))
+        return found
 
     async def _remaining(self, lease: int) -> float | None:
         """Return the seconds that an etcd lease has left; etcd tells whole ones, rounded down: this rounds up."""
@@ -268,10 +301,10 @@ class EtcdLeases:
     async def ask_to_resign(self, name: str) -> bool:
         """Ask the present holder to step down; False if there is none, or a foreign one, which doesn't listen."""
         require_name(name)
-        first, record = await self._look(name)
-        if first is None or not (found := Holder.of(first, record)).is_ours:
+        holder = (await self._look([name]))[name].holder
+        if holder is None or not holder.is_ours:
             return False
-        body = requests.ask_to_resign(self._keys, name, found, first.key)
+        body = requests.ask_to_resign(self._keys, name, holder)
         try:
             reply = await self._client.call("kv/txn", body, handles=NO_LEASE)
         except Refused:  # its session has ended
@@ -309,6 +342,14 @@ class EtcdLeases:
         """End the hints and the places of candidates that wait."""
         await self._hints.close()
         await self._sessions.close()
+
+
+def _told(name: str, seen: _Look, left: Mapping[int, float | None]) -> HeldBy | Vacant:
+    """Return what was *seen* as the answer of ``inspect``; *left* are the seconds that etcd leases have left."""
+    holder = seen.holder
+    if holder is None:
+        return Vacant(name, seen.newest)
+    return HeldBy(name, holder.holder, holder.token, left[holder.lease], holder.metadata, seen.resign_asked)
 
 
 def _grant_of(place: Place) -> Grant:

@@ -28,6 +28,8 @@ OPS_MAX = 128
 """The most conditions, and the most operations, that a transaction may have: etcd's default of ``--max-txn-ops``."""
 CHECKED_MAX = OPS_MAX - 1
 """The most places that one transaction checks: it has an operation for each, and one that makes it a write."""
+LOOKED_MAX = OPS_MAX // 3
+"""The most names that one transaction looks at."""
 
 _OWN = "%tenure/"
 
@@ -193,14 +195,16 @@ class Holder:
     metadata: Metadata
     is_ours: bool
     """Whether tenure has won this term, in any process: only then is a request to resign read."""
+    key: bytes
+    """The key that was created first."""
 
     @classmethod
     def of(cls, first: KeyValue, record: Record) -> Holder:
         """Return the holder whose key is *first*; a foreign one is known by its value, or by its key."""
         if record.token == first.create_revision:
-            return cls(record.holder, record.token, first.lease, record.metadata, True)
+            return cls(record.holder, record.token, first.lease, record.metadata, True, first.key)
         name = first.value or first.key.rpartition(b"/")[2]
-        return cls(name.decode(errors="replace"), first.create_revision, first.lease, NO_METADATA, False)
+        return cls(name.decode(errors="replace"), first.create_revision, first.lease, NO_METADATA, False, first.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,15 +337,19 @@ def leave_for_good(keys: Keys, name: str, lease: int, fence: int) -> Json:
     )
 
 
-def look(keys: Keys, name: str) -> Json:
-    """Read the key that was created first (0), and the record (1): for display only, it may be stale."""
-    return txn([], [first_of(keys.election(name)), get(keys.record(name))])
+def look(keys: Keys, names: Sequence[str]) -> Json:
+    """Read for each name the key that was created first (0), the record (1), and a request to resign (2).
+
+    For display only: it may be stale.
+    """
+    about = ((first_of(keys.election(name)), get(keys.record(name)), get(keys.resign(name))) for name in names)
+    return txn([], [reading for readings in about for reading in readings])
 
 
-def ask_to_resign(keys: Keys, name: str, holder: Holder, key: bytes) -> Json:
-    """Ask the term of *holder*, whose key is *key*, to end; the request ends with the holder's etcd lease."""
+def ask_to_resign(keys: Keys, name: str, holder: Holder) -> Json:
+    """Ask the term of *holder* to end; the request ends with the holder's etcd lease."""
     asked = put(keys.resign(name), str(holder.token).encode(), holder.lease)
-    return txn([created_at(key, holder.token)], [asked])
+    return txn([created_at(holder.key, holder.token)], [asked])
 
 
 def is_asked(found: KeyValue | None, token: int) -> bool:

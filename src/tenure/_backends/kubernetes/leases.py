@@ -14,7 +14,7 @@ House rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -22,6 +22,7 @@ from tenure._backends.kubernetes.client import Answer, Client, Request
 from tenure._backends.kubernetes.names import require_lease_name
 from tenure._backends.kubernetes.observations import Observation, Observations
 from tenure._backends.kubernetes.records import (
+    API_VERSION,
     LABEL,
     Json,
     acquired,
@@ -43,6 +44,7 @@ from tenure._backends.kubernetes.records import (
 from tenure._backends.kubernetes.watch import Watches
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._runtime.together import together
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -60,9 +62,13 @@ TRAITS = LeaseTraits(
 TRIES = 20
 """How often a verb begins anew after a concurrent change."""
 CONCURRENCY = 32
-"""Renewals of one call that are sent at the same time."""
+"""Requests of one call that are sent at the same time."""
+FEW = 8
+"""Up to so many names are inspected one by one; for more, the Leases of the namespace are listed."""
 PAGE = 500
 """Leases in one page of a list."""
+
+_LIST = Request("list")
 
 
 class KubernetesLeases:
@@ -182,37 +188,31 @@ class KubernetesLeases:
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*, without changing anything. A process that asks for the first time can't know
         whether the holder is still alive, so ``remaining`` is None then."""
-        require_lease_name(name)
-        seen = await self._read(name)
+        (found,) = await self.inspect_many([name])
+        return found
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, by a list of all Leases in the namespace if this user may list them."""
+        for name in names:
+            require_lease_name(name)
+        seen = await self._read_many(list(dict.fromkeys(names)))
+        now = self._observed.now
+        return [self._told(name, seen[name], now) for name in names]
+
+    def _told(self, name: str, seen: Observation | None, now: float) -> HeldBy | Vacant:
         if seen is None:
             return Vacant(name, self._observed.newest_token(name))
-        now = self._observed.now
         if seen.has_expired(now):
             return Vacant(name, token_of(seen.lease), seen.vacant_for(now))
-        return self._held_by(name, seen, remaining=None if seen.is_first else seen.left(now))
+        held = self._held_by(name, seen, remaining=None if seen.is_first else seen.left(now))
+        return replace(held, resign_asked=is_asked_to_resign(seen.lease))
 
     async def names(self) -> Sequence[str]:
         """List every name that a candidate of tenure ever claimed, sorted; not those of other programs only."""
-        for _ in range(TRIES):
-            if (names := await self._listed()) is not None:
-                return sorted(names)
-        raise Unavailable(f"the list of Leases became too old {TRIES} times while it was read; try again")
-
-    async def _listed(self) -> set[str] | None:
-        """Read the list in pages; None if it took so long that the server has forgotten where it was."""
-        names: set[str] = set()
-        following = ""
-        while True:
-            query = {"labelSelector": LABEL, "limit": str(PAGE)} | ({"continue": following} if following else {})
-            answer = await self._client.send(
-                Request("list"), "GET", self._client.leases_path, query=query, expected=(410,)
-            )
-            if answer.status == 410:
-                return None
-            names |= {str(lease["metadata"]["name"]) for lease in answer.body.get("items") or []}
-            following = str((answer.body.get("metadata") or {}).get("continue") or "")
-            if not following:
-                return names
+        found = await self._list(LABEL)
+        if isinstance(found, Answer):
+            raise self._client.refusal(found, _LIST)
+        return sorted(found)
 
     async def ask_to_resign(self, name: str) -> bool:
         """Request that the present holder resigns; False if there is none, or it is another program, which can't."""
@@ -242,7 +242,45 @@ class KubernetesLeases:
             self._client.note_worked(request)
             self._observed.note_missing(name)
             return None
-        return self._observed.note(name, self._lease_in(answer, name))
+        return self._observed.note(name, self._lease_in(answer.body, name))
+
+    async def _read_many(self, names: Sequence[str]) -> dict[str, Observation | None]:
+        """Read many Leases: by a list of all, or one by one if they are few, or this user may not list them."""
+        listed = await self._list() if len(names) > FEW else None
+        if listed is None or isinstance(listed, Answer):
+            return dict(zip(names, await together(self._read, names, CONCURRENCY), strict=True))
+        found: dict[str, Observation | None] = {}
+        for name in names:
+            if (lease := listed.get(name)) is None:
+                self._observed.note_missing(name)
+                found[name] = None
+            else:
+                found[name] = self._observed.note(name, self._lease_in(lease, name))
+        return found
+
+    async def _list(self, label: str = "") -> dict[str, Json] | Answer:
+        """Return the Leases that have this label, or all, by name; or the answer that this user may not list them."""
+        for _ in range(TRIES):
+            if (found := await self._listed({"labelSelector": label} if label else {})) is not None:
+                return found
+        raise Unavailable(f"the list of Leases became too old {TRIES} times while it was read; try again")
+
+    async def _listed(self, selected: Mapping[str, str]) -> dict[str, Json] | Answer | None:
+        """Read the list in pages; None if it took so long that the server has forgotten where it was."""
+        leases: dict[str, Json] = {}
+        following = ""
+        while True:
+            query = {**selected, "limit": str(PAGE)} | ({"continue": following} if following else {})
+            answer = await self._client.send(_LIST, "GET", self._client.leases_path, query=query, expected=(403, 410))
+            if answer.status == 410:
+                return None
+            if answer.status == 403:
+                return answer
+            for lease in answer.body.get("items") or []:  # the type of each is that of the list
+                leases[str(lease["metadata"]["name"])] = {"apiVersion": API_VERSION, "kind": "Lease", **lease}
+            following = str((answer.body.get("metadata") or {}).get("continue") or "")
+            if not following:
+                return leases
 
     async def _create(self, lease: Json, within: float | None = None) -> Json | None:
         """Create a Lease, and return it; None if it exists already."""
@@ -266,7 +304,7 @@ class KubernetesLeases:
         if answer.status in (404, 409):
             return None
         name = str(sent["metadata"]["name"])
-        stored = self._lease_in(answer, name)
+        stored = self._lease_in(answer.body, name)
         self._observed.note(name, stored)
         if not is_kept(sent, stored):
             raise ConfigError(
@@ -275,13 +313,13 @@ class KubernetesLeases:
             )
         return stored
 
-    def _lease_in(self, answer: Answer, name: str) -> Json:
-        if not is_lease(answer.body, name):
+    def _lease_in(self, found: Json, name: str) -> Json:
+        if not is_lease(found, name):
             raise Unavailable(
                 f"{self._client.address.access.server} answered, but not with the Lease {name!r}: is a proxy between "
                 "here and the API server?"
             )
-        return answer.body
+        return found
 
     @staticmethod
     def _held_by(name: str, seen: Observation, *, remaining: float | None) -> HeldBy:

@@ -85,13 +85,15 @@ class MemoryLeases(Client):
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*, if there is one."""
-        require_name(name)
+        return (await self.inspect_many([name]))[0]
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, in the order of *names*."""
+        for name in names:
+            require_name(name)
         with self._memory.lock:
             now = self._clock.now()
-            claim = self._memory.claims.get(name)
-            if claim is not None and _is_live(claim, now):
-                return _held(name, claim, now)
-            return Vacant(name, claim.token, now - claim.expires_at) if claim else Vacant(name)
+            return [_seen(name, self._memory.claims.get(name), now) for name in names]
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
@@ -126,6 +128,14 @@ def _is_live(claim: Claim, now: float) -> bool:
     return claim.holder is not None and now < claim.expires_at
 
 
-def _held(name: str, claim: Claim, now: float) -> HeldBy:
+def _seen(name: str, claim: Claim | None, now: float) -> HeldBy | Vacant:
+    if claim is None:
+        return Vacant(name)
+    if _is_live(claim, now):
+        return _held(name, claim, now, resign_asked=claim.resign_asked)
+    return Vacant(name, claim.token, now - claim.expires_at)
+
+
+def _held(name: str, claim: Claim, now: float, *, resign_asked: bool = False) -> HeldBy:
     assert claim.holder is not None
-    return HeldBy(name, claim.holder, claim.token, claim.expires_at - now, claim.metadata)
+    return HeldBy(name, claim.holder, claim.token, claim.expires_at - now, claim.metadata, resign_asked)

@@ -19,6 +19,7 @@ import asyncio
 from base64 import b64decode
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from secrets import token_hex
 from weakref import WeakSet
 
@@ -49,6 +50,7 @@ from tenure._backends.nats.observations import Observation, Observations
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
+from tenure._runtime.together import together
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -69,6 +71,8 @@ SERIALIZABLE = (2, 9, 21)
 """Older versions may accept two writes that name the same revision, if the bucket has replicas (issue 4320)."""
 HEARD_AFTER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds to wait, one after the other, until the servers of a cluster know that a new bucket listens."""
+READ_AT_ONCE = 200
+"""How many keys are read at once, over one connection."""
 
 
 class NatsLeases:
@@ -178,12 +182,31 @@ class NatsLeases:
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*, without changing anything. A process that asks for the first time can't know
         whether the holder is still alive, so ``remaining`` is None then."""
-        require_name(name)
-        seen = await self._client.run(lambda connection: self._read(connection, name))
+        (found,) = await self.inspect_many([name])
+        return found
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, by requests for each key that are sent together.
+
+        The answer to one request for many keys may come from a server that is behind the leader of the stream.
+        """
+        for name in names:
+            require_name(name)
+        distinct, seen = list(dict.fromkeys(names)), dict[str, Observation]()
+        for start in range(0, len(distinct), READ_AT_ONCE):
+            some = distinct[start : start + READ_AT_ONCE]
+            seen |= zip(some, await self._read_many(some), strict=True)
         now = self._observed.now
+        return [self._told(name, seen[name], now) for name in names]
+
+    async def _read_many(self, names: Sequence[str]) -> Sequence[Observation]:
+        return await self._client.run(lambda connection: together(partial(self._read, connection), names, READ_AT_ONCE))
+
+    def _told(self, name: str, seen: Observation, now: float) -> HeldBy | Vacant:
         if seen.record is None or seen.has_expired(now):
             return Vacant(name, self._observed.newest_token(name), seen.vacant_for(now))
-        return _held_by(seen.record, None if seen.is_first else seen.left(now))
+        held = _held_by(seen.record, None if seen.is_first else seen.left(now))
+        return replace(held, resign_asked=seen.record.resign_asked)
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from tenure._backends.peers.client import Member
@@ -28,6 +29,7 @@ from tenure._backends.peers.wire import METADATA_MAX, metadata_size
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._runtime.together import together
 from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
@@ -43,6 +45,9 @@ TRAITS = LeaseTraits(
     tells_vacancy=False,
 )
 """With the default times; ``ttl_max`` and ``heartbeat`` in the URL change the limits."""
+
+AT_ONCE = 64
+"""Questions of one call that are under way together: each must be answered in time."""
 
 
 class PeersLeases:
@@ -93,9 +98,18 @@ class PeersLeases:
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Ask the members which claim has their vote."""
-        require_name(name)
-        asked = await self._member.or_client()
-        return await _inspect(asked, name)
+        (found,) = await self.inspect_many([name])
+        return found
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Ask the members which claims have their votes; the questions are sent together."""
+        for name in names:
+            require_name(name)
+        if not names:
+            return []
+        asked, distinct = await self._member.or_client(), list(dict.fromkeys(names))
+        found = dict(zip(distinct, await together(partial(_inspect, asked), distinct, AT_ONCE), strict=True))
+        return [found[name] for name in names]
 
     async def names(self) -> Sequence[str]:
         """List every name that a majority remembers, sorted."""

@@ -54,9 +54,8 @@ class Promise:
     won: bool = False  # it was renewed, so a majority had voted for it
 
     def standing(self, now: float) -> StandingPromise:
-        return StandingPromise(
-            self.member, self.holder, self.token, max(0.0, self.until - now), self.metadata, self.won
-        )
+        left = max(0.0, self.until - now)
+        return StandingPromise(self.member, self.holder, self.token, left, self.metadata, self.won, self.resign_asked)
 
     def is_of(self, member: int, holder: str, token: int) -> bool:
         return (self.member, self.holder, self.token) == (member, holder, token)

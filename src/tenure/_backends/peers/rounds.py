@@ -201,7 +201,7 @@ class InspectRound(Round):
         newest = max(reply.newest for reply in self._replies.values())
         for reply in self._replies.values():
             if reply.standing is not None and reply.standing.won and reply.standing.token >= newest:
-                return held_by(self._name, reply.standing, certain=False)
+                return self._told(reply.standing, certain=False)
         return NoAnswer(
             f"{heard} of {self.fleet.size} members answered, and fewer than {self.fleet.needed} of them voted for the "
             "same claim; the others might have"
@@ -221,7 +221,11 @@ class InspectRound(Round):
         # It ends when fewer than needed of its promises still hold.
         ends = sorted((standing.remaining for standing in promises), reverse=True)
         remaining = ends[min(self.fleet.needed, len(ends)) - 1]
-        return held_by(self._name, replace(promises[0], remaining=remaining))
+        is_asked = any(standing.resign_asked for standing in promises)
+        return self._told(replace(promises[0], remaining=remaining, resign_asked=is_asked))
+
+    def _told(self, standing: StandingPromise, *, certain: bool = True) -> HeldBy:
+        return replace(held_by(self._name, standing, certain=certain), resign_asked=standing.resign_asked)
 
     def _vacant(self) -> Vacant:
         return Vacant(self._name, max(reply.newest for reply in self._replies.values()))

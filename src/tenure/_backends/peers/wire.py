@@ -46,7 +46,8 @@ class Malformed(ValueError):
 class StandingPromise:
     """A promise that still holds: to which member, for which claim, and for how many seconds more.
 
-    *won* is set once the claim was renewed: only a leader renews, so a majority had voted for it.
+    *won* is set once the claim was renewed: only a leader renews, so a majority had voted for it. *resign_asked* is set
+    once its leader was asked to step down.
     """
 
     member: int
@@ -55,6 +56,7 @@ class StandingPromise:
     remaining: float
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
     won: bool = False
+    resign_asked: bool = False
 
 
 # --- liveness, start-up ------------------------------------------------------------------------------------------
@@ -279,11 +281,17 @@ def _metadata(value: Any) -> Metadata:
 def _standing(value: Any) -> StandingPromise | None:
     if value is None:
         return None
-    if type(value) is not list or len(value) != 6:
+    if type(value) is not list or len(value) != 7:
         raise Malformed("not a promise")
-    member, holder, token, remaining, metadata, won = value
+    member, holder, token, remaining, metadata, won, resign_asked = value
     return StandingPromise(
-        _number(member), _text(holder), _number(token), _seconds(remaining), _metadata(metadata), _flag(won)
+        _number(member),
+        _text(holder),
+        _number(token),
+        _seconds(remaining),
+        _metadata(metadata),
+        _flag(won),
+        _flag(resign_asked),
     )
 
 
@@ -347,8 +355,8 @@ def encode(message: Message) -> bytes:
 
 def _plain(value: Any) -> Any:
     match value:
-        case StandingPromise(member, holder, token, remaining, metadata, won):
-            return [member, holder, token, remaining, dict(metadata), won]
+        case StandingPromise(member, holder, token, remaining, metadata, won, resign_asked):
+            return [member, holder, token, remaining, dict(metadata), won, resign_asked]
         case FrozenDict():
             return dict(value)
     return value

@@ -108,14 +108,16 @@ class PostgresLeases:
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*, without changing anything."""
-        require_name(name)
-        rows = await self._client.fetch(self._sql["inspect"], name)
-        if not rows:
-            return Vacant(name, 0)
-        token, holder, remaining, metadata = rows[0]
-        if holder is None or remaining <= 0:
-            return Vacant(name, token, max(0.0, -remaining))
-        return HeldBy(name, holder, token, remaining, _metadata(metadata))
+        return (await self.inspect_many([name]))[0]
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, in the order of *names*, by one statement."""
+        for name in names:
+            require_name(name)
+        if not names:
+            return []
+        rows = await self._client.fetch(self._sql["inspect"], list(names))
+        return [_seen(name, *row) for name, row in zip(names, rows, strict=True)]
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
@@ -147,6 +149,16 @@ def _patience(ttl: float) -> float:
 
 def _renewed(grant: Grant, resign_asked: bool | None) -> Granted | Lost:
     return Lost(grant) if resign_asked is None else Granted(grant, resign_asked)
+
+
+def _seen(
+    name: str, token: int | None, holder: str | None, remaining: float, metadata: str, resign_asked: bool
+) -> HeldBy | Vacant:
+    if token is None:
+        return Vacant(name)
+    if holder is None or remaining <= 0:
+        return Vacant(name, token, max(0.0, -remaining))
+    return HeldBy(name, holder, token, remaining, _metadata(metadata), resign_asked)
 
 
 def _metadata(text: str) -> Metadata:

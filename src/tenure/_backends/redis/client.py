@@ -21,7 +21,7 @@ from redis import asyncio as aioredis
 from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.connections import LoopConnections, on_loop, pipelined
+from tenure._backends.redis.connections import LoopConnections, on_loop, run_scripts
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -265,19 +265,7 @@ class Client:
 
         Their keys may be in several slots. The answer of a script whose server can't be reached is ``Unavailable``.
         """
-
-        async def run_all(redis: aioredis.Redis) -> list[Answer]:
-            answers = await pipelined(redis, calls)
-            if any(isinstance(answer, exceptions.NoScriptError) for answer in answers):
-                for text in {call.script.text for call in calls}:
-                    await redis.script_load(text)
-                missed = [i for i, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
-                again = await pipelined(redis, [calls[i] for i in missed])
-                for i, answer in zip(missed, again, strict=True):
-                    answers[i] = answer
-            return answers
-
-        return self._each(await self.send(run_all, within=within))
+        return self._each(await self.send(lambda redis: run_scripts(redis, calls), within=within))
 
     def _each(self, answers: Sequence[Answer]) -> list[Answer | Unavailable]:
         """Return *answers* with temporary errors as ``Unavailable``; raise that if all are."""

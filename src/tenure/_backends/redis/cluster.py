@@ -24,7 +24,7 @@ from redis.crc import key_slot
 
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, cluster_code
-from tenure._backends.redis.connections import LoopConnections, first_answer, is_unanswered, pipelined
+from tenure._backends.redis.connections import LoopConnections, first_answer, is_unanswered, run_scripts
 from tenure._backends.redis.scripts import Answer, Argument, Call, Script
 from tenure.errors import ConfigError, Unavailable
 
@@ -180,7 +180,7 @@ class ClusterClient(Client):
         async def run(endpoint: Endpoint, numbers: list[int]) -> None:
             async def run(nodes: Nodes, limit: asyncio.Timeout) -> list[Answer]:
                 some = [calls[number] for number in numbers]
-                return await nodes.at(endpoint).send(lambda redis: pipelined(redis, some), limit)
+                return await nodes.at(endpoint).send(lambda redis: run_scripts(redis, some), limit)
 
             try:
                 received = await self._send(run, within)

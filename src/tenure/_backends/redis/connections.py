@@ -115,8 +115,20 @@ async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[o
         await asyncio.wait({running}, timeout=within)  # that loop may be blocked, or end meanwhile
 
 
-async def pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer]:
-    """Run many scripts in one round trip; an answer may be an error."""
+async def run_scripts(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer]:
+    """Run many scripts in one round trip, and in three if the server doesn't know one; an answer may be an error."""
+    answers = await _pipelined(redis, calls)
+    missed = [i for i, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
+    if missed:
+        for text in {calls[i].script.text for i in missed}:
+            await redis.script_load(text)
+        again = await _pipelined(redis, [calls[i] for i in missed])
+        for i, answer in zip(missed, again, strict=True):
+            answers[i] = answer
+    return answers
+
+
+async def _pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer]:
     async with redis.pipeline(transaction=False) as pipeline:
         for call in calls:
             pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)

@@ -139,8 +139,15 @@ class SqliteLeases:
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*, without changing anything."""
-        require_name(name)
-        return await self._worker.run(lambda database: self._inspect(database, name))
+        return (await self.inspect_many([name]))[0]
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of many names, in the order of *names*, by one statement."""
+        for name in names:
+            require_name(name)
+        if not names:
+            return []
+        return await self._worker.run(lambda database: self._inspect(database, names))
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
@@ -164,7 +171,7 @@ class SqliteLeases:
         self, database: Database, pending: _PendingAcquire, name: str, holder: str, ttl: float, metadata: str
     ) -> Granted | HeldBy:
         self._read_boot(database)
-        row = database.read(lambda connection: _find(connection, name))
+        row = database.read(lambda connection: _find(connection, [name])).get(name)
         now = self._clock.now()
         if row is not None and self._is_ours(row, now) and self._is_live(row, now) and row.holder != holder:
             return _held_by(row, row.expires_at - now)
@@ -196,7 +203,7 @@ class SqliteLeases:
         self, connection: sqlite3.Connection, name: str, holder: str, ttl: float, metadata: str
     ) -> tuple[Granted | HeldBy, bool]:
         """Claim the name if it is free, with the write lock held; also return whether the claim is a new one."""
-        row = _find(connection, name)
+        row = _find(connection, [name]).get(name)
         now = self._clock.now()
         values = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._clock_values(now)}
         if row is None or not self._is_live(row, now) or (row.holder != holder and self._has_outlived_ttl(row, now)):
@@ -239,13 +246,19 @@ class SqliteLeases:
             self._wake.notify(f"lease:{values['name']}")
         return changed
 
-    def _inspect(self, database: Database, name: str) -> HeldBy | Vacant:
+    def _inspect(self, database: Database, names: Sequence[str]) -> list[HeldBy | Vacant]:
         self._read_boot(database)
-        row = database.read(lambda connection: _find(connection, name))
+        rows = database.read(lambda connection: _find(connection, names))
         now = self._clock.now()
-        if row is None or not self._is_live(row, now):
-            return Vacant(name, row.token, self._vacant_for(row, now)) if row else Vacant(name)
-        return _held_by(row, row.expires_at - now if self._is_ours(row, now) else row.ttl)
+        return [self._seen(name, rows.get(name), now) for name in names]
+
+    def _seen(self, name: str, row: _Row | None, now: float) -> HeldBy | Vacant:
+        if row is None:
+            return Vacant(name)
+        if not self._is_live(row, now):
+            return Vacant(name, row.token, self._vacant_for(row, now))
+        remaining = row.expires_at - now if self._is_ours(row, now) else row.ttl
+        return _held_by(row, remaining, resign_asked=bool(row.resign_asked))
 
     # --- time ---
 
@@ -281,11 +294,11 @@ class SqliteLeases:
             self._boot, self._boot_known = common_name(this_boot(), boots), True
 
 
-def _find(connection: sqlite3.Connection, name: str) -> _Row | None:
-    row = connection.execute(_SQL["find"], {"name": name}).fetchone()
-    return _Row(*row) if row else None
+def _find(connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, _Row]:
+    rows = connection.execute(_SQL["find"], {"names": json.dumps(list(names))})
+    return {row.name: row for row in (_Row(*each) for each in rows)}
 
 
-def _held_by(row: _Row, remaining: float) -> HeldBy:
+def _held_by(row: _Row, remaining: float, *, resign_asked: bool = False) -> HeldBy:
     assert row.holder is not None
-    return HeldBy(row.name, row.holder, row.token, remaining, FrozenDict(json.loads(row.metadata)))
+    return HeldBy(row.name, row.holder, row.token, remaining, FrozenDict(json.loads(row.metadata)), resign_asked)

@@ -7,7 +7,7 @@
 -- name: find
 SELECT name, holder, token, expires_at, ttl, boot, metadata, resign_asked, renewals
 FROM tenure_lease
-WHERE name = :name;
+WHERE name IN (SELECT value FROM json_each(:names));
 
 -- name: names
 SELECT name FROM tenure_lease ORDER BY name;

@@ -10,10 +10,10 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.names import Dialect, Queue, dialect_of, escaped, queue_of, unescaped
-from tenure._backends.zookeeper.records import NO_RECORD, Record, read_record
-from tenure._backends.zookeeper.requests import children, create, exists, get, set_data, sync
+from tenure._backends.zookeeper.records import NO_RECORD, Record, is_asked, read_record
+from tenure._backends.zookeeper.requests import Send, children, create, exists, get, set_data, sync
 from tenure._backends.zookeeper.session import Session
-from tenure._lease import NO_METADATA, HeldBy, Vacant
+from tenure._lease import HeldBy, Vacant
 from tenure.errors import ConfigError, Unavailable
 
 ATTEMPTS = 10
@@ -112,33 +112,54 @@ class Elections:
 
     # --- the holder ---
 
-    async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Return the holder of *name*."""
-        session, path, until = self._client.session(), self.path(name), self._client.until()
-        for _ in range(ATTEMPTS):
-            queue = await self.queue(session, path, until, is_newest=True)
-            if queue.first is None:
-                record, _ = await self.record(session, path, until)
-                return Vacant(name, record.token if record else 0)
-            if held := await self.held_by(session, name, queue.first, until, guesses=False):
-                return held
-        raise _unsteady(path)
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Return the holders of *names*, in their order."""
+        if not names:
+            return []
+        session, found = self._client.session(), dict[str, HeldBy | Vacant]()
+        left, synced = list(dict.fromkeys(names)), sync(self._root or "/")
+        for attempt in range(ATTEMPTS):
+            for start in range(0, len(left), READ_AT_ONCE):
+                is_first = attempt == start == 0  # what is read later in this session is never older
+                found |= await self._inspect(session, left[start : start + READ_AT_ONCE], synced if is_first else None)
+            left = [name for name in left if name not in found]
+            if not left:
+                return [found[name] for name in names]
+        raise _unsteady(self.path(left[0]))
 
-    async def held_by(
-        self, session: Session, name: str, first: str, until: float, *, guesses: bool = True
-    ) -> HeldBy | None:
-        """Return the holder of *name* by its node, which is the *first* one; None if it is gone.
+    async def _inspect(self, session: Session, names: Sequence[str], after: Send | None) -> dict[str, HeldBy | Vacant]:
+        """Return the holders of *names*, without those whose queue has changed meanwhile."""
+        until = self._client.until()
+        listings = await session.ask_each([children(self.path(name)) for name in names], until, after=after)
+        firsts: dict[str, str] = {}
+        for name, nodes in zip(names, listings, strict=True):
+            first = None if isinstance(nodes, NoNodeError) else queue_of(nodes, self._dialect).first
+            if first is not None:
+                firsts[name] = first
+        # Each record is read after the node that it may be about, as its holder writes it later.
+        readings = [get(f"{self.path(name)}/{first}") for name, first in firsts.items()]
+        answers = await session.ask_each([*readings, *(get(self.path(name)) for name in names)], until)
+        leaders = dict(zip(firsts, answers, strict=False))
+        found: dict[str, HeldBy | Vacant] = {}
+        for name, answer in zip(names, answers[len(firsts) :], strict=True):
+            is_gone = isinstance(answer, NoNodeError)
+            record = NO_RECORD if is_gone else read_record(answer[0], self.path(name))
+            if name not in firsts:
+                found[name] = Vacant(name, record.token if record else 0)
+            elif not is_gone and not isinstance(leaders[name], NoNodeError):
+                data, stat = leaders[name]
+                held = _held_by(name, firsts[name], data, stat, record or NO_RECORD)
+                found[name] = replace(held, resign_asked=is_asked(record or NO_RECORD, stat.czxid, data))
+        return found
 
-        Args:
-            session: Asks.
-            name: The election.
-            first: The node.
-            until: When to give up.
-            guesses: Whether one without a record is soon taken for another program, and not read again. If it is one
-                of ours that was slow, its metadata are missing then, which candidates don't need.
+    async def held_by(self, session: Session, name: str, first: str, until: float) -> HeldBy | None:
+        """Return the holder of *name* by its node, which is the *first* one, for a candidate; None if it is gone.
+
+        One without a record is soon taken for another program, and not read again. If it is one of ours that was slow,
+        its metadata are missing then, which candidates don't need.
         """
         seen = self._seen.get(name)
-        if seen is not None and seen.node == first and seen.is_sure and (seen.is_known or guesses):
+        if seen is not None and seen.node == first and seen.is_sure:
             return seen.held
         path = self.path(name)
         node = f"{path}/{first}"
@@ -151,11 +172,9 @@ class Elections:
         except NoNodeError:
             self._seen.pop(name, None)
             return None
-        is_known = record.token == stat.czxid
-        holder = record.holder if is_known else data.decode(errors="replace") or first
-        held = HeldBy(name, holder, stat.czxid, None, record.metadata if is_known else NO_METADATA)
+        held = _held_by(name, first, data, stat, record)
         times = seen.times + 1 if seen is not None and seen.node == first else 1
-        self._seen[name] = _Seen(first, held, is_known, times)
+        self._seen[name] = _Seen(first, held, record.token == held.token, times)
         return held
 
     # --- the record ---
@@ -170,22 +189,18 @@ class Elections:
 
     async def names(self) -> Sequence[str]:
         """List the elections in which a candidate of tenure has led, sorted."""
-        session, until = self._client.session(), self._client.until()
-        root = self._root or "/"
+        session, root = self._client.session(), self._root or "/"
         try:
-            nodes: list[str] = await session.ask(children(root), until, after=sync(root))
+            nodes: list[str] = await session.ask(children(root), self._client.until(), after=sync(root))
         except NoNodeError:
             return []
         found = []
         for start in range(0, len(nodes), READ_AT_ONCE):
             some = nodes[start : start + READ_AT_ONCE]
-            await session.connected(until)
-            readings = [session.send(get(f"{self._root}/{node}")) for node in some]
-            for node, reading in zip(some, readings, strict=True):
-                try:
-                    data, _ = await session.answer(reading, until)
-                except NoNodeError:
-                    continue
+            readings = [get(f"{self._root}/{node}") for node in some]
+            answers = await session.ask_each(readings, self._client.until())  # each time, a time limit of its own
+            for node, answer in zip(some, answers, strict=True):
+                data = b"" if isinstance(answer, NoNodeError) else answer[0]
                 if data and read_record(data, f"{self._root}/{node}"):
                     found.append(unescaped(node))
         return sorted(found)
@@ -242,6 +257,13 @@ class Elections:
         ask = {"followed": get, "made": exists, "children": children}[kind]
         await session.ask(ask(path, watcher), until, arms=watched)
         return True
+
+
+def _held_by(name: str, first: str, data: bytes, stat: Any, record: Record) -> HeldBy:
+    """Return the holder of *name* by the *data* and the status of its node, which is the *first* one."""
+    if record.token == stat.czxid:
+        return HeldBy(name, record.holder, record.token, None, record.metadata)
+    return HeldBy(name, data.decode(errors="replace") or first, stat.czxid, None)
 
 
 def _unsteady(path: str) -> Unavailable:

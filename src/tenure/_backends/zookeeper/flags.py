@@ -11,13 +11,10 @@ from contextlib import suppress
 from kazoo.exceptions import NoNodeError
 
 from tenure._backends.zookeeper.places import Place
-from tenure._backends.zookeeper.records import read_record
+from tenure._backends.zookeeper.records import REVOKED, is_asked, read_record
 from tenure._backends.zookeeper.requests import get
 from tenure._backends.zookeeper.session import Reply
 from tenure.errors import ConfigError
-
-REVOKED = b"__REVOKE__"
-"""The data by which Curator asks the holder of an ``InterProcessMutex`` to give it up."""
 
 Readings = tuple[asyncio.Future[Reply] | None, asyncio.Future[Reply] | None]
 """The requests for the record of an election and for the data of our own node; None for what is known."""
@@ -25,7 +22,7 @@ Readings = tuple[asyncio.Future[Reply] | None, asyncio.Future[Reply] | None]
 
 def resign_asked(place: Place) -> bool:
     """Return whether the holder of a place was asked to step down."""
-    return place.is_revoked or (place.record is not None and place.record[0].resign == place.token)
+    return place.is_revoked or (place.record is not None and is_asked(place.record[0], place.token))
 
 
 async def read_flags(place: Place, until: float) -> None:

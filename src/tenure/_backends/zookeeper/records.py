@@ -47,6 +47,14 @@ class Record:
 
 NO_RECORD = Record()
 
+REVOKED = b"__REVOKE__"
+"""The data by which Curator asks the holder of an ``InterProcessMutex`` to give it up."""
+
+
+def is_asked(record: Record, token: int, data: bytes = b"") -> bool:
+    """Return whether the holder with this *token* was asked to step down, by the record or the *data* of its node."""
+    return data == REVOKED or record.resign == token
+
 
 def read_record(data: bytes, path: str) -> Record | None:
     """Return the record in *data*, an empty one for no data; None if somebody else's data is there.

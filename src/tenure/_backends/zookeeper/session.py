@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -239,6 +239,35 @@ class Session:
             except Broken:
                 if self._clock.now() >= until:
                     raise
+
+    async def ask_each(self, sends: Sequence[Send], until: float, *, after: Send | None = None) -> list[Any]:
+        """Send many requests together as :meth:`ask` does; return of each the answer, or the error that is expected.
+
+        They are answered in their order; those without an answer when the connection breaks are sent again.
+        """
+        found: list[Any] = []
+        while True:
+            await self.connected(until)
+            try:
+                before = self.send(after, needs_rights=False) if after is not None else None
+                replies = [self.send(send) for send in sends[len(found) :]]
+                if before is not None:
+                    await self.answer(before, until)
+                    after = None
+                for reply in replies:
+                    outcome = await self._outcome(reply, until)
+                    found.append(outcome)  # one by one: they are kept if the connection breaks now
+            except Broken:
+                if self._clock.now() >= until:
+                    raise
+            else:
+                return found
+
+    async def _outcome(self, reply: asyncio.Future[Reply], until: float) -> Any:
+        try:
+            return await self.answer(reply, until)
+        except Expected as error:
+            return error
 
     def send(
         self, send: Send, *, writes: bool = False, arms: Watched | None = None, needs_rights: bool = True

@@ -229,7 +229,16 @@ class FaultyLeaseStore(_FaultyConnection):
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Pass the request on."""
+        self._before_request_for(name)
         answer = await self.store.inspect(name)
+        self._before_answer()
+        return answer
+
+    async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
+        """Pass the request on, if none of *names* is cut off."""
+        for name in names:
+            self._before_request_for(name)
+        answer = await self.store.inspect_many(names)
         self._before_answer()
         return answer
 

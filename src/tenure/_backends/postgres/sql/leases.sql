@@ -119,9 +119,18 @@ WITH moment AS MATERIALIZED (
 SELECT pg_notify($2, $3) FROM changed;
 
 -- name: inspect
-SELECT token, holder, expires_at - now AS remaining, metadata
-FROM {schema}.lease, (SELECT {schema}.clock() OFFSET 0) AS moment (now)
-WHERE key = sha256(convert_to($1, 'UTF8'));
+-- OFFSET 0: each name is looked up by itself. A plan for any number of names would read the whole table for one, too.
+WITH moment AS MATERIALIZED (
+    SELECT {schema}.clock() AS now
+), asked AS MATERIALIZED (
+    SELECT sha256(convert_to(name, 'UTF8')) AS key, place
+    FROM unnest($1::text[]) WITH ORDINALITY AS a (name, place)
+)
+SELECT kept.token, kept.holder, kept.expires_at - now AS remaining, kept.metadata, kept.resign_asked
+FROM moment, asked LEFT JOIN LATERAL (
+    SELECT token, holder, expires_at, metadata, resign_asked FROM {schema}.lease WHERE key = asked.key OFFSET 0
+) AS kept ON true
+ORDER BY asked.place;
 
 -- name: names
 SELECT name FROM {schema}.lease ORDER BY name COLLATE "C";

@@ -49,16 +49,18 @@ return 1
 
 -- name: inspect
 local held = redis.call('GET', KEYS[1])
-local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'released')
+local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'resign', 'released')
 if not held then
-    local token, at = string.match(term[4] or '', '^(%d+) (%d+)$')
+    local token, at = string.match(term[5] or '', '^(%d+) (%d+)$')
     if token ~= term[2] then  -- it expired, or an older version released it without the time
         return {0, term[2] or '0', ''}
     end
     local now = redis.call('TIME')
     return {0, term[2], now[1] * 1000 + math.floor(now[2] / 1000) - at}
 end
-return {1, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held and term[3] or ''}
+local is_ours = term[1] == held
+local left = redis.call('PTTL', KEYS[1])
+return {1, held, term[2] or '0', left, is_ours and term[3] or '', is_ours and term[4] or '0'}
 
 -- name: ask_to_resign (channel)
 local held = redis.call('GET', KEYS[1])

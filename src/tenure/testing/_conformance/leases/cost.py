@@ -65,6 +65,9 @@ async def use(meter: Meter, store: LeaseStore, harness: LeaseHarness, name: str,
         await meter.ask(f"{about}withdraw", withdraw, store, name, "bob#1")
     assert list(await meter.ask(f"{about}renew", store.renew, [grant], harness.ttl)) == [Granted(grant)]
     assert isinstance(await meter.ask(f"{about}inspect", store.inspect, name), HeldBy)
+    several = [name, *(f"{name}-{number}" for number in range(4))]  # for more, a store may list all that it has
+    found = await meter.ask(f"{about}inspect several", store.inspect_many, several)
+    assert isinstance(found[0], HeldBy)
     assert await meter.ask(f"{about}ask to resign", store.ask_to_resign, name)
     assert isinstance(await meter.ask(f"{about}release", store.release, grant), Released)
     assert isinstance(await meter.ask(f"{about}inspect a free name", store.inspect, name), Vacant)

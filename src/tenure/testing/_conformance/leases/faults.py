@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -95,6 +96,31 @@ class LeaseFaultSuite(LeaseSuite):
                 assert time.monotonic() - asked_at < harness.answer_within
         assert list(await store.renew([grant], harness.ttl)) == [Granted(grant)]
         await claim(store, f"{name}-other", "ann#1", harness.ttl)
+
+    async def test_many_are_inspected_without_a_connection_in_time_or_not_at_all(
+        self, harness: LeaseHarness, name: str
+    ) -> None:
+        needs(harness, "cut")
+        store = await harness.open()
+        names = [f"{name}-{number}" for number in range(3)]
+        await claim(store, names[1], "ann#1", harness.ttl)
+        async with harness.cut(store):
+            asked_at = time.monotonic()
+            assert await holders_if_answered(store, names) in (None, [None, "ann#1", None])
+            assert time.monotonic() - asked_at < harness.answer_within
+            assert await holders_if_answered(store, []) == []  # there is nothing to ask
+        assert await holders_if_answered(store, names) == [None, "ann#1", None]
+
+    async def test_many_are_inspected_all_or_none(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "cut_one")
+        store = await harness.open()
+        names = [f"{name}-{number}" for number in range(3)]
+        for each in names:
+            await claim(store, each, "ann#1", harness.ttl)
+        for cut in names:
+            async with harness.cut_one(store, cut):
+                assert await holders_if_answered(store, names) in (None, ["ann#1"] * 3)
+        assert await holders_if_answered(store, names) == ["ann#1"] * 3
 
     async def test_a_cut_does_not_prolong_a_lease(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "cut")
@@ -211,6 +237,7 @@ class LeaseFaultSuite(LeaseSuite):
                 lambda: ann.renew([grant], harness.ttl),
                 lambda: bob.acquire(name, "bob#1", harness.ttl),
                 lambda: bob.inspect(name),
+                lambda: bob.inspect_many([name, f"{name}-other"]),
             ):
                 with pytest.raises(TenureError):
                     await ask()
@@ -315,6 +342,15 @@ async def is_still_held(store: LeaseStore, grant: Grant, harness: LeaseHarness) 
     assert isinstance(seen, HeldBy)
     assert (seen.holder, seen.token) == (grant.holder, grant.token)
     assert list(await store.renew([grant], harness.ttl)) == [Granted(grant)]
+
+
+async def holders_if_answered(store: LeaseStore, names: Sequence[str]) -> list[str | None] | None:
+    """Return the holders of *names*; None if the store was unavailable."""
+    try:
+        seen = await store.inspect_many(names)
+    except Unavailable:
+        return None
+    return [one.holder if isinstance(one, HeldBy) else None for one in seen]
 
 
 def needs(harness: LeaseHarness, fault: Fault) -> None:

@@ -8,14 +8,16 @@ import math
 
 import pytest
 
-from tenure._election.store import NAME_MAX
+from tenure._election.store import NAME_MAX, LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Released, Vacant
 from tenure.errors import ConfigError
 from tenure.testing._conformance.harness import LeaseHarness
 from tenure.testing._conformance.leases.steps import (
+    ROUNDED,
     LeaseSuite,
     claim,
     holder,
+    is_refused,
 )
 
 ODD_NAMES = [
@@ -38,6 +40,9 @@ ODD_NAMES = [
 ]
 
 BAD_NAMES = ["", "x" * (NAME_MAX + 1), "nul\0inside", "lone\ud800surrogate"]
+
+HUNDREDS = 300
+"""More names than a store asks about in one request, where it asks in several."""
 
 
 class InspectionTests(LeaseSuite):
@@ -82,6 +87,78 @@ class InspectionTests(LeaseSuite):
         assert isinstance(seen, HeldBy)
         assert dict(seen.metadata) == {}
 
+    async def test_many_are_inspected_at_once_in_the_order_given(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        held, free, other, never = (f"{name}-{last}" for last in ("d", "c", "b", "a"))
+        grants = [await claim(ann, each, "ann#1", harness.ttl) for each in (held, free, other)]
+        await ann.release(grants[1])
+        asked = [held, never, other, free, held, never, free]
+        for store in (ann, bob):
+            seen = list(await store.inspect_many(asked))
+            assert [one.name for one in seen] == asked
+            assert [_holder(one) for one in seen] == ["ann#1", None, "ann#1", None, "ann#1", None, None]
+            tokens = {grant.name: grant.token for grant in grants}
+            assert [one.token for one in seen] == [tokens.get(each, 0) for each in asked]
+            assert [_timeless(one) for one in seen] == [_timeless(await store.inspect(each)) for each in asked]
+        assert list(await bob.inspect_many([never])) == [Vacant(never)]
+        assert never not in await bob.names()
+        assert list(await ann.renew(grants[::2], harness.ttl)) == [Granted(grant) for grant in grants[::2]]
+
+    async def test_many_are_inspected_with_all_that_the_store_tells(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        names = [f"{name}-0", f"{name}-1"]
+        answer = await ann.acquire(names[0], "ann#1", harness.ttl, {"url": "http://ann", "Größe": "XL"})
+        assert isinstance(answer, Granted)
+        assert isinstance(await ann.acquire(names[1], "ann#2", harness.ttl, {"url": "http://ann/2"}), Granted)
+        first, second = await bob.inspect_many(names)
+        assert isinstance(first, HeldBy)
+        assert isinstance(second, HeldBy)
+        assert dict(first.metadata) == {"url": "http://ann", "Größe": "XL"}
+        assert dict(second.metadata) == {"url": "http://ann/2"}
+        for seen in (first, second):
+            assert (seen.remaining is not None) == bob.traits.tells_remaining
+            assert seen.remaining is None or 0 < seen.remaining <= harness.ttl + ROUNDED
+        await ann.release(answer.grant)
+        await bob.inspect(names[0])  # where a client tells only what it saw itself, it has seen the vacancy now
+        first, second = await bob.inspect_many(names)
+        assert first == Vacant(names[0], answer.grant.token)
+        assert isinstance(first, Vacant)
+        assert (first.vacant_for is not None) == bob.traits.tells_vacancy
+        assert isinstance(second, HeldBy)
+
+    async def test_hundreds_are_inspected_at_once(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
+        names = [f"{name}-{number}" for number in range(HUNDREDS)]
+        held = names[7::97]
+        grants = {each: await claim(store, each, "ann#1", harness.ttl) for each in held}
+        seen = list(await store.inspect_many(names))
+        assert [one.name for one in seen] == names
+        assert {one.name: one.token for one in seen if isinstance(one, HeldBy)} == {
+            each: grant.token for each, grant in grants.items()
+        }
+
+    async def test_none_are_inspected_beside_others(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
+        await claim(store, name, "ann#1", harness.ttl)
+        assert list(await store.inspect_many([])) == []
+
+    async def test_a_request_to_resign_is_shown_in_its_term_only(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        beside = f"{name}-beside"
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await claim(ann, beside, "ann#2", harness.ttl)
+        assert await _resign_asked(bob, name, beside) == (False, False)
+        assert await bob.ask_to_resign(name) is True
+        for store in (ann, bob):
+            assert await _resign_asked(store, name, beside) == (True, False)
+        assert not (await is_refused(bob, name, "bob#1", harness.ttl)).resign_asked  # by acquire, it is not told
+        assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant, resign_asked=True)]
+        assert await _resign_asked(bob, name, beside) == (True, False)
+        await ann.release(grant)
+        await claim(bob, name, "bob#1", harness.ttl)
+        for store in (ann, bob):
+            assert await _resign_asked(store, name, beside) == (False, False)
+
     async def test_names_are_listed_sorted_and_kept(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()
         lasts = ("b", "é", "a", "B", "名") if harness.traits.names == "any" else ("b", "c.0", "a", "c-0", "c")
@@ -104,6 +181,7 @@ class InspectionTests(LeaseSuite):
         grant = await claim(store, name, odd, harness.ttl)
         assert grant == Grant(name, odd, grant.token)
         assert await holder(store, name) == odd
+        assert [_holder(one) for one in await store.inspect_many([f"{name[1:]}0", name])] == [None, odd]
         assert name in await store.names()
         assert await store.ask_to_resign(name) is True
         assert await store.renew([grant], harness.ttl) == [Granted(grant, resign_asked=True)]
@@ -117,6 +195,7 @@ class InspectionTests(LeaseSuite):
             lambda: store.acquire(bad, "ann#1", harness.ttl),
             lambda: store.acquire(name, bad, harness.ttl),
             lambda: store.inspect(bad),
+            lambda: store.inspect_many([name, bad]),
             lambda: store.ask_to_resign(bad),
         ):
             with pytest.raises(ConfigError):
@@ -135,3 +214,24 @@ class InspectionTests(LeaseSuite):
             with pytest.raises(ConfigError, match="ttl"):
                 await store.renew([grant], ttl)
         assert await holder(store, f"{name}-other") is None
+
+
+def _holder(seen: HeldBy | Vacant) -> str | None:
+    return seen.holder if isinstance(seen, HeldBy) else None
+
+
+def _timeless(seen: HeldBy | Vacant) -> HeldBy | Vacant:
+    """Return what was *seen* without the time left, which differs from one request to the next."""
+    return dataclasses.replace(seen, remaining=None) if isinstance(seen, HeldBy) else seen
+
+
+async def _resign_asked(store: LeaseStore, *names: str) -> tuple[bool, ...]:
+    """Return which holders were asked to resign; they are the same by ``inspect`` and ``inspect_many``."""
+    each = [await store.inspect(name) for name in names]
+    asked = []
+    for one, among_many in zip(each, await store.inspect_many(names), strict=True):
+        assert isinstance(one, HeldBy)
+        assert isinstance(among_many, HeldBy)
+        assert one.resign_asked == among_many.resign_asked
+        asked.append(one.resign_asked)
+    return tuple(asked)
