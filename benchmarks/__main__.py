@@ -10,6 +10,7 @@ KNOWN = (
     "consuming",
     "election",
     "coordinators",
+    "partitions",
     "peers",
     "redis_queue",
     "postgres_queue",

@@ -50,6 +50,7 @@ NOT_QUICK = [
     "application/test_failure_logs.py",
     "application/test_forked.py",
     "application/test_http.py",
+    "application/test_partition_threads.py",
     "application/test_peers.py",
     "application/test_processes.py",
     "application/test_sigterm.py",

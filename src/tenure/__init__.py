@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from tenure._lease import Leader as Leader
     from tenure._lease import Metadata as Metadata
     from tenure._opened import Fact as Fact
+    from tenure._partitions.group import PartitionGroup as PartitionGroup
+    from tenure._partitions.group import PartitionMember as PartitionMember
+    from tenure._partitions.partitions import Partitions as Partitions
+    from tenure._partitions.partitions import PartitionTerm as PartitionTerm
+    from tenure._partitions.partitions import PartitionWork as PartitionWork
     from tenure._queue.broker import QueueOptions as QueueOptions
     from tenure._queue.broker import QueueSettings as QueueSettings
     from tenure._queue.broker import QueueTraits as QueueTraits
@@ -118,6 +123,8 @@ _HOMES = {
         "Handler",
         "RunIn",
     ),
+    "tenure._partitions.group": ("PartitionGroup", "PartitionMember"),
+    "tenure._partitions.partitions": ("PartitionTerm", "PartitionWork", "Partitions"),
     "tenure._election.health": ("Health",),
     "tenure._election.store": ("LeaseTraits",),
     "tenure._queue.hooks": ("OnError",),
@@ -213,6 +220,11 @@ __all__ = [
     "Missed",
     "OnError",
     "Outgoing",
+    "PartitionGroup",
+    "PartitionMember",
+    "PartitionTerm",
+    "PartitionWork",
+    "Partitions",
     "Queue",
     "QueueNotEmpty",
     "QueueOptions",

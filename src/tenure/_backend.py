@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,10 +14,12 @@ from tenure._connection import Connection
 from tenure._diagnosis import Diagnosis, diagnose
 from tenure._election.elector import Election, leader_of
 from tenure._election.options import ElectionOptions, timing_of
-from tenure._election.store import LeaseStore
+from tenure._election.store import require_name
 from tenure._election.term import MakeTerm, Term
-from tenure._lease import HeldBy, Leader, Vacant
+from tenure._lease import Leader, Vacant
 from tenure._opened import Opened
+from tenure._partitions.partitions import MakePartitionTerm, Partitions, make_partition_term
+from tenure._partitions.plan import Layout, checked_partitions
 from tenure._queue.broker import Broker, QueueOptions, checked_changes, settings_with
 from tenure._queue.checks import check_count, check_name
 from tenure._queue.context import QueueContext
@@ -37,7 +39,8 @@ from tenure._url import Url
 from tenure.errors import ConfigError, refuse_unknown
 from tenure.events import Event
 
-INSPECTED_AT_ONCE = 16
+LISTED_AT_ONCE = 16
+"""The queues whose schedules are asked for at once, as the store may be far away."""
 
 
 class Backend:
@@ -170,6 +173,57 @@ class Backend:
             make_term=make_term,
         )
 
+    def partitions(
+        self, name: str, partitions: int | Iterable[str], *, weight: int = 1, **options: Unpack[ElectionOptions]
+    ) -> Partitions:
+        """Return the partitions of the group *name*, which its members share; this object is one member.
+
+        Every member owns a fair share of them, each under a lease of its own, and runs the work of each: without a
+        coordinator, and without two owners of one. See :meth:`tenure.Partitions.run`.
+
+        Args:
+            name: 1 to some 1,000 characters. The leases are called ``NAME.partition-0`` and so on, and those
+                that say which members there are, ``NAME.member-0`` and so on.
+            partitions: How many, or their names: the same for all members.
+            weight: The weight of this member's share, from 1 to 1,000: one of weight 2 owns twice as many.
+            options: Those of :meth:`election`, for the lease of each partition. The keys of the metadata that begin
+                with ``tenure-`` are tenure's own.
+
+        Raises:
+            ConfigError: As :meth:`election`; or the partitions or the weight can't be used.
+            TypeError: There is no such option; the message names the nearest one.
+
+        Example::
+
+            partitions = backend.partitions("orders", 64)
+            await partitions.run(work)  # work(term) for each term.partition owned
+        """
+        return self._partitions(name, partitions, weight, options, make_partition_term)
+
+    def _partitions(
+        self,
+        name: str,
+        partitions: int | Iterable[str],
+        weight: int,
+        options: ElectionOptions,
+        make_term: MakePartitionTerm,
+    ) -> Partitions:
+        """Return partitions whose terms are made by *make_term*."""
+        renewal_thread, opened = self._connection.require_open()
+        driver = self._connection.require_driver()
+        refuse_unknown("partitions", options, ElectionOptions.__annotations__)
+        require_name(name)
+        return Partitions(
+            Layout(name, checked_partitions(partitions)),
+            timing_of(options, opened.leases.traits),
+            driver=driver,
+            renewal_thread=renewal_thread,
+            options=options,
+            weight=weight,
+            on_event=self._on_event,
+            make_term=make_term,
+        )
+
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue called *name*. It comes into being when it is first used.
 
@@ -286,8 +340,8 @@ class Backend:
         _, opened = self._connection.require_open()
         names = await self._broker_of(opened).names()
         found: list[ScheduleStatus] = []
-        for start in range(0, len(names), INSPECTED_AT_ONCE):
-            some = names[start : start + INSPECTED_AT_ONCE]
+        for start in range(0, len(names), LISTED_AT_ONCE):
+            some = names[start : start + LISTED_AT_ONCE]
             for one in await asyncio.gather(*(self.queue(name).schedules.list() for name in some)):
                 found += one
         return found
@@ -317,7 +371,7 @@ class Backend:
         driver = self._connection.require_driver()
 
         async def look() -> dict[str, Leader | None]:
-            found = await _inspected(driver.store, await driver.store.names())
+            found = await driver.store.inspect_many(await driver.store.names())
             return {one.name: leader_of(one) for one in found}
 
         return await renewal_thread.call(look)
@@ -340,7 +394,7 @@ class Backend:
         driver = self._connection.require_driver()
 
         async def look() -> dict[str, float | None]:
-            found = await _inspected(driver.store, names or await driver.store.names())
+            found = await driver.store.inspect_many(names or await driver.store.names())
             return {one.name: one.vacant_for for one in found if isinstance(one, Vacant)}
 
         return await renewal_thread.call(look)
@@ -442,12 +496,3 @@ def connect(
         BackendNotInstalled: The backend's driver is missing; the message names the pip command.
     """
     return Backend(url_given(url), on_event=on_event, telemetry=telemetry)
-
-
-async def _inspected(store: LeaseStore, names: Sequence[str]) -> list[HeldBy | Vacant]:
-    """Return the state of each of *names*; ask for several at once, as the store may be far away."""
-    found: list[HeldBy | Vacant] = []
-    for start in range(0, len(names), INSPECTED_AT_ONCE):
-        some = names[start : start + INSPECTED_AT_ONCE]
-        found += await asyncio.gather(*(store.inspect(name) for name in some))
-    return found

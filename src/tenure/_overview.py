@@ -1,14 +1,15 @@
-"""The elections, queues and schedules of a store at one moment, and how the queues have changed since."""
+"""The elections, partitions, queues and schedules of a store at one moment, and how queues have changed since."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tenure import Backend, Leader, ScheduleStatus, Stats
+from tenure import Backend, Leader, PartitionGroup, ScheduleStatus, Stats
 from tenure.errors import ConfigError
 
 SAMPLES = 60
@@ -25,6 +26,53 @@ class Overview:
     leaders: Mapping[str, Leader | None] | None
     queues: Mapping[str, Stats] | None
     schedules: list[ScheduleStatus]
+    elections: Mapping[str, Leader | None] | None = field(init=False)
+    """The leaders of the names that are of no group."""
+    groups: Sequence[PartitionGroup] = field(init=False)
+
+    def __post_init__(self) -> None:
+        elections, groups = (None, []) if self.leaders is None else apart(self.leaders)
+        object.__setattr__(self, "elections", elections)
+        object.__setattr__(self, "groups", groups)
+
+
+def apart(leaders: Mapping[str, Leader | None]) -> tuple[dict[str, Leader | None], list[PartitionGroup]]:
+    """Return the elections among all names of a store, and the groups that share partitions."""
+    groups = PartitionGroup.all_in(leaders)
+    of_groups = {lease for one in groups for lease in one.leases}
+    return {name: leader for name, leader in leaders.items() if name not in of_groups}, groups
+
+
+def other_owners(group: PartitionGroup) -> dict[str, list[str]]:
+    """Return the partitions whose owners are no members of *group* any more, by the identity of the owner."""
+    members = {partition for one in group.members for partition in one.owned}
+    found: dict[str, list[str]] = {}
+    for partition, owner in group.owners.items():
+        if owner is not None and partition not in members:
+            found.setdefault(owner.holder.rpartition("-")[0], []).append(partition)
+    return found
+
+
+def state_of(group: PartitionGroup) -> str:
+    """Say in a word or two whether the partitions of *group* are where they belong."""
+    return "balanced" if group.balanced else "moving" if group.members else "no members"
+
+
+_NUMBERED = re.compile(r"partition-(\d{1,9})", re.ASCII)
+
+
+def in_ranges(partitions: Sequence[str]) -> str:
+    """Write partitions in a few words: numbered ones, in their order, as ``0-3, 7``; others as their names."""
+    numbers = [int(found[1]) for one in partitions if (found := _NUMBERED.fullmatch(one))]
+    if len(numbers) < len(partitions):
+        return ", ".join(partitions)
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 async def look(backend: Backend) -> Overview:

@@ -1,6 +1,6 @@
 """The entry point of the command line; it imports nothing slow.
 
-Elections: ``tenure lead|status|watch|resign``. Queues: ``tenure send|work|queue|dead``. Stores: ``tenure
+Elections: ``tenure lead|status|watch|resign|partitions``. Queues: ``tenure send|work|queue|dead``. Stores: ``tenure
 doctor|migrate``. Demonstrations: ``tenure sim|demo``.
 """
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tenure._dashboard import shown
 from tenure._dashboard.sampler import Sampler
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
+from tests.sharing import sharing_in
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
@@ -169,6 +171,55 @@ async def test_an_election_has_the_terms_that_were_seen() -> None:
     assert page.count('class="current"') == 1
 
 
+async def test_partitions_have_a_section_and_a_page_of_their_own() -> None:
+    async with asked() as (backend, client), backend.election("chair").campaign(), sharing_in(backend) as group:
+        front = (await client.get("/")).text
+        page = (await client.get("/partitions", params={"name": "orders"})).text
+        owner = (await client.get("/election", params={"name": "orders.partition-2"})).text
+    section = front[front.index('id="partitions"') : front.index('id="queues"')]
+    assert [f"{one}" in section for one in ("orders", ">2<", ">4 of 4<", "balanced")] == [True] * 4
+    assert "chair" in front
+    assert "orders.partition" not in front
+    assert "orders.member" not in front
+    for member in group.members:
+        first, second = (int(one.removeprefix("partition-")) for one in member.owned)
+        ranges = f"{first}-{second}" if second == first + 1 else f"{first}, {second}"
+        row = page[page.index(f"{member.identity[:8]}") :]
+        row = row[: row.index("</tr>")]
+        assert [part in row for part in (">2 of 2<", f">{ranges}<", member.metadata["addr"])] == [True] * 3
+    owners = page[page.index('id="owners"') :]
+    assert owners.count(" s</td>") == 4  # time left
+    assert "ann-" in owner
+    for text in (front, page):
+        Markup().feed(text)
+
+
+async def test_partitions_without_an_owner_are_shown() -> None:
+    async with asked() as (backend, client):
+        async with sharing_in(backend, labels=["ann"]):
+            pass
+        front = (await client.get("/")).text
+        page = (await client.get("/partitions", params={"name": "orders"})).text
+        outline = Outline()
+        outline.feed(page)
+    assert "no members" in front
+    assert "0 of 4" in front
+    assert "No other name was ever led" in front
+    assert "No members." in page
+    assert page.count("no owner") == 4
+    assert "0-3" in page
+    assert outline.headings == ["h1", "h2", "h2"]
+    assert all(title.get("scope") == "col" for title in outline.titles)
+
+
+async def test_a_page_of_very_many_partitions_shows_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure._dashboard.app.OWNERS_MAX", 3)
+    async with asked() as (backend, client), sharing_in(backend, labels=["ann"]):
+        page = (await client.get("/partitions", params={"name": "orders"})).text
+    assert "1 more: tenure partitions" in page
+    assert page.count(" s</td>") == 3
+
+
 async def test_bodies_and_tracebacks_are_hidden_unless_asked_for() -> None:
     async with asked() as (backend, client):
         queue = backend.queue("orders", max_deliveries=1)
@@ -209,6 +260,9 @@ async def test_nothing_in_a_message_or_a_name_is_markup() -> None:
             pages.append((await client.get("/message", params=found)).text)
         async with backend.election(HOSTILE, label=HOSTILE, metadata={HOSTILE: HOSTILE}).campaign():
             pages.append((await client.get("/election", params={"name": HOSTILE})).text)
+        async with sharing_in(backend, HOSTILE, [HOSTILE.replace(".", "_")], [HOSTILE]):
+            await until(partial(_has_group, client))
+            pages += [(await client.get(path, params={"name": HOSTILE})).text for path in ("/", "/partitions")]
         pages.append((await client.get("/queue", params={"name": f"{HOSTILE}?"})).text)
         form = {"queue": HOSTILE, "reason": HOSTILE}
         pages.append((await client.post("/do/purge", data=form, headers=SAME)).text)
@@ -216,6 +270,10 @@ async def test_nothing_in_a_message_or_a_name_is_markup() -> None:
     for page in pages:
         assert "window.hacked" in page or "There is no" in page
         Markup().feed(page)
+
+
+async def _has_group(client: Any) -> bool:
+    return "There is no" not in (await client.get("/partitions", params={"name": HOSTILE})).text
 
 
 async def test_text_that_can_not_be_encoded_is_shown_nevertheless() -> None:
@@ -253,6 +311,8 @@ async def test_a_long_body_is_text_in_a_list_wherever_it_is_cut() -> None:
         ("/message?queue=orders&sequence=99999999999999999999", 400),
         ("/message?queue=orders&sequence=999", 404),
         ("/election?name=nobody", 404),
+        ("/partitions", 400),
+        ("/partitions?name=nobody", 404),
         ("/nothing", 404),
         ("/static/../app.py", 404),
     ],

@@ -676,7 +676,7 @@ def confined(step: int, act: Callable[[], None]) -> Iterator[bool]:
     yield interrupt_at(step, act)
 
 
-@pytest.mark.parametrize("form", ["campaign", "run", "session"])
+@pytest.mark.parametrize("form", ["campaign", "partitions", "run", "session"])
 def test_interrupted_at_any_line_nothing_is_held_for_ever(url: str, form: str) -> None:
     with tenure.sync.connect(url) as backend:
         election, queue = backend.election("chair", ttl=TTL), backend.queue("letters")
@@ -684,6 +684,10 @@ def test_interrupted_at_any_line_nothing_is_held_for_ever(url: str, form: str) -
         def hold() -> None:
             if form == "run":
                 election.run(lambda term: None)
+            elif form == "partitions":
+                stop = threading.Event()
+                with backend.partitions("group", 1, ttl=TTL, retry_every=0.1) as mine:
+                    mine.run(lambda term: stop.set(), stop=stop)
             elif form == "campaign":
                 with election.campaign() as term:
                     term.check()

@@ -19,6 +19,7 @@ import pytest
 
 import tenure.sync
 from tests.absent import skip_or_fail
+from tests.sharing import sharing
 
 BASH = shutil.which("bash")
 
@@ -72,6 +73,20 @@ def test_words_options_and_names(store: None, monkeypatch: pytest.MonkeyPatch) -
         # Bash replaces what is behind the colon, and takes an address for three words.
         "tenure send eu:t": ["tea"],
         "tenure send --on sqlite:///work.db orb": ["orbits"],
+    }
+    assert dict(zip(lines, completed(*lines), strict=True)) == lines
+
+
+def test_names_of_partitions_are_completed_after_that_of_their_group(
+    store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENURE_COMPLETE_TIMEOUT", "30")
+    with sharing("sqlite:///work.db", "night", 2, ["ann"]):
+        pass
+    lines = {
+        "tenure status n": ["nightly-report"],
+        "tenure resign night.part": ["night.partition-0", "night.partition-1"],
+        "tenure partitions ": ["night"],
     }
     assert dict(zip(lines, completed(*lines), strict=True)) == lines
 

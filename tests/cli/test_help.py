@@ -20,6 +20,7 @@ import tenure.sync
 from tenure._cli.examples import EXAMPLES, Examples
 from tenure._cli.group import Branching, group
 from tenure.cli import main
+from tests.sharing import sharing
 
 Captured = pytest.CaptureFixture[str]
 
@@ -125,7 +126,7 @@ def test_an_example_calls_its_command_with_options_that_it_has(path: str, line: 
 def test_an_example_runs(path: str, line: str, capfd: Captured) -> None:
     if line in WITHOUT_END:
         return
-    with leading() if path in LED else nullcontext():
+    with leading() if path in LED else sharing() if path == "partitions" else nullcontext():
         code = run(line)
     lines = capfd.readouterr().err.splitlines()
     assert (code, [line for line in lines if not line.startswith("tenure: orders: ")]) == (0, [])  # without notices

@@ -16,6 +16,7 @@ from tenure._cli.top import graph, sections, shares
 from tenure._overview import SAMPLES, History, Overview
 from tenure.cli import main
 from tests.process.process_states import until
+from tests.sharing import sharing
 from tests.terminal import Terminal, lines_of
 
 RED, GREEN = "\x1b[31m", "\x1b[32m"
@@ -137,6 +138,44 @@ def test_a_store_with_elections_only_has_no_queues() -> None:
 
 def test_an_empty_store_says_so() -> None:
     assert shown(Overview({}, {}, [])) == ["no election yet", "", "no queue yet"]
+
+
+def held(label: str) -> Leader:
+    return Leader(f"{label}-{'0' * 16}-{'1' * 32}", 1)
+
+
+def member(label: str, partitions: int) -> Leader:
+    own = {"tenure-order": "1", "tenure-weight": "1", "tenure-partitions": str(partitions)}
+    return Leader(held(label).holder, 1, own)
+
+
+def test_partitions_are_a_table_of_groups_and_no_elections() -> None:
+    leaders: dict[str, Leader | None] = {"report": None}
+    for name, count, owners in (("even", 2, "aa"), ("hurt", 3, "a"), ("odd", 2, "ab"), ("past", 0, "")):
+        leaders[f"{name}.member-0"] = member("a", count) if count else None
+        leaders |= {f"{name}.partition-{number}": held(label) for number, label in enumerate(owners)}
+    leaders["past.partition-0"] = None
+    lines = shown(Overview(leaders, None, []))
+    assert lines[0].split()[0] == "ELECTION"
+    assert lines[1:3] == ["report    (none)", ""]
+    assert [line.split(maxsplit=1) for line in lines[3:]] == [
+        ["PARTITIONS", "OF  MEMBERS   OWNED  STATE"],
+        ["hurt", "1  1 of 3  moving"],
+        ["past", "0  0 of 1  no members"],
+        ["odd", "1  2 of 2  moving"],
+        ["even", "1  2 of 2  balanced"],
+    ]
+    assert shown(Overview(leaders, None, []), height=8)[-1].endswith("more: tenure partitions")
+
+
+def test_groups_are_in_the_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with sharing(url):
+        assert main(["top", "--count", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["elections"] == []
+    assert found["partitions"] == [
+        {"name": "orders", "partitions": 4, "owned": 4, "members": 2, "balanced": True},
+    ]
 
 
 def test_the_worst_comes_first() -> None:

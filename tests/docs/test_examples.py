@@ -40,6 +40,7 @@ GUIDES = (
     "docs/dashboard.md",
     "docs/elections.md",
     "docs/frameworks.md",
+    "docs/partitions.md",
     "docs/queues.md",
     "docs/schedules.md",
     "docs/service.md",
@@ -69,6 +70,8 @@ PRINTS = {
     "zookeeper_leader": r"leading nightly-report in term \d+, a zxid of ZooKeeper\nled by None\n",
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
     "queue_by_hand": r"kettle, delivery 1\n0 ready, 2 delayed, 1 dead\nfor a minute: too late, .*\n1 put back\n",
+    "partitions": r"first: anna has \d+\nthe first owns 4, the second 4\n"
+    r"((first|second): (anna|ben|cleo) has \d+\n){3}first: ben has \d+\n",
     "rabbitmq_worker": r"two kettles is served, delivery 1\n"
     r"no such customer is dead: unknown customer; no customer of this name\n",
     "request_reply": r"kettle: 12\.5\n",

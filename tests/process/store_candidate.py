@@ -1,7 +1,8 @@
-"""A process that campaigns for many names on a store, and acts for each that it leads.
+"""A process that campaigns for many names on a store, or shares them as partitions, and acts for each that it has.
 
-Started as ``python store_candidate.py URL RESOURCE NAMES TTL PAUSE_MAX``. RESOURCE is the URL of a Redis, in which
-every act is recorded, and apart from them those that it accepts under a fence (see ``store_elections.py``).
+Started as ``python store_candidate.py URL RESOURCE NAMES TTL PAUSE_MAX elections|partitions``. RESOURCE is the URL of a
+Redis, in which every act is recorded, and apart from them those that it accepts under a fence (see
+``store_elections.py``). SIGTERM ends it in order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import redis.asyncio
@@ -34,7 +37,7 @@ return 1
 """
 
 
-async def main(url: str, resource_url: str, names: int, ttl: float, pause_max: float) -> None:
+async def main(url: str, resource_url: str, names: int, ttl: float, pause_max: float, kind: str) -> None:
     resource: Any = redis.asyncio.Redis.from_url(resource_url)
     numbers = itertools.count()
 
@@ -50,10 +53,10 @@ async def main(url: str, resource_url: str, names: int, ttl: float, pause_max: f
                     await resource.rpush("paused", " ".join(map(str, act)))
             await asyncio.sleep(ACT_EVERY)
 
-    async def stand(backend: tenure.Backend, name: str) -> None:
+    async def stand(run: Callable[[], Awaitable[None]]) -> None:
         while True:  # it campaigns again after an error
             try:
-                await backend.election(name, ttl=ttl).run(work)
+                return await run()
             except tenure.TermLost:
                 pass
             except Exception:
@@ -61,8 +64,12 @@ async def main(url: str, resource_url: str, names: int, ttl: float, pause_max: f
                 await asyncio.sleep(0.5)
 
     async with tenure.connect(url) as backend:
-        await asyncio.gather(*(stand(backend, f"name-{number}") for number in range(names)))
+        if kind == "partitions":
+            runs = [partial(backend.partitions("shared", names, ttl=ttl).run, work)]
+        else:
+            runs = [partial(backend.election(f"name-{number}", ttl=ttl).run, work) for number in range(names)]
+        await asyncio.gather(*map(stand, runs))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5]), sys.argv[6]))

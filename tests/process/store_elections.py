@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -94,7 +94,8 @@ class Candidate:
         self, url: str, proxies: Sequence[FaultProxy], acts: Acts, load: Load, prefix: Sequence[str] = ()
     ) -> None:
         self.proxies = proxies
-        arguments = (url, acts.url, load.names, load.ttl, load.pause_max)
+        kind = "partitions" if load.is_shared else "elections"
+        arguments = (url, acts.url, load.names, load.ttl, load.pause_max, kind)
         self._argv = [*prefix, sys.executable, str(PROGRAM), *map(str, arguments)]
         self._log = acts.log
         self.process = self._start()
@@ -119,6 +120,8 @@ class Load:
 
     names: int
     ttl: float
+    is_shared: bool = False
+    """Whether the names are the partitions of a group, which the candidates share."""
 
     @property
     def pause_max(self) -> float:
@@ -157,6 +160,13 @@ class ElectionSetup:
     async def kill(self) -> None:
         """Kill one with ``kill -9``, and start another in its place."""
         (await self.busiest()).restart()
+
+    async def leave(self) -> None:
+        """End one with SIGTERM, so that it releases what it has, and start another in its place."""
+        candidate = await self.busiest()
+        candidate.process.terminate()
+        await asyncio.to_thread(candidate.process.wait, BOUND)
+        candidate.restart()
 
     async def stop(self) -> None:
         """Stop one with SIGSTOP, past its leases; it goes on right after others have begun to act."""
@@ -225,6 +235,18 @@ class ElectionSetup:
         await until(acted, within=BOUND, what="every name to be led")
         return time.monotonic() - begun
 
+    async def balanced(self) -> float:
+        """Wait until all candidates act, for as many names each, to one; return how long that took."""
+        begun = time.monotonic()
+
+        async def is_balanced() -> bool:
+            owned = Counter(act.process for act in (await self.acts.leaders()).values())
+            counts = [owned[candidate.process.pid] for candidate in self.candidates]
+            return sum(counts) == self.load.names and max(counts) - min(counts) <= 1
+
+        await until(is_balanced, within=BOUND, what="the names to be shared in balance")
+        return time.monotonic() - begun
+
     async def strike(self, fault: Fault, *, deposes: bool = False) -> None:
         """Let *fault* happen, and wait until every name is led again; if it *deposes*, some name has a new leader."""
         kind = fault.__name__
@@ -235,6 +257,8 @@ class ElectionSetup:
             await fault()
             lasted = time.monotonic() - begun
             led_after = await self.all_lead()
+            if self.load.is_shared:
+                await self.balanced()
         finally:
             is_over.set()
             await watch

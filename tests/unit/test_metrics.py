@@ -255,6 +255,18 @@ def test_so_many_names_are_told_apart_and_further_ones_are_one(kind: str) -> Non
         assert histogram(found, "tenure_handler_seconds", OTHER).counts[5] == 50
 
 
+def test_the_partitions_of_a_group_are_one_and_so_are_its_members() -> None:
+    metrics = Metrics()
+    names = [f"orders.partition-{number}" for number in range(1_000)] + ["orders.member-3", "orders.partition-x"]
+    for token, name in enumerate(names):
+        metrics.event(TermBegan(1.0, name, "a", token))
+    metrics.event(TermEnded(2.0, "orders.partition-7", "a", 7, "ended", True))
+    found = metrics.snapshot()
+    leading = {labels: value for (name, labels), value in found.items() if name == "tenure_leader"}
+    assert leading == {("orders.partition-*",): 999.0, ("orders.member-*",): 1.0, ("orders.partition-x",): 1.0}
+    assert found["tenure_terms", ("orders.partition-*",)] == 1_000.0
+
+
 def test_the_reply_queues_of_processes_are_one() -> None:
     metrics = Metrics()
     for number in range(1_000):

@@ -33,6 +33,7 @@ from tenure._url import Url
 FAILURE = Failure("ValueError", "7", "Traceback …")
 HEADERS: FrozenDict[str, message.HeaderValue] = FrozenDict({"a": 1, "b": "c"})
 LEADER = lease.Leader("ann", 7, FrozenDict({"address": "10.0.0.1"}), 3.5)
+MEMBER = tenure.PartitionMember("ann-1f", 2, 3, ("eu", "us"), FrozenDict({"address": "10.0.0.1"}))
 LIVE = LiveMessage(
     *("orders", 7, "id", b"\xff", HEADERS, "locked", 3, 1.5, 2.5, None, "s", 4, "replies", "c", "host:7", 1.25)
 )
@@ -61,6 +62,8 @@ VALUES: list[Any] = [
     *map(event_of, EVENTS),
     LEADER,
     tenure.CandidateStatus("chair", "leading", 7, 3.5, 0.5, is_ready=True),
+    MEMBER,
+    tenure.PartitionGroup("orders", FrozenDict({"eu": LEADER, "us": None}), (MEMBER,), ("orders.eu", "orders.us")),
     tenure.HandlerStatus("orders", 10, 3, True),
     tenure.ScheduleStatus("tidy", "tidy", "0 3 * * *", "Europe/Berlin", last=1.5e9, next=1.6e9),
     tenure.ServiceStatus(

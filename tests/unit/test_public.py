@@ -136,7 +136,7 @@ def test_names_in_errors_and_on_screen_are_the_public_ones() -> None:
     assert tenure.connect.__module__ == "tenure"
 
 
-@pytest.mark.parametrize("kind", ["Backend", "DeadLetters", "Election", "Queue", "Session"])
+@pytest.mark.parametrize("kind", ["Backend", "DeadLetters", "Election", "Partitions", "Queue", "Session"])
 def test_methods_that_block_look_like_those_that_do_not(kind: str) -> None:
     ours, theirs = getattr(tenure.sync, kind), getattr(tenure, kind)
     mirrored = [name for name, value in vars(ours).items() if hasattr(value, "__wrapped__") and name != "campaign"]

@@ -103,8 +103,28 @@ def schedule_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def election_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Complete the name of an election."""
-    return _names(ctx, incomplete, lambda backend: backend.leaders())
+    """Complete the name of an election; of a partition, after the name of its group and a dot."""
+
+    async def ask(backend: Backend) -> Iterable[str]:
+        from tenure import PartitionGroup
+
+        leaders = await backend.leaders()
+        groups = PartitionGroup.all_in(leaders)
+        hidden = {lease for one in groups if not incomplete.startswith(f"{one.name}.") for lease in one.leases}
+        return [name for name in leaders if name not in hidden]
+
+    return _names(ctx, incomplete, ask)
+
+
+def group_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the name of a group that shares partitions."""
+
+    async def ask(backend: Backend) -> Iterable[str]:
+        from tenure import PartitionGroup
+
+        return [one.name for one in PartitionGroup.all_in(await backend.leaders())]
+
+    return _names(ctx, incomplete, ask)
 
 
 def _branches(ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:

@@ -148,6 +148,12 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Remove those older than 30 days.",
              "tenure dead purge orders --older-than 30d"),
         ),
+        "partitions": (
+            ("List the groups, with the number of their partitions and members.",
+             "tenure partitions"),
+            ("Show which partitions each member of one owns.",
+             "tenure partitions orders"),
+        ),
         "schedule": (
             ("List all schedules of the store, with their last and next times.",
              "tenure schedule"),

@@ -25,8 +25,8 @@ class Exit(IntEnum):
     USAGE = 2, "the command line is wrong"
     VACANT = (
         3,
-        "status, resign: the name has no leader; status --me: no tenure lead runs here; queue, dead, schedule: no such "
-        "queue or schedule; dead show: no such dead letter",
+        "status, resign: the name has no leader; status --me: no tenure lead runs here; queue, dead, schedule, "
+        "partitions: no such queue, schedule or group; dead show: no such dead letter",
     )
     UNAVAILABLE = 69, "the store did not answer; status --me: the process did not answer"
     INTERNAL = 70, "a bug in tenure"

@@ -36,8 +36,9 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "run": "Run the processes of a service, and keep them running.",
         "queue": "Count the messages of a queue, or of all; show, purge or delete them.",
         "dead": "List dead letters, put them back, or remove them.",
+        "partitions": "Show the groups that share partitions, with their members and owners.",
         "schedule": "List schedules with their last and next times; pause, resume or remove them.",
-        "top": "Show the elections, queues and schedules of a store, live.",
+        "top": "Show the elections, partitions, queues and schedules of a store, live.",
         "dashboard": "Show the same in a browser, with messages and dead letters.",
         "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
         "demo": "Demonstrate an election, competing consumers, and two crashes.",
@@ -191,7 +192,7 @@ class _Group(HelpfulGroup):
 def group() -> None:
     """Leader election and competing consumers for any program, on the store that you already run.
 
-    Elections: lead, status, watch, resign. Queues: send, work, queue, dead. Services: run, schedule.
+    Elections: lead, status, watch, resign, partitions. Queues: send, work, queue, dead. Services: run, schedule.
     Each command has a --help of its own.
     """
 

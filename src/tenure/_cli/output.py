@@ -24,6 +24,8 @@ _MOMENTS = frozenset({"enqueued_at", "locked_since", "locked_until", "due_at", "
 
 _HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)
 
+_IDENTITY = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{16})", re.DOTALL)
+
 _COLOURS = {"error": "1;31", "warning": "33"}  # red, bold; yellow
 
 
@@ -163,6 +165,12 @@ def short(holder: str) -> str:
     """Return *holder* with only the first characters of its random part, which distinguish candidates of one label."""
     found = _HOLDER.fullmatch(holder)
     return f"{found['label']}-{found['random'][:4]}{ellipsis()}{found['count'] or ''}" if found else holder
+
+
+def short_identity(identity: str) -> str:
+    """Return the identity of a member of a group with only the first characters of its random part."""
+    found = _IDENTITY.fullmatch(identity)
+    return f"{found['label']}-{found['random'][:4]}{ellipsis()}" if found else identity
 
 
 def ellipsis() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -27,7 +27,7 @@ from tenure._cli.output import (
 )
 
 if TYPE_CHECKING:
-    from tenure import Leader
+    from tenure import Leader, PartitionGroup
 
 WAIT = 1.0
 """Seconds that the processes of this machine have for their answers."""
@@ -66,7 +66,8 @@ def command(
 
     Names that have had no leader for 7 days are not shown, and their number is printed on stderr. With --json, all are
     shown, and vacant_for is the least number of seconds without a leader. A name stays listed if the store does not
-    know since when it has had no leader.
+    know since when it has had no leader. The names of groups that share partitions are not shown, unless one is given:
+    see tenure partitions.
 
     Ends with 0 if there is a leader, and with 3 if not (if all are shown: if no name has a leader).
 
@@ -89,7 +90,7 @@ def command(
     _refuse_without_me(ctx)
     if every and name is not None:
         raise click.UsageError("--all lists all names; give either NAME or --all")
-    leaders, vacancies = complete(_look(name, url))
+    leaders, vacancies, groups = complete(_look(name, url))
     if as_json:
         records = [{**record(each, leader), "vacant_for": vacancies.get(each)} for each, leader in leaders.items()]
         print_json(records if name is None else records[0])
@@ -103,6 +104,8 @@ def command(
     if hidden:
         names = f"{len(hidden):,} name{'s' if len(hidden) > 1 else ''}"
         notice(f"{names} without a leader for {UNUSED_DAYS} days not shown; add --all to see them")
+    if groups:
+        notice(f"{groups:,} group{'s' if groups > 1 else ''} of partitions not shown; see: tenure partitions")
     return _code(leaders)
 
 
@@ -119,16 +122,19 @@ def _refuse_without_me(ctx: click.Context) -> None:
             raise click.UsageError(f"{option} is about the processes of this machine; add --me")
 
 
-async def _look(name: str | None, url: str) -> tuple[Mapping[str, Leader | None], Mapping[str, float | None]]:
-    """Return the leader of each name, and for how long the others have had none."""
+async def _look(name: str | None, url: str) -> tuple[Mapping[str, Leader | None], Mapping[str, float | None], int]:
+    """Return the leader of each name, and for how long the others have had none; and how many groups are left out."""
+    from tenure._overview import apart
+
     async with connect_existing(url) as backend:
-        leaders: dict[str, Leader | None]
+        leaders: Mapping[str, Leader | None]
+        groups: Sequence[PartitionGroup] = ()
         if name is not None:
             leaders = {name: await backend.election(name).leader()}
         else:
-            leaders = await backend.leaders()
+            leaders, groups = apart(await backend.leaders())
         vacant = [each for each, leader in leaders.items() if leader is None]
-        return leaders, await backend.vacancies(*vacant) if vacant else {}
+        return leaders, await backend.vacancies(*vacant) if vacant else {}, len(groups)
 
 
 def _code(leaders: Mapping[str, Leader | None]) -> int:

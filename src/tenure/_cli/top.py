@@ -1,4 +1,4 @@
-"""``tenure top``: the elections, queues and schedules of a store, live."""
+"""``tenure top``: the elections, partitions, queues and schedules of a store, live."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tenure._cli.output import (
     short,
     timestamp,
 )
+from tenure._cli.partitions import summary
 from tenure._cli.retrying import Retrying, report_outage, wait_option
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ BARS, BARS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N looks.")
 @wait_option
 def command(url: str, as_json: bool, every: float, count: int | None, wait: float | None) -> int:
-    """Show the elections, queues and schedules of a store, live, until Ctrl-C.
+    """Show the elections, partitions, queues and schedules of a store, live, until Ctrl-C.
 
-    SINCE is for how long this command has seen the term. CHANGE/S is by how much the backlog (READY and LOCKED) has
+    SINCE is for how long this command has seen the term. A group of partitions is moving while a member owns more or
+    less than its share. CHANGE/S is by how much the backlog (READY and LOCKED) has
     grown or fallen in a second, over the time of its graph. Dead letters, vacant names and paused schedules are red.
 
     Without a terminal, each look is printed below the one before; with --json, as one line. If the store does not
@@ -101,13 +103,23 @@ class _JsonLines:
     """A JSON object for each look."""
 
     def show(self, found: Overview) -> None:
-        elections = [record(name, leader) for name, leader in (found.leaders or {}).items()]
+        elections = [record(name, leader) for name, leader in (found.elections or {}).items()]
+        groups = [summary(one) for one in found.groups]
         queues = [{"queue": name, **dataclasses.asdict(stats)} for name, stats in (found.queues or {}).items()]
         schedules: list[dict[str, Any]] = [dataclasses.asdict(one) for one in found.schedules]
         for one in schedules:
             for moment in ("last", "next"):
                 one[moment] = None if one[moment] is None else timestamp(one[moment])
-        print_json({"at": timestamp(), "elections": elections, "queues": queues, "schedules": schedules}, lines=True)
+        print_json(
+            {
+                "at": timestamp(),
+                "elections": elections,
+                "partitions": groups,
+                "queues": queues,
+                "schedules": schedules,
+            },
+            lines=True,
+        )
 
     def outage(self, trouble: str) -> None:
         report_outage(trouble)
@@ -172,7 +184,7 @@ def sections(found: Overview, history: History, now: float, wall: float, width: 
     from tenure._cli.tables import Column, laid_out
 
     tables: list[tuple[str, list[Column], list[Row]]] = []
-    if found.leaders is not None:
+    if found.elections is not None:
         columns = [
             Column("ELECTION", is_cut=True),
             Column("LEADER", is_cut=True),
@@ -181,6 +193,14 @@ def sections(found: Overview, history: History, now: float, wall: float, width: 
             Column("SINCE", numbers=True),
         ]
         tables.append(("election", columns, _elections(found, history, now)))
+    if found.groups:
+        columns = [
+            Column("PARTITIONS OF", is_cut=True),
+            Column("MEMBERS", numbers=True),
+            Column("OWNED", numbers=True),
+            Column("STATE"),
+        ]
+        tables.append(("group", columns, _groups(found)))
     if found.queues is not None:
         titles = ("READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST", "CHANGE/S")
         columns = [Column("QUEUE", is_cut=True), *(Column(one, numbers=True) for one in titles), Column("BACKLOG")]
@@ -206,7 +226,12 @@ def sections(found: Overview, history: History, now: float, wall: float, width: 
     return lines
 
 
-_LISTS = {"election": "tenure status", "queue": "tenure queue", "schedule": "tenure schedule"}
+_LISTS = {
+    "election": "tenure status",
+    "group": "tenure partitions",
+    "queue": "tenure queue",
+    "schedule": "tenure schedule",
+}
 
 
 def shares(wanted: Sequence[int], height: int | None) -> list[int]:
@@ -229,7 +254,7 @@ def shares(wanted: Sequence[int], height: int | None) -> list[int]:
 
 def _elections(found: Overview, history: History, now: float) -> list[Row]:
     rows: list[Row] = []
-    for name, leader in sorted((found.leaders or {}).items(), key=lambda one: (one[1] is not None, one[0])):
+    for name, leader in sorted((found.elections or {}).items(), key=lambda one: (one[1] is not None, one[0])):
         if leader is None:
             rows.append((name, Cell(NO_LEADER, ALARM), "", "", ""))
             continue
@@ -238,6 +263,17 @@ def _elections(found: Overview, history: History, now: float) -> list[Row]:
         rows.append(
             (name, Cell(short(leader.holder), LEADING), str(leader.token), left, "" if since is None else _rough(since))
         )
+    return rows
+
+
+def _groups(found: Overview) -> list[Row]:
+    from tenure._overview import state_of
+
+    rows: list[Row] = []
+    for one in sorted(found.groups, key=lambda each: (not each.vacant, each.balanced, each.name)):
+        owned = f"{len(one.owners) - len(one.vacant)} of {len(one.owners)}"
+        alarm = ALARM if one.vacant else ""
+        rows.append((one.name, str(len(one.members)), Cell(owned, alarm), Cell(state_of(one), alarm)))
     return rows
 
 

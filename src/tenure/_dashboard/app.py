@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
@@ -21,14 +22,18 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tenure import Backend, DeadMessage, LiveMessage, Queue, ScheduleStatus, Stats
+from tenure import Backend, DeadMessage, LiveMessage, PartitionGroup, Queue, ScheduleStatus, Stats
 from tenure._dashboard import shown
 from tenure._dashboard.guard import COOKIE, HEADERS, Guard
 from tenure._dashboard.sampler import Sampler
+from tenure._overview import in_ranges, other_owners, state_of
 from tenure.errors import ConfigError, TenureError
 
 SHOWN_MAX = 50
 """How many messages, and dead letters, one page has."""
+
+OWNERS_MAX = 500
+"""How many partitions with their owners one page has: it is loaded again every two seconds."""
 
 REASONS_FROM = 500
 """From how many dead letters the reasons are collected."""
@@ -88,6 +93,7 @@ class Dashboard:
             Route("/queue", page(self._queue)),
             Route("/message", page(self._message)),
             Route("/election", page(self._election)),
+            Route("/partitions", page(self._partitions)),
             Route("/events", page(self._events)),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/do/redrive", action(self._redrive), methods=["POST"]),
@@ -210,7 +216,7 @@ class Dashboard:
         history, now, wall = self._sampler.history, time.monotonic(), time.time()
         leaders = queues = None
         schedules: list[dict[str, Any]] = []
-        if found is not None and found.leaders is not None:
+        if found is not None and found.elections is not None:
             leaders = [
                 {
                     "name": name,
@@ -219,7 +225,7 @@ class Dashboard:
                     "left": shown.duration(leader.remaining) if leader else "",
                     "since": shown.duration(history.led_for(name, now)),
                 }
-                for name, leader in sorted(found.leaders.items())
+                for name, leader in sorted(found.elections.items())
             ]
         if found is not None and found.queues is not None:
             queues = [
@@ -238,6 +244,7 @@ class Dashboard:
             "overview.html",
             now=shown.moment(self._sampler.answered_at),
             leaders=leaders,
+            groups=[] if found is None else [_group(one) for one in found.groups],
             queues=queues,
             schedules=schedules,
             live=True,
@@ -367,6 +374,46 @@ class Dashboard:
             left="" if leader is None else shown.duration(leader.remaining),
             metadata=sorted(leader.metadata.items()) if leader else [],
             terms=terms,
+            live=True,
+        )
+
+    async def _partitions(self, request: Request) -> Response:
+        name = _wanted(request, "name")
+        found = await self._sampler.recent()
+        group = next((one for one in found.groups if one.name == name), None) if found is not None else None
+        if group is None:
+            raise Problem(404, "There is no such group", f"No group {name!r} has shared partitions on this store.")
+        return self._render(
+            request,
+            "partitions.html",
+            now=shown.moment(self._sampler.answered_at),
+            **_group(group),
+            rows=[
+                {
+                    "identity": shown.identity(one.identity),
+                    "weight": one.weight,
+                    "owned": len(one.owned),
+                    "share": one.share,
+                    "partitions": in_ranges(one.owned),
+                    "metadata": sorted(one.metadata.items()),
+                }
+                for one in group.members
+            ],
+            others=[
+                {"identity": shown.identity(identity), "owned": len(some), "partitions": in_ranges(some)}
+                for identity, some in other_owners(group).items()
+            ],
+            owners=[
+                {
+                    "partition": partition,
+                    "lease": f"{name}.{partition}",
+                    "holder": shown.identity(owner.holder.rpartition("-")[0]) if owner else "",
+                    "owner": owner,
+                    "left": shown.duration(owner.remaining) if owner else "",
+                }
+                for partition, owner in islice(group.owners.items(), OWNERS_MAX)
+            ],
+            more=max(0, len(group.owners) - OWNERS_MAX),
             live=True,
         )
 
@@ -564,6 +611,17 @@ def _schedule(one: ScheduleStatus, wall: float) -> dict[str, Any]:
         "last": shown.moment(one.last),
         "next": following,
         "alarm": is_alarming,
+    }
+
+
+def _group(one: PartitionGroup) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "members": len(one.members),
+        "partitions": len(one.owners),
+        "owned": len(one.owners) - len(one.vacant),
+        "vacant": in_ranges(one.vacant),
+        "state": state_of(one),
     }
 
 

@@ -21,6 +21,8 @@ _BRACKET_OR_STRING = re.compile(r"""[\[\]{}]|"(?:[^"\\]|\\.)*"?""", re.DOTALL)
 
 _HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)
 
+_IDENTITY = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{16})", re.DOTALL)
+
 
 def moment(seconds: float | None) -> str:
     """Return a time in Unix seconds: ISO 8601 in UTC."""
@@ -43,6 +45,12 @@ def holder(text: str) -> str:
     """Return the readable part of a holder, with the first characters of its random part."""
     found = _HOLDER.fullmatch(text)
     return f"{found['label']}-{found['random'][:4]}…{found['count'] or ''}" if found else text
+
+
+def identity(text: str) -> str:
+    """Return the readable part of the identity of a member, with the first characters of its random part."""
+    found = _IDENTITY.fullmatch(text)
+    return f"{found['label']}-{found['random'][:4]}…" if found else text
 
 
 def body(content: bytes, most: int = BODY_MAX) -> tuple[str, str]:

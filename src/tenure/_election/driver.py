@@ -56,7 +56,8 @@ class WorkHost(Protocol):
 
     metadata: Metadata
     probe: LoopProbe | None
-    has_health: bool
+    health_check: object | None
+    """What calls the health callback, if there is one: hosts that share it are asked together."""
 
     def start_work(self, grant: Grant, trusted_until: float) -> None:
         """Start the work of this term."""
@@ -115,7 +116,7 @@ class Candidacy:
         self._term_over = asyncio.Event()
 
     def start(self) -> None:
-        if self._driver.store.traits.hints:
+        if self._driver.store.traits.hints and not self.machine.once:
             name, pause = self.machine.name, self.machine.timing.retry_every
             self._hints = self._driver.spawn(self._driver.follow_hints(name, lambda: self.feed(Hint()), pause))
         self.feed(Tick())
@@ -176,8 +177,9 @@ class Candidacy:
     @property
     def renewal_group(self) -> tuple[int, float]:
         """Renewals of one group share a request; the second value is their ``ttl``."""
-        # All work of one loop shares its probe. A health callback may be slow, so such a renewal goes alone.
-        return (id(self.host) if self.host.has_health else id(self.host.probe)), self.machine.timing.ttl
+        # All work of one loop shares its probe. A health callback may be slow, so such renewals go by themselves.
+        shared = self.host.probe if self.host.health_check is None else self.host.health_check
+        return id(shared), self.machine.timing.ttl
 
     def _set_timer(self) -> None:
         if self._timer:
@@ -308,6 +310,11 @@ class Driver:
             cause = "work was still running" if candidacy.machine.grant else "the store had not answered yet"
             candidacy.fail(Unavailable(f"the backend was closed while {cause}; the lease is left to run out"))
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was closed, so that nothing can be claimed on it any more."""
+        return self._is_closing
+
     def spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.keep(self.loop.create_task(call))
 
@@ -356,7 +363,7 @@ class Driver:
         if host.probe is not None and not await host.probe.responds(within):
             _answer_all(group, RenewalWithheld(f"the event loop that runs the work did not answer for {within:g} s"))
             return
-        if host.has_health and (why := await host.health_problem(within)):
+        if host.health_check is not None and (why := await host.health_problem(within)):
             _answer_all(group, RenewalWithheld(why))
             return
         progressing = []

@@ -43,15 +43,16 @@ class Election:
         label: str | None = None,
         metadata: Mapping[str, str] | None = None,
         stall_after: float | None = None,
-        health: Health | None = None,
+        health: Health | HealthCheck | None = None,
         overrun: Literal["report", "exit"] = "report",
         on_event: Callable[[Event], None] | None = None,
         make_term: MakeTerm = Term,
+        once: bool = False,
     ) -> None:
         require_name(name)
         self.name: str = _plain(name)
         self.timing = timing
-        self.metadata: Metadata = _checked_metadata(metadata)
+        self.metadata: Metadata = checked_metadata(metadata)
         _check_conditions(stall_after, health, overrun)
         label = label or f"{socket.gethostname()}-{os.getpid()}"
         require_name(label, of="label", most=NAME_MAX - 1 - 2 * HOLDER_BYTES)
@@ -63,9 +64,10 @@ class Election:
         self._renewal_thread = renewal_thread
         self._on_event = on_event
         self._make_term = make_term
+        self._once = once
         self.context: contextvars.Context | None = None
         """The context in which hooks, log handlers and the health callback are called; None: that of ``run``."""
-        self._health_check = None if health is None else HealthCheck(health)
+        self.health_check = health if health is None or isinstance(health, HealthCheck) else HealthCheck(health)
         self._newest_candidate: CandidateHandle | None = None
 
     async def run(
@@ -240,11 +242,12 @@ class Election:
             label=self.label,
             metadata=self.metadata,
             stall_after=self.stall_after,
-            health=self._health_check,
+            health=self.health_check,
             overrun=self.overrun,
             on_event=self._on_event,
             make_term=self._make_term,
             context=self.context,
+            once=self._once,
         )
         self._newest_candidate = CandidateHandle(settings, self._driver, self._renewal_thread)
         return self._newest_candidate
@@ -384,7 +387,7 @@ def _name_of(work: object) -> str:
     return getattr(work, "__qualname__", repr(work))
 
 
-def _checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:
+def checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:
     """Return a copy of plain ``str``: no method of a user's class is called on the renewal thread."""
     if metadata is None:
         return NO_METADATA
@@ -415,7 +418,7 @@ def _check_conditions(stall_after: object, health: object, overrun: object) -> N
     positive = isinstance(stall_after, (int, float)) and not isinstance(stall_after, bool) and stall_after > 0
     if stall_after is not None and not positive:
         raise ConfigError(f"stall_after must be a positive number of seconds, or None, not {stall_after!r}")
-    if health is not None and not callable(health):
+    if health is not None and not isinstance(health, HealthCheck) and not callable(health):
         raise ConfigError(f"health must be a function that returns whether the work is healthy, not {health!r}")
     refuse_generator("health", health)
     if overrun not in ("report", "exit"):

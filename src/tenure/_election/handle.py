@@ -63,6 +63,8 @@ class CandidateSettings:
     make_term: MakeTerm
     context: contextvars.Context | None
     """The context in which hooks, log handlers and the health callback are called; None: the owner's."""
+    once: bool = False
+    """Whether it asks once, and leads for one term at most; see :class:`~tenure._election.machine.Machine`."""
 
 
 class CandidateHandle:
@@ -76,7 +78,7 @@ class CandidateHandle:
         self._is_renewal_loop = self._loop is renewal_thread.loop  # tenure.sync, and tests in virtual time
         self.metadata: Metadata = settings.metadata
         self.probe: LoopProbe | None = None if self._is_renewal_loop else driver.probe_of(self._loop)
-        self.has_health: bool = settings.health is not None
+        self.health_check: object | None = settings.health
         self.is_active = False
         """Whether the owner has entered and not left it."""
         self.term: TermBase[Any] | None = None
@@ -113,6 +115,7 @@ class CandidateHandle:
                 hints=driver.store.traits.hints,
                 queued=driver.store.traits.queued,
                 now=driver.clock.now(),
+                once=settings.once,
             )
             self._candidacy = driver.start_candidacy(machine, self)
 

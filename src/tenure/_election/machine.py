@@ -134,13 +134,24 @@ class Machine:
         hints: Whether the store reports vacancies; if not, a candidate asks every ``timing.retry_every``.
         queued: Whether candidates stand in a queue in the store.
         now: The present time; the first request is due at once.
+        once: Ask once, and lead for one term at most: it stops if it is refused or gets no answer, and after its term.
+            Requests to resign are left to its owner.
     """
 
     ALLOWED: ClassVar[dict[State, frozenset[State]]] = TRANSITIONS
     TIMES: ClassVar[type[AcquireTimes]] = AcquireTimes
 
     def __init__(
-        self, name: str, holder: str, timing: Timing, rng: Rng, *, hints: bool, now: float, queued: bool = False
+        self,
+        name: str,
+        holder: str,
+        timing: Timing,
+        rng: Rng,
+        *,
+        hints: bool,
+        now: float,
+        queued: bool = False,
+        once: bool = False,
     ) -> None:
         self.name = name
         self.timing = timing
@@ -148,6 +159,7 @@ class Machine:
         self._holder = holder
         self._rng = rng
         self._queued = queued
+        self.once = once
         self._place: str | None = None  # the holder name that may have a place in the store's queue
         self._requests = Requests()
         self._tokens = TokenOrder()
@@ -253,12 +265,7 @@ class Machine:
                 if self.state in (State.LEADING, State.RENEWING):
                     self._end_term("stopped" if self._stopping else "resigned", now, effects)
             case Stop():
-                self._stopping = True
-                if self.state in (State.STANDBY, State.CAMPAIGNING):
-                    self._requests.abandon()
-                    self._set_state(State.STOPPED)
-                    if self._place is not None:
-                        self._withdraw(self._place, now, effects)
+                self._stop(now, effects)
         return effects
 
     # --- time ---
@@ -354,7 +361,7 @@ class Machine:
                 self._begin_term(request, answer, now, effects)
             case State.CAMPAIGNING, HeldBy(holder=holder, token=token, remaining=remaining):
                 self._announce_leader((holder, token), now, effects)
-                self._stand_by(remaining, now)
+                self._stand_by(remaining, now, effects)
             case State.CAMPAIGNING, NoAnswer(why):
                 self._acquire_later(why, now, effects)
             case State.RENEWING, Granted(grant) if term and grant == term.grant:
@@ -442,7 +449,7 @@ class Machine:
     ) -> None:
         term.stalled = False
         self._extend_trust(term, self._trust_limit(request, granted), now, effects)
-        if granted.resign_asked:
+        if granted.resign_asked and not self.once:
             self._end_term("asked", now, effects)
             return
         self._set_state(State.LEADING)
@@ -458,7 +465,7 @@ class Machine:
         if until > term.trusted_until:  # then its age counts, and not that of an older grant
             term.pace = self._pace(granted)
             self._extend_trust(term, until, now, effects)
-        if granted.resign_asked:
+        if granted.resign_asked and not self.once:
             self._end_term("asked", now, effects)
 
     def _extend_trust(self, term: _TermState, until: float, now: float, effects: list[Effect]) -> None:
@@ -490,8 +497,11 @@ class Machine:
             self._announced_leader = leader
             effects.append(Emit(StandingBy(now, self.name, self._holder, holder, token)))
 
-    def _stand_by(self, remaining: float | None, now: float) -> None:
+    def _stand_by(self, remaining: float | None, now: float, effects: list[Effect]) -> None:
         self._set_state(State.STANDBY)
+        if self.once:
+            self._stop(now, effects)
+            return
         self._acquire_times.refused(remaining, now)
         if self._hinted:
             self._hinted = False
@@ -504,6 +514,17 @@ class Machine:
         self.problem = why
         self._acquire_times.failed(now)
         effects.append(Emit(CampaignFailed(now, self.name, self._holder, why)))
+        if self.once:
+            self._stop(now, effects)
+
+    def _stop(self, now: float, effects: list[Effect]) -> None:
+        """Campaign no more; a term that lasts goes on."""
+        self._stopping = True
+        if self.state in (State.STANDBY, State.CAMPAIGNING):
+            self._requests.abandon()
+            self._set_state(State.STOPPED)
+            if self._place is not None:
+                self._withdraw(self._place, now, effects)
 
     # --- the end of a term ---
 
@@ -560,7 +581,7 @@ class Machine:
         self._term = None
         self._acquisition += 1
         self._hinted = False
-        if self._stopping:
+        if self._stopping or self.once:
             self._set_state(State.STOPPED)
             return
         self._set_state(State.STANDBY)

@@ -53,15 +53,27 @@ def partition_of(key: str | bytes, partitions: int) -> str:
     consumers::
 
         await queue.send(body, session=partition_of(customer, 16))
+
+    The partitions of :meth:`tenure.Backend.partitions` have the same names, so that each session can be received by the
+    process that owns its partition.
     """
+    return numbered_partition(partition_number(key, partitions))
+
+
+def numbered_partition(number: int) -> str:
+    """Return the name of a partition that has a number only."""
+    return f"partition-{number}"
+
+
+def partition_number(key: str | bytes, partitions: int) -> int:
+    """Return the number of the partition that *key* falls into: its CRC-32, as librdkafka's ``consistent`` has it."""
     check_count("partitions", partitions)
     if isinstance(key, str):
         check_encodable("key", key)
         key = key.encode()
     if not isinstance(key, bytes):
         raise ConfigError(f"key must be text or bytes, not {key!r:.80}; try str(…)")
-    number = crc32(key) % partitions
-    return f"partition-{number}"
+    return crc32(key) % partitions
 
 
 def names_of(id_: str) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "tenure_slots_sent": Family("counter", ("queue", "schedule"), "Slots of a schedule sent by this program."),
         "tenure_slot_late_seconds": Family("histogram", ("queue", "schedule"), "How late a slot was sent.", WAITS),
         "tenure_slots_skipped": Family("counter", ("queue", "schedule"), "Times at which missed slots were skipped."),
-        "tenure_leader": Family("gauge", ("name",), "1 while this program leads, else 0."),
+        "tenure_leader": Family("gauge", ("name",), "Terms that last here: 1 while this program leads, else 0."),
         "tenure_term_seconds_left": Family(
             "gauge", ("name",), "For how long the present term is trusted without a renewal.", combine="max"
         ),

@@ -40,6 +40,7 @@ REASONS = frozenset({"max_deliveries", "expired", "undecodable", "unknown"})
 REJECTED = "rejected"
 
 _REPLIES = re.compile(r"\.replies\.[0-9a-f]{16}$")
+_PARTITION = re.compile(r"\.(partition|member)-[0-9]+$")
 _SECONDS = FAMILIES["tenure_handler_seconds"].bounds
 _WAITS = FAMILIES["tenure_message_wait_seconds"].bounds
 
@@ -47,6 +48,11 @@ _WAITS = FAMILIES["tenure_message_wait_seconds"].bounds
 def queue_label(name: str) -> str:
     """Return the label of a queue: those of processes that wait for replies are one."""
     return _REPLIES.sub(".replies", name)
+
+
+def election_label(name: str) -> str:
+    """Return the label of an election: those of the numbered partitions of a group are one, and of its members."""
+    return _PARTITION.sub(r".\1-*", name)
 
 
 def reason_label(reason: str) -> str:
@@ -136,22 +142,22 @@ class Metrics(Telemetry):
                 case SlotsSkipped(schedule=schedule):
                     self._count("tenure_slots_skipped", self._of(event), self._label("schedule", schedule))
                 case Renewed(trusted_until=until):
-                    self._trusted_until[self._label("name", event.name), event.holder] = until
+                    self._trusted_until[self._label("name", election_label(event.name)), event.holder] = until
                 case TermBegan(token=token):
-                    name = self._label("name", event.name)
+                    name = self._label("name", election_label(event.name))
                     self._count("tenure_terms", name)
                     self._leading.setdefault(name, set()).add((event.holder, token))
                 case TermEnded(token=token, reason=why):
-                    name = self._label("name", event.name)
+                    name = self._label("name", election_label(event.name))
                     self._count("tenure_terms_ended", name, why)
                     self._leading.setdefault(name, set()).discard((event.holder, token))
                     self._trusted_until.pop((name, event.holder), None)
                 case RenewalMissed():
-                    self._count("tenure_renewals_missed", self._label("name", event.name))
+                    self._count("tenure_renewals_missed", self._label("name", election_label(event.name)))
                 case Overrun():
-                    self._count("tenure_overruns", self._label("name", event.name))
+                    self._count("tenure_overruns", self._label("name", election_label(event.name)))
                 case CampaignFailed():
-                    self._count("tenure_campaigns_failed", self._label("name", event.name))
+                    self._count("tenure_campaigns_failed", self._label("name", election_label(event.name)))
 
     def _of(self, event: Event) -> str:
         """Return the queue of an event, as its label."""
@@ -177,7 +183,7 @@ class Metrics(Telemetry):
             for key, histogram in self._histograms.items():
                 found[key] = Histogram(list(histogram.counts), histogram.total)
             for name, terms in self._leading.items():
-                found["tenure_leader", (name,)] = float(bool(terms))
+                found["tenure_leader", (name,)] = float(len(terms))
             for (name, _), until in self._trusted_until.items():
                 key = "tenure_term_seconds_left", (name,)
                 before = found.get(key, 0.0)

@@ -22,7 +22,7 @@ from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Abandon, Complete, DeadLetter, Defer, GiveBack, Verdict
 from tenure._telemetry.families import SECONDS, WAITS
-from tenure._telemetry.metrics import HandledCounts, queue_label, reason_label
+from tenure._telemetry.metrics import HandledCounts, election_label, queue_label, reason_label
 from tenure._telemetry.telemetry import Handled, Outcome, Telemetry, Tracing
 from tenure.errors import BackendNotInstalled
 from tenure.events import (
@@ -116,7 +116,9 @@ class OpenTelemetry(Telemetry):
         match event:
             case TermBegan(token=token):
                 attributes: dict[str, Any] = {"tenure.election.name": event.name, "tenure.election.token": token}
-                span = self._tracer.start_span(f"lead {event.name}", _EMPTY, SpanKind.INTERNAL, attributes)
+                span = self._tracer.start_span(
+                    f"lead {election_label(event.name)}", _EMPTY, SpanKind.INTERNAL, attributes
+                )
                 self._terms[event.name, event.holder, token] = span
             case TermEnded(token=token, reason=reason):
                 if (ended := self._terms.pop((event.name, event.holder, token), None)) is not None:
@@ -354,11 +356,13 @@ class _Measures:
             case SlotSent(schedule=schedule):
                 self._slots.add(1, _destination(queue_label(event.name), "send", **{"tenure.schedule": schedule}))
             case TermBegan():
-                self._leader.add(1, {"tenure.election.name": event.name})
+                self._leader.add(1, {"tenure.election.name": election_label(event.name)})
             case TermEnded(reason=reason):
-                self._leader.add(-1, {"tenure.election.name": event.name})
-                self._terms.add(1, {"tenure.election.name": event.name, "tenure.election.reason": reason})
+                self._leader.add(-1, {"tenure.election.name": election_label(event.name)})
+                self._terms.add(
+                    1, {"tenure.election.name": election_label(event.name), "tenure.election.reason": reason}
+                )
             case RenewalMissed():
-                self._missed.add(1, {"tenure.election.name": event.name})
+                self._missed.add(1, {"tenure.election.name": election_label(event.name)})
             case Overrun():
-                self._overruns.add(1, {"tenure.election.name": event.name})
+                self._overruns.add(1, {"tenure.election.name": election_label(event.name)})

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -28,6 +28,8 @@ from tenure import ElectionOptions, Missed, Outgoing, QueueOptions, Url
 from tenure._backend import url_given
 from tenure._connection import not_open
 from tenure._election.term import BlockingTerm as Term
+from tenure._partitions.partitions import BlockingPartitionTerm as PartitionTerm
+from tenure._partitions.partitions import make_blocking_partition_term
 from tenure._public import publish_all
 from tenure._queue.received import BlockingMessage as Message
 from tenure._runtime.loop_thread import LoopThread
@@ -37,6 +39,7 @@ from tenure.errors import ConfigError
 from tenure.events import Event
 from tenure.sync._blocking import blocking
 from tenure.sync._elections import Election, Work
+from tenure.sync._partitions import Partitions, PartitionWork
 from tenure.sync._queues import DeadLetters, Queue, Session
 from tenure.sync._schedules import Schedule, Schedules
 from tenure.sync._service import Service
@@ -48,6 +51,9 @@ __all__ = [
     "DeadLetters",
     "Election",
     "Message",
+    "PartitionTerm",
+    "PartitionWork",
+    "Partitions",
     "Queue",
     "Schedule",
     "Schedules",
@@ -191,6 +197,22 @@ class Backend:
         """
         renewal_thread = self._renewal_thread
         return Election(self._behind._election(name, options, Term), renewal_thread)
+
+    def partitions(
+        self, name: str, partitions: int | Iterable[str], *, weight: int = 1, **options: Unpack[ElectionOptions]
+    ) -> Partitions:
+        """Return the partitions of a group, of which this object is one member. See :meth:`tenure.Backend.partitions`.
+
+        ``health`` is called on a thread of its own.
+
+        Example::
+
+            partitions = backend.partitions("orders", 64)
+            partitions.run(work)  # work(term) for each term.partition owned, on a thread of its own
+        """
+        renewal_thread = self._renewal_thread
+        behind = self._behind._partitions(name, partitions, weight, options, make_blocking_partition_term)
+        return Partitions(behind, renewal_thread)
 
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue called *name*. See :meth:`tenure.Backend.queue`."""

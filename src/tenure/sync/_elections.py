@@ -6,10 +6,8 @@ import asyncio
 import atexit
 import contextvars
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -17,10 +15,9 @@ import tenure
 from tenure import Campaign, Leader, Timing
 from tenure._election.term import BlockingTerm as Term
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure._runtime.signals import on_shutdown_signal
-from tenure.errors import ConfigError, TenureError, TermLost, Unavailable, in_words, refuse_generator
+from tenure.errors import TenureError, Unavailable
 from tenure.sync._blocking import blocking, iterated
-from tenure.sync._stopping import StopRequest, forwarded
+from tenure.sync._work_threads import WorkThreads
 
 Work = Callable[[Term], Any]
 
@@ -33,8 +30,7 @@ class Election:
         self.timing: Timing = election.timing
         self._behind = election
         self._renewal_thread = renewal_thread
-        self._worker: threading.Thread | None = None
-        self._outcome: Future[Exception | None] | None = None  # of the work of run, while it runs
+        self._worker: threading.Thread | None = None  # of the newest term
 
     def __repr__(self) -> str:
         return repr(self._behind)
@@ -48,24 +44,13 @@ class Election:
         cancelled, *work* must watch ``term.lost`` or call ``term.check()``. Until it has ended, the lease is not
         released, and this candidate does not campaign again.
         """
-        refuse_generator("work", work)
-        request = StopRequest()
+        threads = WorkThreads(work, self._renewal_thread, self._note_worker)
         self._behind.context = contextvars.copy_context()
-
-        async def campaign() -> None:
-            with forwarded(stop, request.event()) as stopping:
-                await self._behind.run(self._on_thread(work), again=again, stop=stopping, sigterm=sigterm)
-
-        try:
-            with on_shutdown_signal(request.make, sigterm):
-                self._renewal_thread.call_blocking(campaign)
-        except Unavailable:
-            # The backend was closed, perhaps while the work ran. The error of the work itself is raised first.
-            outcome, self._outcome, self._worker = self._outcome, None, None
-            error = outcome.result() if outcome is not None else None
-            if error is not None and not isinstance(error, TermLost):
-                raise error from None
-            raise
+        threads.run(
+            lambda serve, stopping: self._behind.run(serve, again=again, stop=stopping, sigterm=sigterm),
+            stop=stop,
+            sigterm=sigterm,
+        )
 
     @contextmanager
     def campaign(self) -> Iterator[Term]:
@@ -135,48 +120,5 @@ class Election:
         wait = threading.current_thread() is not self._worker
         return self._renewal_thread.call_blocking(lambda: self._behind.resign(wait=wait))
 
-    def _on_thread(self, work: Work) -> Callable[[Any], Any]:
-        async def serve(term: Term) -> None:
-            self._outcome = outcome = Future[Exception | None]()
-            outcome.set_running_or_notify_cancel()  # so that cancelling a task that waits for it does not cancel it
-            thread = threading.Thread(target=_perform, args=(work, term, outcome), daemon=True)
-            thread.name = f"tenure-{term.name}-{term.token}"
-            self._worker = thread
-            thread.start()
-            ended = asyncio.wrap_future(outcome)
-            while not ended.done():
-                with suppress(asyncio.CancelledError):  # term.lost is set; the term is not over before the thread is
-                    await asyncio.wait({ended})
-                if self._renewal_thread.is_ending:  # this loop, not the term: the caller of run waits for the thread
-                    ended.cancel()
-                    await ended
-            self._worker = self._outcome = None
-            if (error := ended.result()) is not None:
-                raise error
-
-        return serve
-
-
-def _perform(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
-    """Run the work, and set *outcome* to its exception or None: a future can't raise every exception."""
-    error: Exception | None = None
-    try:
-        result = work(term)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise ConfigError(
-                f"work must be a plain function, and {work!r:.80} returned {type(result).__name__}, which would never "
-                "run; for async functions there is tenure.connect"
-            )
-    except (GeneratorExit, StopIteration, StopAsyncIteration) as raised:  # a coroutine can't raise these
-        error = RuntimeError(f"work raised {in_words(raised)}")
-        error.__cause__ = raised
-    except Exception as raised:
-        error = raised
-    except BaseException as raised:  # SystemExit in a thread would end only the thread
-        error = TenureError(f"work raised {in_words(raised)}")
-        error.__cause__ = raised
-    term._note_work_end()
-    outcome.set_result(error)
-    del error, outcome  # otherwise the error's traceback would hold this frame, and this frame the error
+    def _note_worker(self, thread: threading.Thread) -> None:
+        self._worker = thread

@@ -1,0 +1,1 @@
+"""Partitions that equal instances own in balance."""
