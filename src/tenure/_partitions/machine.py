@@ -92,7 +92,6 @@ class Stage(Enum):
 class _Held:
     """A partition that is claimed, owned, or being given by this member."""
 
-    number: int  # the order in which they were claimed
     stage: Stage
     since: float  # when it was won
     ignores_request: bool = False  # a request that came while another member lacked partitions
@@ -128,8 +127,7 @@ class PartitionMachine:
         self.timing = timing
         self._rng = rng
         self._weight = weight
-        self._held: dict[str, _Held] = {}
-        self._claims = 0
+        self._held: dict[str, _Held] = {}  # in the order in which they were claimed
         self._claiming = 0
         self._to_claim: deque[str] = deque()  # what the last look left to claim
         self._slot: int | None = None
@@ -169,11 +167,6 @@ class PartitionMachine:
         if not self._is_joined or self._slot is None or self._order is None:
             return None
         return Member(self._slot, self.identity, self._order, self._weight, self.layout.text)
-
-    @property
-    def slot_wanted(self) -> int | None:
-        """The slot that is held or being claimed."""
-        return self._slot
 
     @property
     def is_leaving(self) -> bool:
@@ -282,9 +275,8 @@ class PartitionMachine:
         effects: list[Effect] = []
         while self._to_claim and self._claiming < CLAIMS_AT_ONCE:
             partition = self._to_claim.popleft()
-            self._claims += 1
             self._claiming += 1
-            self._held[partition] = _Held(self._claims, Stage.CLAIMING, math.inf)
+            self._held[partition] = _Held(Stage.CLAIMING, math.inf)
             effects.append(Claim(partition))
         return effects
 
@@ -371,8 +363,8 @@ class PartitionMachine:
 
     def _give(self, view: View, surplus: int) -> list[Effect]:
         """Give *surplus* partitions: those that were asked for, then those that came last."""
-        kept = [name for name, one in self._held.items() if one.stage is not Stage.ENDING]
-        kept.sort(key=lambda name: (name not in view.asked, -self._held[name].number))
+        kept = [name for name in reversed(self._held) if self._held[name].stage is not Stage.ENDING]
+        kept.sort(key=lambda name: name not in view.asked)
         return [self._given(name) for name in kept[:surplus]]
 
     def _given(self, partition: str) -> Effect:

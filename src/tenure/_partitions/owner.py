@@ -160,7 +160,7 @@ class Owner:
                     self._tasks.keep(self._loop.create_task(self._look(leases)))
                 case Join(slot, order):
                     election = self._slot_election(slot, {ORDER: str(order)})
-                    self._hold(self._be_member(election), self._slot_ended)
+                    self._hold(self._be_member(election), partial(self._slot_ended, slot))
                 case Claim(partition):
                     election = self._partition_election(partition)
                     running = election.run(self._work_on(partition), stop=self._stop, sigterm=False)
@@ -234,10 +234,9 @@ class Owner:
         elif not self._leaving.is_set():
             await election.run(hold, sigterm=False)
 
-    def _slot_ended(self, error: BaseException | None) -> None:
-        slot = self.machine.slot_wanted
+    def _slot_ended(self, slot: int, error: BaseException | None) -> None:
         self.machine.slot_ended(self._driver.clock.now())
-        if error is not None and slot is not None:
+        if error is not None:
             self._store_failed(self.machine.layout.slot(slot), error)
 
     def _work_on(self, partition: str) -> Work:
