@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import re
 import shutil
 import time
@@ -1042,7 +1043,17 @@ async def test_many_messages_share_a_notification(url: str, name: str) -> None:
         took = time.monotonic() - began
         await until(lambda: payloads)
         await connection.fetchval("SELECT 1")
-        assert len([one for one in payloads if str(one).endswith(f":queue:{name}")]) <= took / wake.PAUSE + 2
+        assert len([one for one in payloads if str(one).endswith(f":queue:{name}")]) <= took / wake.PAUSES[1] + 4
+
+
+@pytest.mark.parametrize(("rate", "notified"), [(20, 20), (100, 100), (1_000, 200), (10_000, 200)])
+def test_the_pause_between_notifications_grows_with_their_rate(rate: int, notified: int) -> None:
+    pause, last, count = 0.0, -math.inf, 0
+    for place in range(10 * rate):
+        now = place / rate
+        if now >= last + pause:
+            pause, last, count = wake.pause_after(pause, now - last), now, count + 1
+    assert 0.9 * notified <= count / 10 <= notified
 
 
 async def test_messages_that_are_put_back_share_a_notification(url: str, name: str) -> None:
@@ -1065,11 +1076,11 @@ async def test_messages_that_are_put_back_share_a_notification(url: str, name: s
             await broker.settle([Settlement(got, Abandon())])
         took = time.monotonic() - began
         await until(lambda: is_notified(name))
-        assert len(payloads) <= took / wake.PAUSE + 2
+        assert len(payloads) <= took / wake.PAUSES[1] + 4
         [got] = (await broker.receive(name, 1, TTL)).deliveries
         await broker.settle([Settlement(got, DeadLetter("wrong", ""))])
         await until(lambda: is_notified(dead_letters_of(name)))
-        await asyncio.sleep(2 * wake.PAUSE)  # earlier notifications of the queue itself have arrived
+        await asyncio.sleep(2 * wake.PAUSES[1])  # earlier notifications of the queue itself have arrived
         await connection.fetchval("SELECT 1")
         payloads.clear()
         assert await broker.redrive(name, Selection(), None) == 1

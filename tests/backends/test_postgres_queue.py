@@ -21,6 +21,7 @@ import pytest
 import tenure
 from tenure._backends import postgres
 from tenure._backends.postgres import claims, housekeeping
+from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import Connection
 from tenure._backends.postgres.migrate import RAISE_BEHIND, functions
 from tenure._backends.postgres.sessions import HeldSessions
@@ -135,6 +136,63 @@ async def test_of_ids_in_one_batch_the_first_is_kept_and_those_remembered_are_no
         assert [(one.body, one.id) for one in got] == [
             (b"0", "known"), (b"1", "a"), (b"2", ids[1]), (b"5", ids[4]), (b"6", "b")
         ]  # fmt: skip
+
+
+async def test_a_message_sent_alone_is_kept_as_in_a_batch(url: str, name: str) -> None:
+    def message() -> Outgoing:
+        return Outgoing(b"x", headers={"a": 1, "b": "é"}, reply_to="answers", correlation_id="c")
+
+    columns = "state, due_at, expires_at, queue, deliveries, priority, is_deferred, id, session, reply_to, "
+    columns += "correlation_id, headers, history, body, enqueued_at > 0 AS has_time"
+    async with opened(url) as backend, native(url) as connection:
+        for _ in range(2):  # the first one creates the queue
+            await backend.broker.send(name, [message()])
+        await backend.broker.send(name, [message(), message()])
+        rows = await connection.fetch(
+            f"SELECT {columns} FROM tenure.message WHERE queue = (SELECT id FROM tenure.queue WHERE name = $1)", name
+        )
+        assert len(rows) == 4
+        assert len({tuple(row) for row in rows}) == 1
+        assert (await backend.broker.stats(name)).ready == 4
+
+
+async def test_only_a_message_that_is_ready_at_once_is_sent_by_the_short_statement(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    fetch = Client.fetch
+
+    async def note(self: Client, statement: str, *values: object, **options: Any) -> list[asyncpg.Record]:
+        asked.extend(re.findall("send_many|WITH kept", statement))
+        return await fetch(self, statement, *values, **options)
+
+    monkeypatch.setattr(Client, "fetch", note)
+    others = [
+        Outgoing(id="1"), Outgoing(session="s"), Outgoing(at=1.0), Outgoing(expires_in=9.0), Outgoing(delay=1.0),
+        Outgoing(priority=1),
+    ]  # fmt: skip
+    async with opened(url) as backend, opened(url + "?prepared=false") as without:
+        await backend.broker.send(name, [Outgoing()])
+        asked.clear()
+        await backend.broker.send(name, [Outgoing()])
+        assert asked == ["WITH kept"]
+        asked.clear()
+        for one in others:
+            await backend.broker.send(name, [one])
+        await backend.broker.send(name, [Outgoing(), Outgoing()])
+        await without.broker.send(name, [Outgoing()])
+        assert asked == ["send_many"] * 8
+
+
+async def test_a_message_sent_alone_brings_a_deleted_queue_back(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        await backend.broker.send(name, [Outgoing(b"x")])
+        [got] = (await backend.broker.receive(name, 1, TTL)).deliveries
+        await backend.broker.settle([Settlement(got, COMPLETE)])
+        assert isinstance(await backend.broker.delete(name), Deleted)
+        await backend.broker.send(name, [Outgoing(b"y")])
+        assert name in await backend.broker.names()
+        assert [one.body for one in (await backend.broker.receive(name, 1, TTL)).deliveries] == [b"y"]
 
 
 # --- sessions ----------------------------------------------------------------------------------------------------

@@ -51,6 +51,24 @@ def columns_of(messages: Sequence[Outgoing]) -> list[list[Any] | None]:
     return columns
 
 
+def is_ready_at_once(message: Outgoing) -> bool:
+    """Whether *message* can be received at once, has no place of its own in the order, and no id to be compared."""
+    return (
+        message.id is None
+        and message.session is None
+        and message.at is None
+        and message.expires_in is None
+        and not message.delay
+        and not message.priority
+    )
+
+
+def values_of(message: Outgoing) -> tuple[bytes, str | None, str | None, str | None]:
+    """Return the values of a message that is ready at once, for the statement ``send_one``."""
+    headers = None if message.headers is NO_HEADERS else _encoded_headers(message.headers)
+    return message.body, headers, message.reply_to, message.correlation_id
+
+
 def rank_of(row: Any) -> tuple[int, int]:
     """Return the key by which a claim is sorted: higher priority first, then by sequence."""
     return -row[8], row[0]
