@@ -115,6 +115,23 @@ async def test_slow_handlers_prefetch_little(setup: QueueSetup) -> None:
 
 
 @in_virtual_time
+async def test_large_bodies_in_hand_are_bounded_by_their_bytes(setup: QueueSetup) -> None:
+    queue, log = setup.queue(), Log(seconds=10.0)
+    await queue.send_batch([Outgoing(bytes(1_000))] * 50)
+    async with setup.consuming(queue, log, concurrency=20, max_bytes=5_000):
+        await asyncio.sleep(1.0)
+        assert (await queue.stats()).locked == 20  # nothing is known of the bodies before the first claim
+        most = 0
+        for _ in range(100):
+            await asyncio.sleep(1.0)
+            stats = await queue.stats()
+            if stats.ready + stats.locked <= 30:
+                most = max(most, stats.locked)
+        assert most == 5
+        assert (await queue.stats()).ready == 0
+
+
+@in_virtual_time
 async def test_later_messages_wake_the_consumer(setup: QueueSetup) -> None:
     queue, log = setup.queue(), Log()
     async with setup.consuming(queue, log):

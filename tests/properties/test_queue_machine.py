@@ -28,6 +28,7 @@ from tenure._queue.effects import (
     MessagesGivenBack,
     Pause,
     PumpEffect,
+    PumpInput,
     Receive,
     Renew,
     Resume,
@@ -394,6 +395,43 @@ def test_a_claim_that_was_too_large_is_halved_and_grows_again(late: bool) -> Non
     assert limits == [16, 8, 4, 8, 16, 16, 16]
 
 
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.sampled_from([0, 1, 300, 1_000, 20_000]))
+def test_bodies_in_hand_have_no_more_bytes_than_one_claim_adds_to_the_most(seed: int, largest: int) -> None:
+    rng, most, claim_most = random.Random(seed), 10_000, 2_000
+    bounds = PumpSettings(TIMING, concurrency=50, prefetch=200, max_bytes=most)
+    pump = Pump("q", "me", bounds, random.Random(1), {}, now=0.0)
+    now, left, in_hand, verdicts = 0.0, 300, 0, 0
+    handled: list[Delivery] = []
+    events: list[PumpInput] = [Tick()]
+    while verdicts < 300 and now < 1_000.0:
+        for effect in pump.handle(events.pop(0), now):
+            match effect:
+                case Receive(request_id, limit):
+                    assert in_hand < most, "a claim was sent while too much was in hand"
+                    claimed: list[Delivery] = []
+                    while left and len(claimed) < limit and sum(len(one.body) for one in claimed) < claim_most:
+                        body = bytes(rng.randint(0, largest))
+                        claimed.append(Delivery("q", left, request_id, "x", body, NO_HEADERS, 1, 0.0, 0.0))
+                        left -= 1
+                    in_hand += sum(len(one.body) for one in claimed)
+                    assert in_hand < most + claim_most + largest
+                    events.append(Claimed(request_id, claimed, due_in=0.0 if left else None))
+                case Settle(request_id, settlements):
+                    verdicts += len(settlements)
+                    in_hand -= sum(len(delivery.body) for delivery, _ in settlements)
+                    events.append(Answered(request_id, [SETTLED] * len(settlements)))
+        if not events:
+            while rng.random() < 0.9 and (one := pump.take(now)) is not None:
+                handled.append(one)
+            while handled and rng.random() < 0.7:
+                pump.done(handled.pop(rng.randrange(len(handled))))
+            now += 0.01
+            events.append(Tick())
+    assert verdicts == 300
+    assert in_hand == 0
+
+
 @settings(max_examples=300)
 @given(st.lists(st.tuples(WORDS, st.integers(0, 5), st.floats(0.0, 20.0)), max_size=60))
 def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) -> None:
@@ -503,6 +541,7 @@ def test_the_verdict_on_a_failure() -> None:
         (lambda: Reject("bad", ValueError("x")), r"description must be text, not ValueError\('x'\)"),  # type: ignore[arg-type]
         (lambda: PumpSettings(TIMING, concurrency=0), "concurrency must be"),
         (lambda: PumpSettings(TIMING, prefetch=-1), "prefetch must be"),
+        (lambda: PumpSettings(TIMING, max_bytes=0), "max_bytes must be a whole number of at least 1, not 0"),
         (lambda: PumpSettings(TIMING, max_hold=0), "max_hold must be more"),
     ],
 )

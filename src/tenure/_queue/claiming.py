@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tenure._jitter import Rng, later
-from tenure._queue.lock_group import NEVER
+from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.pump_settings import PumpSettings
 
 HORIZON = 0.25
@@ -117,6 +119,8 @@ class ClaimSizes:
         """Whether the queue has limits: then nothing waits in the buffer, where it would take places from others."""
         self._horizon = min(HORIZON, settings.timing.renew_every / 4)
         self._prefetch = settings.prefetch
+        self._max_bytes = settings.max_bytes
+        self._body = 1.0  # mean bytes of the bodies of the last claim
         self._wanted = settings.concurrency + settings.prefetch
         self._limit = 0  # of the last claim
         self._most = NEVER  # of the next one: the broker could not answer one of twice as many
@@ -131,6 +135,21 @@ class ClaimSizes:
             )
         elif busy:
             self.target = 0
+
+    def brought(self, count: int, size: int) -> None:
+        """Note that a claim has brought *count* messages, whose bodies have *size* bytes."""
+        self._body = max(1.0, size / count)
+
+    def fitting(self, room: int, groups: Collection[LockGroup]) -> int:
+        """Return how many of *room* to claim while *groups* are in hand, so that the bodies don't have too many bytes.
+
+        At least one, if nothing is in hand.
+        """
+        most = self._max_bytes
+        if sum(group.bytes for group in groups) + room * self._body <= most:  # as nearly always
+            return room
+        left = most - sum(group.bytes_in_hand() for group in groups)
+        return min(room, max(1, int(left / self._body))) if left > 0 else 0
 
     def asked(self, room: int) -> int:
         """Return how many to claim when there is *room* for so many; note that this claim is sent."""

@@ -54,6 +54,8 @@ class LockGroup:
     waiting: deque[Delivery] = field(default_factory=deque)
     """Claimed, and with no handler yet."""
     session: SessionLock | None = None
+    bytes: int = 0
+    """Of the bodies of its messages, settled ones included."""
 
     # --- written by the locks ---
 
@@ -114,6 +116,11 @@ class LockGroup:
             return self.waiting.pop()
         except IndexError:
             return None
+
+    def bytes_in_hand(self) -> int:
+        """Return the bytes of the bodies of the messages that wait, or have no answered verdict."""
+        waiting = sum(len(delivery.body) for delivery in tuple(self.waiting))  # the locks may take from it meanwhile
+        return waiting + sum(len(delivery.body) for delivery, _ in self.running.values())
 
     def is_with_handler(self, sequence: int) -> bool:
         """Return whether a message was taken, and there is no verdict on it."""

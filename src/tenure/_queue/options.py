@@ -23,6 +23,7 @@ class ConsumeOptions(TypedDict, total=False):
     concurrency: int
     sessions: bool
     prefetch: int
+    max_bytes: int
     max_hold: float
     grace: float
     retry: RetryPolicy | None
@@ -52,6 +53,7 @@ class ConsumeSettings:
     concurrency: int = 10
     sessions: bool = False
     prefetch: int = 500
+    max_bytes: int = 128 * 2**20
     max_hold: float = 3_600.0
     grace: float = 25.0
     retry: RetryPolicy | None = None
@@ -121,5 +123,12 @@ class ConsumeSettings:
         if connection_bound:  # a lost connection is noticed by the next renewal, which costs next to nothing
             timing = Timing(lock, renew_every=min(timing.renew_every, RENEW_BOUND_EVERY))
         return PumpSettings(
-            timing, self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints, self.until_empty
+            timing,
+            self.concurrency,
+            self.prefetch,
+            self.max_bytes,
+            self.max_hold,
+            self.poll_every,
+            hints,
+            self.until_empty,
         )

@@ -316,7 +316,8 @@ class Pump:
         target = self._claim_sizes.target
         if waiting > target // 2 or len(self._settling) > self._backlog_max:
             return 0
-        return max(0, self.settings.concurrency - self.busy + target - waiting)
+        room = self.settings.concurrency - self.busy + target - waiting
+        return self._claim_sizes.fitting(room, self._groups.values()) if room > 0 else 0
 
     def _claim(self, now: float, effects: list[PumpEffect]) -> None:
         self._claim_sizes.set_target(now - self._claim_asked_at, self.busy)
@@ -347,7 +348,10 @@ class Pump:
         self.received += len(deliveries)
         token = deliveries[0].token
         renew_at = asked_at + sooner(timing.renew_every, self._rng)
-        group = LockGroup(token, len(deliveries), lock_trusted_until(asked_at, timing), renew_at, deque(deliveries))
+        size = sum(len(delivery.body) for delivery in deliveries)
+        self._claim_sizes.brought(len(deliveries), size)
+        trusted_until = lock_trusted_until(asked_at, timing)
+        group = LockGroup(token, len(deliveries), trusted_until, renew_at, deque(deliveries), bytes=size)
         self._groups[token] = group
         if self.state is RUNNING and now < renew_at:
             self._buffer.append(group)

@@ -19,6 +19,7 @@ class PumpSettings:
         timing: The times of a lock, as of a lease; ``timing.ttl`` is its length.
         concurrency: How many handlers run at once.
         prefetch: How many messages may wait in the buffer. How many do follows from the pace of the handlers.
+        max_bytes: How many bytes the bodies of all messages in hand may have, before no more are claimed.
         max_hold: How long a handler may run before it is cancelled, its lock renewed all the while.
         poll_every: How often to look for messages if no hint comes.
         hints: Whether the broker gives hints of new messages; without, an idle consumer looks more often.
@@ -31,6 +32,7 @@ class PumpSettings:
     timing: Timing
     concurrency: int = 10
     prefetch: int = 500
+    max_bytes: int = 128 * 2**20
     max_hold: float = 3_600.0
     poll_every: float = 5.0
     hints: bool = True
@@ -39,6 +41,7 @@ class PumpSettings:
     def __post_init__(self) -> None:
         check_count("concurrency", self.concurrency)
         check_count("prefetch", self.prefetch, least=0)
+        check_count("max_bytes", self.max_bytes)
         for name in ("max_hold", "poll_every"):
             value = getattr(self, name)
             if value != math.inf:  # for ever, never

@@ -270,6 +270,9 @@ class Queue:
             prefetch: How many messages may wait in the buffer at most; 500 if unset. The handler's pace
                 decides how many do; those that wait too long are given back, uncounted. Sessions have no buffer, nor
                 have queues with limits.
+            max_bytes: How many bytes the bodies of all messages in hand, waiting or with a handler, may have; 128 MiB
+                if unset. No more are claimed meanwhile, so fewer handlers than *concurrency* may run. It is exceeded
+                by one claim at most: by 4 MiB and a body, on most stores. Of a session, one message is in hand.
             max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned; an hour if
                 unset, ``math.inf`` for any number.
             grace: How many seconds handlers have to finish when consuming stops; 25 if unset. Unfinished messages
