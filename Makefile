@@ -71,7 +71,7 @@ coverage: $(VENV)/.dev ## Run the tests and show which lines and branches they m
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
-bench: $(VENV)/.bench ## Compare tenure with other libraries (ARGS='...')
+bench: $(VENV)/.bench ## Measure tenure beside other libraries, and write docs/performance.md anew (ARGS='NAME' for others)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, PostgreSQL, etcd, …), unless they are installed

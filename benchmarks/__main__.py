@@ -1,4 +1,7 @@
-"""``python -m benchmarks NAME …``, with one of the names below; each has a ``--help``."""
+"""``python -m benchmarks NAME …``, with one of the names below; each has a ``--help``.
+
+Without a name, it measures what docs/performance.md shows, and writes that page's tables and graphs anew.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import runpy
 import sys
 
 KNOWN = (
+    "performance",
     "queue",
     "consuming",
     "election",
@@ -22,7 +26,9 @@ KNOWN = (
 )
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in KNOWN:
+    if len(sys.argv) == 1:
+        sys.argv += ["performance", "--write"]
+    if sys.argv[1] not in KNOWN:
         sys.exit(f"usage: python -m benchmarks {{{','.join(KNOWN)}}} [--help]")
     name = sys.argv.pop(1)
     runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)

@@ -47,6 +47,7 @@ IMPORTED = {
     "rabbitmq": "aiormq, tenure.backends.rabbitmq, tenure._backends.rabbitmq",
     "redis": "redis, hiredis",
     "reload": "watchfiles",
+    "uvloop": "uvloop",
     "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",
 }
 """What can be imported with each extra; the empty name is the bare library."""

@@ -81,6 +81,15 @@ def serve(number: int) -> None:
 """
 
 
+LOOPS = """
+from worker import asyncio, say, service
+
+@service.on_startup
+async def tell():
+    say(type(asyncio.get_running_loop()).__module__)
+"""
+
+
 def wait_until(condition: Callable[[], object], problem: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -328,6 +337,16 @@ def test_a_change_of_a_file_replaces_the_process(start: Start, tmp_path: Path) -
     run.wait_for("begun", 2)
     run.send_signal(signal.SIGTERM)
     assert run.ended() == 0
+
+
+def test_on_uvloop_it_serves_leads_and_stops(start: Start, orders: Queue, tmp_path: Path) -> None:
+    orders.send_batch([tenure.Outgoing.json(number) for number in range(100)])
+    (tmp_path / "loops.py").write_text(LOOPS)
+    run = start("--processes", "2", "--uvloop", service="loops:service")
+    wait_until(lambda: len(set(done(tmp_path))) == 100 and "uvloop" in run.lines(), run.shown)
+    run.send_signal(signal.SIGTERM)
+    assert run.ended() == 0
+    assert set(run.lines()) == {"uvloop"}
 
 
 def test_until_empty_it_ends_by_itself(start: Start, orders: Queue, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 
@@ -54,6 +55,7 @@ def size(text: str) -> float:
 @seconds_option("--max-age", "Replace a process after this time, 10 % more or less.")
 @click.option("--max-memory", type=size, metavar="SIZE", help="Replace a process with more resident memory: 512M.")
 @click.option("--reload", is_flag=True, help="Replace all when a .py file below this folder changes; for development.")
+@click.option("--uvloop", is_flag=True, help="Run the processes on uvloop, a faster event loop.")
 @click.option("--until-empty", is_flag=True, help="End when no queue of a handler has anything ready.")
 @click.option(
     "--http",
@@ -76,6 +78,7 @@ def command(
     max_age: float | None,
     max_memory: float | None,
     reload: bool,
+    uvloop: bool,
     until_empty: bool,
     http: tuple[str, int] | None,
     as_json: bool,
@@ -103,7 +106,9 @@ def command(
     if not module or not name:
         raise click.UsageError(f"{service!r} is not of the form module:service; write for example shop.worker:service")
     if reload:
-        _require_watchfiles()
+        _require("watchfiles", "--reload", "reload")
+    if uvloop:
+        _require("uvloop", "--uvloop", "uvloop")
     listening = None
     if http is not None:
         _require_http()
@@ -121,7 +126,7 @@ def command(
         memory_max=math.inf if max_memory is None else max_memory,
         hopeless=HOPELESS,
     )
-    options = RunOptions(service, settings, until_empty, reload, as_json, verbosity, url, listening)
+    options = RunOptions(service, settings, until_empty, reload, uvloop, as_json, verbosity, url, listening)
 
     async def supervise() -> int:
         return await Supervision(options).run()
@@ -142,11 +147,11 @@ def _require_http() -> None:
         ) from None
 
 
-def _require_watchfiles() -> None:
+def _require(package: str, option: str, extra: str) -> None:
     try:
-        import watchfiles  # noqa: F401
+        importlib.import_module(package)
     except ModuleNotFoundError:
         raise Failure(
             Exit.CONFIG,
-            "--reload needs the package 'watchfiles', which is not installed; run: pip install 'tenure[reload]'",
+            f"{option} needs the package {package!r}, which is not installed; run: pip install 'tenure[{extra}]'",
         ) from None

@@ -234,7 +234,7 @@ def resident_memory() -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the service that *arguments* name; return the exit code."""
-    named, control, reports, grace, until_empty, verbosity, is_measured = arguments
+    named, control, reports, grace, until_empty, verbosity, is_measured, is_on_uvloop = arguments
     log_to_stderr(int(verbosity))
     orders = Orders(int(control), float(grace))
     try:
@@ -250,7 +250,8 @@ def main(arguments: Sequence[str]) -> int:
             finally:
                 await _flush(writer)
 
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=_uvloop() if is_on_uvloop == "1" else None) as runner:
+            runner.run(run())
     except (Failure, TenureError) as error:
         code, message = exit_of(error)
         print_error(message)
@@ -259,6 +260,12 @@ def main(arguments: Sequence[str]) -> int:
         traceback.print_exception(error)
         return Exit.BROKEN
     return Exit.DONE
+
+
+def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
 async def _writer(descriptor: int) -> asyncio.StreamWriter:

@@ -49,6 +49,7 @@ class RunOptions:
     settings: machine.Settings
     until_empty: bool
     reload: bool
+    uvloop: bool
     as_json: bool
     verbosity: int
     url: str | None = field(repr=False, default=None)
@@ -288,6 +289,7 @@ class Supervision:
                 "1" if options.until_empty else "0",
                 str(options.verbosity),
                 "1" if options.http is not None else "0",
+                "1" if options.uvloop else "0",
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(control_read, reports_write),
                 process_group=0,  # a terminal's Ctrl-C comes here only, and not to it as well
