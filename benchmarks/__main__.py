@@ -7,6 +7,7 @@ import sys
 
 KNOWN = (
     "queue",
+    "capacity",
     "consuming",
     "election",
     "coordinators",
