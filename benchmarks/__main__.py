@@ -11,6 +11,7 @@ import sys
 KNOWN = (
     "performance",
     "queue",
+    "capacity",
     "consuming",
     "election",
     "coordinators",

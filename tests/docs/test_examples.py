@@ -42,6 +42,7 @@ GUIDES = (
     "docs/frameworks.md",
     "docs/partitions.md",
     "docs/queues.md",
+    "docs/scale.md",
     "docs/schedules.md",
     "docs/service.md",
     "docs/telemetry.md",
@@ -78,6 +79,7 @@ PRINTS = {
     "schedules": r"beat 1, delivery 1\nbeat 2, delivery 1\nbeat 3, delivery 1\n"
     r"tidy, 0 3 \* \* \*: paused\n",
     "service_settings": r"a cup costs 3\.0\n(\d letters posted\n(dead: unknown item, spoon\n){0,2}){2}",
+    "shards": r"6 14 4 messages wait in the stores\n(\w+ 1 2 3 4\n){6}",
     "telemetry": r"tenure_messages_sent_total\{queue=\"orders\"\} 1\.0\n(tenure_messages_.*\n)+"
     r"send orders: 0 links\nprocess orders: 1 links\n",
     "typed_bodies": r"tea for 5\.00\ncup for 4\nundecodable: the body\.lines\[0\]\.price must be a Decimal, .*\n",

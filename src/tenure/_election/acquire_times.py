@@ -10,6 +10,12 @@ from tenure._timing import Timing
 HINTS_AT_ONCE = 3
 """How many hints may be followed without a pause; a hand-over gives two or three."""
 
+OUTAGE_PAUSE = 3
+"""The waits, in ``retry_every``, of a candidate that has had no answer for a ``ttl``: then no lease of before lasts."""
+
+FRESH_SHARE = 1 / 4
+"""A lease is fresh if it began, or was renewed, within this share of ``retry_every``."""
+
 
 class AcquireTimes:
     """The times at which a candidate that stands by asks for the name; its methods report what has happened.
@@ -28,35 +34,54 @@ class AcquireTimes:
         self._timing = timing
         self._rng = rng
         self._hints = hints
+        self._queued = queued
         self._keeps_place = queued and hints
         self._asked_at = -math.inf
+        self._failing_since = math.inf  # since when no request was answered
+        self._recovers_until = -math.inf  # until then the other candidates of the store come back from an outage, too
         self._hints_followed_until = -math.inf  # the end of the pauses that belong to the hints which were followed
         self._yield_until = -math.inf  # until then other candidates go first
+        self._ends_at = math.inf  # when the lease of the other holder ends, if it is not renewed
 
     def asked(self, now: float) -> None:
         """The name has been asked for."""
         self._asked_at = now
+        self._ends_at = math.inf
 
     def refused(self, remaining: float | None, now: float) -> None:
         """Another holder has the name, with *remaining* seconds left, if the store knows that."""
+        self._answered(now)
+        self._ends_at = math.inf if remaining is None else now + remaining
         self.due = self._earliest(now + self._wait_while_held(remaining), self._asked_at)
 
     def failed(self, now: float) -> None:
         """No answer has come, or none that could be used."""
-        self.due = now + later(self._timing.retry_every, self._rng)
+        self._failing_since = min(self._failing_since, now)
+        self.due = now + later(self._outage_pause(now) or self._timing.retry_every, self._rng)
 
     def hinted(self, now: float) -> None:
         """Something may have changed."""
+        retry_every = self._timing.retry_every
+        if now >= self._ends_at and not self._queued:
+            # Nobody can release a lease that has ended, so another candidate has won, and all others know it: ask
+            # again, but not in step.
+            self._ends_at = math.inf
+            self.due = self._earliest(now + retry_every * self._rng.random(), self._asked_at)
+            return
         # At once, also shortly after another request: the hint may report the vacancy. If more than a few hints come,
         # they are followed no faster than others are: hints may be wrong.
-        pause = self._timing.retry_every / 10
+        pause = retry_every / 10
         at = self._earliest(now, self._hints_followed_until - HINTS_AT_ONCE * pause)
+        at += (
+            self._outage_pause(now) * self._rng.random()
+        )  # after it, each candidate gets a hint: it may have missed one
         if at < self.due:
             self.due = at
             self._hints_followed_until = max(at, self._hints_followed_until) + pause
 
     def term_over(self, now: float, *, yields: bool) -> None:
         """A term of our own is over; if it *yields*, other candidates go first."""
+        self._answered(now)
         self.due = now + later((2 if yields else 1) * self._timing.retry_every, self._rng)
         if yields:  # whatever hints come: these are about our own release
             self._yield_until = self.due
@@ -64,6 +89,18 @@ class AcquireTimes:
     def _earliest(self, at: float, last: float) -> float:
         # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".
         return max(at, last + self._timing.retry_every / 10, self._yield_until)
+
+    def _answered(self, now: float) -> None:
+        if now - self._failing_since >= self._timing.ttl:
+            self._recovers_until = now + OUTAGE_PAUSE * self._timing.retry_every
+        self._failing_since = math.inf
+
+    def _outage_pause(self, now: float) -> float:
+        """Return how long to wait between requests in a long outage, or shortly after it; otherwise 0."""
+        if self._queued:  # a place may be lost meanwhile
+            return 0.0
+        is_long = now - self._failing_since >= self._timing.ttl or now < self._recovers_until
+        return OUTAGE_PAUSE * self._timing.retry_every if is_long else 0.0
 
     def _wait_while_held(self, remaining: float | None) -> float:
         timing = self._timing
@@ -75,6 +112,19 @@ class AcquireTimes:
             longest = timing.retry_every
         if remaining is None:
             return longest if self._keeps_place else later(timing.retry_every, self._rng)
+        return self._spread(min(remaining, longest), remaining)
+
+    def _spread(self, wait: float, remaining: float) -> float:
+        """Return *wait*, so changed that candidates which begin to wait, or end it, together don't go on in step."""
+        timing = self._timing
+        if self._keeps_place:
+            pass
+        elif self._hints and wait > timing.ttl / 2:  # ask before: if the leader lives, the lease has a new end by then
+            return wait - (wait - timing.ttl / 2) * self._rng.random()
+        elif (
+            not self._hints and remaining > timing.ttl - FRESH_SHARE * timing.retry_every
+        ):  # others asked just now, too
+            return wait - wait / 2 * self._rng.random()
         # The lease may be renewed meanwhile; then we ask again later. A tenth of retry_every spreads candidates that
-        # wait for the same moment.
-        return min(remaining, longest) + 0.1 * timing.retry_every * self._rng.random()
+        # wait for the same moment: few, so that a successor soon leads.
+        return wait + 0.1 * timing.retry_every * self._rng.random()

@@ -1,0 +1,100 @@
+"""When a candidate asks for its name: not in step with the others, and less often while the store does not answer."""
+
+from __future__ import annotations
+
+import random
+
+from tenure._election.acquire_times import OUTAGE_PAUSE, AcquireTimes
+from tenure._timing import Timing
+
+TIMING = Timing(15.0)
+
+
+def candidates(*, hints: bool, queued: bool = False) -> list[AcquireTimes]:
+    return [AcquireTimes(TIMING, random.Random(seed), hints=hints, queued=queued, now=0.0) for seed in range(200)]
+
+
+def test_candidates_that_were_refused_together_don_t_ask_together() -> None:
+    for hints, least, longest in ((True, 7.5, 15.0), (False, 1.0, 2.0)):
+        due = []
+        for one in candidates(hints=hints):
+            one.refused(15.0, 100.0)
+            due.append(one.due - 100.0)
+        assert least <= min(due) < least + 0.1 * (longest - least)
+        assert longest - 0.1 * (longest - least) < max(due) <= longest
+
+
+def test_a_lease_that_was_not_renewed_is_asked_for_soon_after_its_end() -> None:
+    for hints in (True, False):
+        for one in candidates(hints=hints):
+            one.refused(1.5, 100.0)
+            assert 101.5 <= one.due <= 101.7
+
+
+def test_a_hint_is_followed_at_once() -> None:
+    for one in candidates(hints=True):
+        one.refused(12.0, 100.0)
+        one.hinted(101.0)
+        assert one.due == 101.0
+
+
+def test_a_hint_after_the_end_of_the_lease_reports_another_leader_and_is_not_followed_in_step() -> None:
+    due = []
+    for one in candidates(hints=True):
+        one.refused(1.5, 100.0)
+        one.hinted(101.51)
+        due.append(one.due)
+    assert max(due) - min(due) > 0.9 * TIMING.retry_every
+    assert 101.51 <= min(due) <= max(due) <= 101.51 + TIMING.retry_every
+
+
+def test_a_second_hint_after_the_end_of_the_lease_does_not_put_the_request_off_again() -> None:
+    for one in candidates(hints=True):
+        one.refused(1.5, 100.0)
+        one.hinted(101.51)
+        due = one.due
+        one.hinted(101.52)
+        assert one.due <= due
+
+
+def outage(one: AcquireTimes, seconds: float) -> list[float]:
+    """Let *one* ask without an answer for so long; return the pauses."""
+    pauses, now = [], one.due
+    end = now + seconds
+    while now < end:
+        one.asked(now)
+        one.failed(now)
+        pauses.append(one.due - now)
+        now = one.due
+    return pauses
+
+
+def test_a_candidate_asks_less_often_after_a_ttl_without_an_answer() -> None:
+    for one in candidates(hints=True):
+        pauses = outage(one, 60.0)
+        retry_every = TIMING.retry_every
+        assert retry_every <= pauses[0] <= 1.2 * retry_every
+        assert OUTAGE_PAUSE * retry_every <= pauses[-1] <= 1.2 * OUTAGE_PAUSE * retry_every
+        assert len(pauses) > 13
+
+
+def test_a_candidate_in_a_queue_asks_as_often_as_ever() -> None:
+    for one in candidates(hints=True, queued=True):
+        assert max(outage(one, 60.0)) <= 1.2 * TIMING.retry_every
+
+
+def test_hints_are_spread_after_an_outage_until_all_candidates_are_back() -> None:
+    due, again = [], []
+    for one in candidates(hints=True):
+        outage(one, 60.0)
+        now = 61.0
+        one.hinted(now)
+        due.append(one.due - now)
+        one.refused(14.0, now)
+        one.hinted(now + 1.0)
+        again.append(one.due - now - 1.0)
+        one.refused(14.0, now + 7.0)
+        one.hinted(now + 8.0)
+        assert one.due == now + 8.0
+    assert max(due) > 4.0
+    assert max(again) > 4.0
