@@ -9,6 +9,8 @@ from importlib import import_module
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
+from tenure._version import VERSION
+
 if TYPE_CHECKING:
     from tenure import dashboard as dashboard
     from tenure import events as events
@@ -92,7 +94,7 @@ if TYPE_CHECKING:
     from tenure.errors import Unavailable as Unavailable
     from tenure.events import Event as Event
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "tenure._backend": ("Backend", "connect"),

@@ -13,6 +13,7 @@ import pydoc
 import subprocess
 import sys
 import textwrap
+import tomllib
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -92,6 +93,11 @@ def test_the_names_of_tenure_are_in_its_three_lists() -> None:
     assert typed == lazy
     assert set(tenure.__all__) | set(tenure._MODULES) == set(lazy)
     assert tenure.__all__ == sorted(tenure.__all__)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert tenure.__version__ == project["version"]
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tenure._backends.sqlite.statements import script
+from tenure._version import VERSION
 from tenure.errors import ConfigError
 
 
@@ -52,14 +53,5 @@ def create(connection: sqlite3.Connection, parts: Sequence[TableSet]) -> None:
         if part.name not in known:
             for statement in script(part.script):
                 connection.execute(statement)
-            row = (part.name, part.version, _tenure_version())
+            row = (part.name, part.version, VERSION)
             connection.execute("INSERT INTO tenure_schema (part, version, written_by) VALUES (?, ?, ?)", row)
-
-
-def _tenure_version() -> str:
-    from importlib import metadata  # slow to import, and needed once in a file's life
-
-    try:
-        return metadata.version("tenure")
-    except metadata.PackageNotFoundError:
-        return "unknown"
