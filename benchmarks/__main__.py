@@ -11,6 +11,7 @@ KNOWN = (
     "election",
     "coordinators",
     "partitions",
+    "idle",
     "peers",
     "redis_queue",
     "postgres_queue",

@@ -27,8 +27,6 @@ from tenure._queue.effects import (
 from tenure._queue.handlers import Handlers
 from tenure._queue.hints import MESSAGES, SESSIONS, Subscription
 from tenure._queue.judge import Judge
-from tenure._queue.lock_group import NEVER
-from tenure._queue.lock_renewer import TIMER_MAX
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.pump import Pump
@@ -37,6 +35,7 @@ from tenure._queue.reports import event_of
 from tenure._queue.stopping import STOPPED, TIMED_OUT
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Settled, Settlement
 from tenure._queue.worker import Workers
+from tenure._runtime.alarms import Alarm
 from tenure._runtime.tasks import Tasks
 from tenure._timing import Timing
 from tenure.errors import LockLost
@@ -79,8 +78,7 @@ class PumpDriver:
         self._tasks = Tasks()
         self._has_failed = False
         self._events: list[PumpInput] = []  # for the end of this iteration of the loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = NEVER
+        self._alarm = Alarm(context.clock, self._on_alarm)
 
     def begin(self, stop: asyncio.Event | None, *, is_paused: bool) -> None:
         """Let the pump run, drained when *stop* is set."""
@@ -148,7 +146,7 @@ class PumpDriver:
         if self.pump.state in (STOPPED, TIMED_OUT):
             self.ended.set_result(None)
         else:
-            self._set_timer()
+            self._set_alarm()
         return requests
 
     def _hint(self) -> bool:
@@ -172,20 +170,13 @@ class PumpDriver:
         events, self._events = self._events, []
         self.feed(*events or _TICK)
 
-    def _set_timer(self) -> None:
+    def _set_alarm(self) -> None:
         wake_at = self.pump.wake_at
-        # A timer that comes too early does no harm: as times mostly move on, it need not be set anew each time.
-        if wake_at >= self._timer_at or wake_at == NEVER:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        wait = min(max(0.0, wake_at - self._context.clock.now()), TIMER_MAX)
-        self._timer_at = wake_at
-        self._timer = self._loop.call_later(wait, self._on_timer)
+        # An alarm that comes too early does no harm: as times mostly move on, it need not be set anew each time.
+        if wake_at < self._alarm.at:
+            self._alarm.set(wake_at)
 
-    def _on_timer(self) -> None:
-        self._timer_at = NEVER
-        self._timer = None
+    def _on_alarm(self) -> None:
         self.feed(Tick())
 
     # --- performing its effects ---
@@ -251,8 +242,7 @@ class PumpDriver:
 
     async def close(self) -> None:
         """Cancel whatever is left, and report what it leaves behind."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.end()
         if self._subscription is not None:
             self._subscription.leave()
         left: set[asyncio.Task[Any]] = {*self._tasks, *self._workers.tasks}
