@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,14 @@ from tenure._queue.locks import Locks
 from tenure._runtime.alarms import Alarm
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
+
+
+def shared_moment(now: float, at: float) -> float:
+    """Return a moment between *now* and *at*, the same for all that wait about as long."""
+    if not 0.0 < at - now < math.inf:
+        return at
+    step = 2.0 ** math.floor(math.log2(at - now))
+    return at // step * step
 
 
 class LockRenewer:
@@ -98,7 +107,9 @@ class LockRenewer:
             if self._ended:
                 self._alarm.end()
             else:
-                self._alarm.set(self._locks.wake_at)
+                wake_at = self._locks.wake_at
+                # A call that comes too early does no harm: a thousand consumers without locks wake together.
+                self._alarm.set(shared_moment(self._context.clock.now(), wake_at) if self._locks.settled else wake_at)
 
     async def _ask(self, request_id: int, question: Awaitable[Any]) -> None:
         try:

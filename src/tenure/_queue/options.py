@@ -111,7 +111,9 @@ class ConsumeSettings:
         failure.__cause__ = error
         return failure
 
-    def settings(self, lock: float, *, hints: bool = True, connection_bound: bool = False) -> PumpSettings:
+    def settings(
+        self, lock: float, *, hints: bool = True, connection_bound: bool = False, surveys: bool = False
+    ) -> PumpSettings:
         """Return the settings of a consumer whose locks last *lock* seconds, or as long as a connection, if that ends.
 
         Raises:
@@ -121,5 +123,5 @@ class ConsumeSettings:
         if connection_bound:  # a lost connection is noticed by the next renewal, which costs next to nothing
             timing = Timing(lock, renew_every=min(timing.renew_every, RENEW_BOUND_EVERY))
         return PumpSettings(
-            timing, self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints, self.until_empty
+            timing, self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints, self.until_empty, surveys
         )

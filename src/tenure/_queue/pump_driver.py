@@ -15,6 +15,7 @@ from tenure._queue.effects import (
     Drain,
     Emit,
     Hint,
+    LookAlong,
     NothingLeft,
     Pause,
     PumpEffect,
@@ -27,6 +28,7 @@ from tenure._queue.effects import (
 from tenure._queue.handlers import Handlers
 from tenure._queue.hints import MESSAGES, SESSIONS, Subscription
 from tenure._queue.judge import Judge
+from tenure._queue.lock_group import NEVER
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.pump import Pump
@@ -42,6 +44,7 @@ from tenure.errors import LockLost
 from tenure.events import HandlerOverran, ResultDiscarded
 
 _TICK = (Tick(),)
+_LOOK_ALONG = LookAlong()
 
 
 class PumpDriver:
@@ -86,6 +89,8 @@ class PumpDriver:
         context = self._context
         kind = SESSIONS if self._consuming.sessions else MESSAGES
         self._subscription = context.hints.join(context.broker, context.name, kind, self._hint)
+        if self.pump.settings.surveys and not self._consuming.sessions:
+            context.looks.join(self._look_along)
         lock = self.timing.ttl
         self._requests = BrokerRequests(context, lock, self.pump, self._subscription, self)
         if stop is not None:
@@ -154,6 +159,10 @@ class PumpDriver:
         self.feed(Hint())
         return self._subscription is not None and self._subscription.is_asking
 
+    def _look_along(self) -> None:
+        """Let the pump look together with other consumers."""
+        self.feed(_LOOK_ALONG)
+
     def tick_soon(self) -> None:
         """Let the pump look at what was taken and done, at the end of this iteration of the loop."""
         if not self.is_tick_scheduled:
@@ -173,7 +182,8 @@ class PumpDriver:
     def _set_alarm(self) -> None:
         wake_at = self.pump.wake_at
         # An alarm that comes too early does no harm: as times mostly move on, it need not be set anew each time.
-        if wake_at < self._alarm.at:
+        # An idle pump's is moved: a thousand that have looked together would be woken a thousand times, for nothing.
+        if wake_at < self._alarm.at or (self._alarm.at < wake_at < NEVER and not self.pump.busy):
             self._alarm.set(wake_at)
 
     def _on_alarm(self) -> None:
@@ -243,6 +253,7 @@ class PumpDriver:
     async def close(self) -> None:
         """Cancel whatever is left, and report what it leaves behind."""
         self._alarm.end()
+        self._context.looks.leave(self._look_along)
         if self._subscription is not None:
             self._subscription.leave()
         left: set[asyncio.Task[Any]] = {*self._tasks, *self._workers.tasks}
