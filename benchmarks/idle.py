@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{store}, ttl {chosen.ttl:g} s", flush=True)
         if store == "zookeeper":
             if "candidates" in only:
-                with private(ZooKeeper) as server:
+                with private(ZooKeeper, tick=2.0, session_max=60.0) as server:
                     measure("candidate", server.url, None, chosen.processes, 1, chosen)
                     measure("kazoo", server.url, None, chosen.processes, 1, chosen)
             continue
