@@ -18,13 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import tenure
 from benchmarks.partitions import served
 from tests.servers import ZooKeeper, private
-
-TICKS = os.sysconf("SC_CLK_TCK")
 
 Asked = Callable[[], int] | None
 """Counts the requests that a store has got so far; None if it has no server."""
@@ -135,10 +134,11 @@ KINDS = {kind.__name__: kind for kind in (candidate, leases, queues, by_hand, ka
 
 
 def seconds(pid: int) -> float:
-    """Return the processor seconds of a process so far."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Return the processor seconds of the threads of a process so far. (/proc/PID/stat has hundredths only.)"""
+    nanoseconds = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        nanoseconds += int((thread / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
 
 
 def measure(kind: str, url: str, asked: Asked, processes: int, count: int, chosen: argparse.Namespace) -> None:

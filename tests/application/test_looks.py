@@ -38,6 +38,7 @@ class Deaf(MemoryBroker):
         self.counted: Counter[str] = Counter()
         self.looked_at: list[int] = []
         self.is_away = False
+        self.is_read_only = False
 
     @property
     def traits(self) -> QueueTraits:
@@ -45,6 +46,8 @@ class Deaf(MemoryBroker):
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         self.counted["receive"] += 1
+        if self.is_read_only:
+            raise Unavailable("the store can only be read")
         return await super().receive(queue, limit, lock)
 
     async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
@@ -166,6 +169,26 @@ def test_after_looks_without_an_answer_the_consumers_look_again() -> None:
         await fleet.end()
 
     run(main(), seed=5, limit=100_000)
+
+
+def test_after_a_claim_without_an_answer_a_consumer_claims_and_does_not_only_look() -> None:
+    async def main() -> None:
+        fleet = Fleet()
+        await asyncio.sleep(20.0)
+        fleet.broker.is_read_only = True
+        await fleet.broker.send("q5", [MESSAGE])  # so its consumer claims
+        await asyncio.sleep(20.0)
+        fleet.broker.looked_at.clear()
+        fleet.broker.counted.clear()
+        await asyncio.sleep(60.0)
+        assert set(fleet.broker.looked_at) == {QUEUES - 1}
+        assert fleet.broker.counted["receive"] >= 3
+        fleet.broker.is_read_only = False
+        await asyncio.sleep(60.0)
+        assert [queue for queue, _ in fleet.came] == ["q5"]
+        await fleet.end()
+
+    run(main(), seed=7, limit=100_000)
 
 
 def test_where_the_broker_can_not_be_asked_so_each_consumer_polls_by_itself() -> None:

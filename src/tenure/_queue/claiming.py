@@ -110,6 +110,7 @@ class ClaimTimes:
     def unanswered(self, again_at: float) -> None:
         """Claim again at *again_at*, or at a hint."""
         self.next_at = again_at
+        self._is_quiet = False  # a look may be answered where a claim is not: by a store that can only be read
 
     def hold_off(self, until: float) -> None:
         """Don't claim before *until*, whatever is hinted."""
