@@ -16,6 +16,7 @@ KNOWN = (
     "election",
     "coordinators",
     "partitions",
+    "idle",
     "peers",
     "redis_queue",
     "postgres_queue",

@@ -267,6 +267,7 @@ class Backend:
             check_name(name), broker, renewal_thread, self._clock, usual, holder, self._on_event, expected
         )
         context.hints = self._connection.queues.hints
+        context.looks = self._connection.queues.looks
         context.telemetry = self._telemetry
         context.tracing = None if self._telemetry is None else self._telemetry.tracing()
         queue = Queue(context, self._connection.queues.requests)

@@ -16,6 +16,7 @@ from tenure._election.store import LeaseStore
 from tenure._opened import Fact, Opened
 from tenure._queue.broker import Broker
 from tenure._queue.hints import HintSubscriptions
+from tenure._queue.looks import SharedLooks
 from tenure._queue.producer import OpenRequests, Requests
 from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock
@@ -181,6 +182,7 @@ class OpenQueues:
 
     def __init__(self) -> None:
         self.hints: HintSubscriptions = HintSubscriptions()
+        self.looks: SharedLooks = SharedLooks()
         self.requests: OpenRequests = OpenRequests()
         # Weak: a program may make a queue for each message. By number: several may have one name.
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()

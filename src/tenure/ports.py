@@ -6,7 +6,8 @@ tenure needs none of this. The suites that a backend has to pass are in :mod:`te
 - Leases: :class:`LeaseStore`, or :class:`QueuedLeaseStore` where candidates stand in a queue. It gets a
   :class:`Grant`, and answers :class:`Granted`, :class:`HeldBy`, :class:`Vacant`, :class:`Lost`, :class:`Released` or
   :class:`NoAnswer`.
-- Queues: :class:`Broker`. It gets :class:`tenure.Outgoing` and :class:`Settlement`, and answers :class:`Claim`,
+- Queues: :class:`Broker`, or :class:`SurveyingBroker` where one request tells of many queues. It gets
+  :class:`tenure.Outgoing` and :class:`Settlement`, and answers :class:`Claim`,
   :class:`NoSession`, :class:`SessionLock`, :class:`Renewed`, :class:`Settled`, :class:`Lapsed`, :class:`Deleted`,
   :class:`NotEmpty`, :class:`Schedules`, :class:`Advanced` or :class:`NoAnswer`.
 """
@@ -16,7 +17,17 @@ from __future__ import annotations
 from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._public import publish_all
-from tenure._queue.broker import CLAIM_BYTES, Advanced, Broker, Claim, LiveSelection, NoSession, Schedules, Selection
+from tenure._queue.broker import (
+    CLAIM_BYTES,
+    Advanced,
+    Broker,
+    Claim,
+    LiveSelection,
+    NoSession,
+    Schedules,
+    Selection,
+    SurveyingBroker,
+)
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Died, SessionLock, Token
 from tenure._queue.verdicts import (
@@ -64,6 +75,7 @@ __all__ = [
     "SessionLock",
     "Settled",
     "Settlement",
+    "SurveyingBroker",
     "Token",
     "Vacant",
     "Verdict",

@@ -110,8 +110,8 @@ async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_woul
         async def cut(*_: Any) -> Any:
             raise Unavailable(f"no route to {HOST}")
 
-        monkeypatch.setattr(type(broker), "receive", cut)
-        monkeypatch.setattr(type(broker), "stats", cut)
+        for verb in ("receive", "holding", "stats"):
+            monkeypatch.setattr(type(broker), verb, cut)
 
         async def is_unready() -> bool:
             return not await is_ready(client)

@@ -657,6 +657,20 @@ async def test_a_silent_subscription_is_renewed(name: str, monkeypatch: pytest.M
         await asyncio.wait_for(anext(hints), 30)
 
 
+async def test_a_request_without_an_answer_lets_the_subscription_be_checked(name: str) -> None:
+    server = shared(Redis)
+    async with through_proxy(server, "?timeout=0.3") as (proxy, backend):
+        hints = backend.leases.hints(name)
+        await asyncio.wait_for(anext(hints), 30)
+        proxy.stall()
+        accepted = proxy.accepted
+        with pytest.raises(Unavailable):
+            await backend.leases.inspect(name)
+        await until(lambda: proxy.accepted > accepted)  # the subscription's: no further request is sent
+        proxy.heal()
+        await asyncio.wait_for(anext(hints), 30)
+
+
 async def test_a_listener_that_ended_is_forgotten(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake, "HEARTBEAT", 0.05)
     async with opened(url) as backend, native(url) as client:

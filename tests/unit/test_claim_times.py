@@ -22,11 +22,11 @@ def test_a_claim_before_an_abandoned_message_is_back_is_followed_by_one_after(
     times: ClaimTimes, asked_at: float, now: float, then: float
 ) -> None:
     times.retry_at = 3.0
-    times.asked()
+    times.asked(0.0)
     assert not times.found_nothing(asked_at, None, is_held_back=False)
     times.answered(asked_at, False, None, now)
     assert times.next_at == then
-    times.asked()
+    times.asked(0.0)
     assert times.found_nothing(then, None, is_held_back=False)
     times.answered(then, False, None, then + 0.1)
     assert times.next_at > then + 1.0

@@ -38,6 +38,7 @@ from tenure._election.effects import (
 from tenure._election.machine import NEVER, Machine
 from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
+from tenure._runtime.alarms import Alarm
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import LoopProbe
 from tenure._runtime.tasks import Tasks
@@ -46,9 +47,6 @@ from tenure.events import Event, Reason
 
 BATCH_MAX = 500
 """Renewals in one call to the store: enough to be cheap, few enough not to delay others."""
-
-SUSPEND_CHECK = 1.0
-"""Seconds between checks for a suspend: the loop's timers stand still during one, our clock doesn't."""
 
 
 class WorkHost(Protocol):
@@ -101,7 +99,7 @@ class WorkHost(Protocol):
 
 
 class Candidacy:
-    """One machine, with its timer, its hints and its requests to the store."""
+    """One machine, with its alarm, its hints and its requests to the store."""
 
     def __init__(self, driver: Driver, machine: Machine, host: WorkHost) -> None:
         self.machine = machine
@@ -109,7 +107,7 @@ class Candidacy:
         self.number: int = next(driver.numbers)
         """Its place in the order in which the candidacies of a driver began."""
         self._driver = driver
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(driver.clock, self._on_alarm)
         self._hints: asyncio.Task[None] | None = None
         self._was_answered = False  # after one success, an error may be temporary: the request is repeated
         self.ended: asyncio.Event = asyncio.Event()
@@ -122,7 +120,7 @@ class Candidacy:
         self.feed(Tick())
 
     def feed(self, event: Input) -> None:
-        """Give *event* to the machine, perform its effects, and set the timer for ``wake_at``."""
+        """Give *event* to the machine, perform its effects, and set the alarm for ``wake_at``."""
         if self.ended.is_set():
             return
         try:
@@ -138,7 +136,10 @@ class Candidacy:
         if self.machine.is_finished:
             self._finish()
         else:
-            self._set_timer()
+            self._alarm.set(self.machine.wake_at)
+
+    def _on_alarm(self) -> None:
+        self.feed(Tick())
 
     async def resign(self, wait: bool) -> bool:
         """End the present term, and *wait* until its lease is released; False if there is none."""
@@ -167,8 +168,7 @@ class Candidacy:
     def _finish(self) -> None:
         self.ended.set()
         self._term_over.set()
-        if self._timer:
-            self._timer.cancel()
+        self._alarm.end()
         if self._hints:
             self._hints.cancel()
         self._driver.candidacies.discard(self)
@@ -180,13 +180,6 @@ class Candidacy:
         # All work of one loop shares its probe. A health callback may be slow, so such renewals go by themselves.
         shared = self.host.probe if self.host.health_check is None else self.host.health_check
         return id(shared), self.machine.timing.ttl
-
-    def _set_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        wake_at = self.machine.wake_at
-        wait = max(0.0, wake_at - self._driver.clock.now())
-        self._timer = None if wake_at == NEVER else self._driver.loop.call_later(wait, self.feed, Tick())
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -266,8 +259,6 @@ class Driver:
         self._probes: dict[asyncio.AbstractEventLoop, LoopProbe] = {}
         self._watches: set[asyncio.Event] = set()
         self._is_closing = False
-        self._lag = self._clock_lag()
-        self._suspend_watch: asyncio.TimerHandle | None = None
 
     def start_candidacy(self, machine: Machine, host: WorkHost) -> Candidacy:
         """Start a candidacy.
@@ -279,8 +270,6 @@ class Driver:
             raise Unavailable("the backend was closed, so no candidate can campaign on it; connect again")
         candidacy = Candidacy(self, machine, host)
         self.candidacies.add(candidacy)
-        if self._suspend_watch is None:
-            self._watch_suspend()
         candidacy.start()
         return candidacy
 
@@ -301,8 +290,6 @@ class Driver:
                 pass
             finally:  # also if this call is cancelled: the owners of the remaining candidacies must be notified
                 self._fail_all()
-        if self._suspend_watch:
-            self._suspend_watch.cancel()
         await self._tasks.cancel_all()
 
     def _fail_all(self) -> None:
@@ -378,20 +365,6 @@ class Driver:
         answers = await self.store.renew([one.grant for one in progressing], ttl)
         for one, answer in zip(progressing, answers, strict=True):
             one.answered(answer)
-
-    # --- suspend ---
-
-    def _watch_suspend(self) -> None:
-        """Feed a tick to every machine after a suspend: the loop's timers stood still, and our clock did not."""
-        lag = self._clock_lag()
-        if lag - self._lag > SUSPEND_CHECK / 2:
-            for candidacy in list(self.candidacies):
-                candidacy.feed(Tick())
-        self._lag = lag
-        self._suspend_watch = self.loop.call_later(SUSPEND_CHECK, self._watch_suspend)
-
-    def _clock_lag(self) -> float:
-        return self.clock.now() - self.loop.time()
 
     # --- observing ---
 

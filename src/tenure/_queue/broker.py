@@ -103,6 +103,8 @@ class QueueTraits:
     that a process that dies in between leaves a slot that is sent twice, under one id."""
     limits: Support = "native"
     """Whether queues can be paused for all their consumers, and limited: ``max_locked``, ``rate``, ``session_rate``."""
+    surveys: bool = False
+    """Whether one request tells which of many queues hold messages; see :class:`SurveyingBroker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,5 +575,17 @@ class Broker(Protocol):
         A change after this call is reported, if late; a broker that must subscribe first yields when it has, and after
         each interruption. So a caller that calls this, then receives, then waits for a hint, misses nothing. Several
         changes may be reported as one. Ended delays and locks are not reported; see ``Claim.due_in``.
+        """
+        ...
+
+
+class SurveyingBroker(Broker, Protocol):
+    """A broker that tells in one request which of many queues hold messages; its ``traits.surveys`` is true."""
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        """Return whether each of *queues* holds a message that is ready, locked or delayed; in their order.
+
+        A message whose send was answered before the request counts, by whatever process. *queues* are no dead letters.
+        True may be wrong: then the caller claims in vain.
         """
         ...

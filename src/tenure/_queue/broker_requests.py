@@ -26,6 +26,8 @@ from tenure._queue.pump import Pump
 from tenure._queue.stopping import RUNNING
 from tenure._queue.verdicts import Lapsed
 
+_NOTHING = Claim(())
+
 
 class Host(Protocol):
     """The driver of the pump, as its requests use it."""
@@ -119,17 +121,20 @@ class BrokerRequests:
                 return None
             case Settle(request_id, settlements):
                 return Answered(request_id, await broker.settle(settlements))
-            case Receive(request_id, limit):
-                return await self._receive(request_id, limit)
+            case Receive(request_id, limit, is_routine):
+                return await self._receive(request_id, limit, is_routine)
             case Accept(request_id):
                 return await self._accept(request_id, is_noted)
             case Release(request_id, session):
                 return Answered(request_id, [await broker.release(session)])
 
-    async def _receive(self, request_id: int, limit: int) -> Claimed:
+    async def _receive(self, request_id: int, limit: int, is_routine: bool) -> Claimed:
         context = self._context
         context.purge_if_due()
-        claim = await context.broker.receive(context.name, limit, self._lock)
+        if is_routine and not await context.looks.holds(context.broker, context.name):
+            claim = _NOTHING
+        else:
+            claim = await context.broker.receive(context.name, limit, self._lock)
         context.has_answered = True
         context.note_claim(claim)
         self._answered(bool(claim.deliveries), claim.due_in)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tenure._jitter import Rng, later
+from tenure._jitter import Rng, later, sooner
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.pump_settings import PumpSettings
 
 HORIZON = 0.25
 """Seconds of work that a buffer should hold: longer than any claim takes, too short to keep work from others."""
+
+
+EARLY_LOOK_SHARE = 0.6
+"""A look at an empty queue may come this share of its wait early: the consumers of a process share a request."""
+
+CLAIM_EVERY = 600.0
+"""Seconds after which an empty queue is claimed from, not only looked at: so the store also does what it does with a
+claim, such as forgetting old ids, and an error in its counts costs no more than that. Half of it at least."""
 
 
 class ClaimTimes:
@@ -33,6 +41,9 @@ class ClaimTimes:
         self._not_before = -NEVER  # also if a hint comes
         self._empty_claims = 0  # in a row
         self._is_hinted = False  # since the last claim was sent
+        self._is_quiet = False  # the last claim found nothing, and time alone brings nothing either
+        self._asked_at = now
+        self._claim_by = now  # and not only look
 
     def hint(self, now: float) -> None:
         """Note that messages may have become claimable."""
@@ -53,13 +64,30 @@ class ClaimTimes:
                 self.next_at = min(self.next_at, now)
                 self._is_hinted = True
 
-    def asked(self) -> None:
-        """Note that a claim is sent."""
+    def asked(self, now: float) -> bool:
+        """Note that a claim is sent; return whether it is a routine one, for which a look will do."""
+        is_routine = self._is_routine(now)
         self._is_hinted = False
+        self._asked_at = now
+        if not is_routine and self._settings.surveys:
+            self._claim_by = now + sooner(CLAIM_EVERY, self._rng, share=0.5)
+        return is_routine
+
+    def _is_routine(self, now: float) -> bool:
+        settings = self._settings
+        may_look = settings.surveys and settings.hints and not settings.until_empty
+        return may_look and self._is_quiet and not self._is_hinted and now < self._claim_by and self.retry_at <= now
+
+    def look_along(self, now: float) -> None:
+        """Claim at once if that is a routine claim, of whose wait some part is over."""
+        early = EARLY_LOOK_SHARE * (self.next_at - self._asked_at)
+        if self.next_at - early <= now < self.next_at and self._is_routine(now):
+            self.claim_at_once(now)
 
     def found(self) -> None:
         """Note that a claim has brought something."""
         self._empty_claims = 0
+        self._is_quiet = False
 
     def found_nothing(self, asked_at: float, due_in: float | None, *, is_held_back: bool) -> bool:
         """Note that a claim sent at *asked_at* has brought nothing; return whether the queue is empty for good.
@@ -68,6 +96,7 @@ class ClaimTimes:
         the limits of the queue.
         """
         self._empty_claims += 1
+        self._is_quiet = due_in is None and not is_held_back
         is_recent = asked_at >= max(self.retry_at, self.empty_since)
         return due_in != 0 and not self._is_hinted and is_recent and not is_held_back
 
@@ -83,6 +112,7 @@ class ClaimTimes:
     def unanswered(self, again_at: float) -> None:
         """Claim again at *again_at*, or at a hint."""
         self.next_at = again_at
+        self._is_quiet = False  # a look may be answered where a claim is not: by a store that can only be read
 
     def hold_off(self, until: float) -> None:
         """Don't claim before *until*, whatever is hinted."""

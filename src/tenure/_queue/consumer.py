@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from tenure._queue.cancelling import wait_through_cancellation
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import Pause, Resume
 from tenure._queue.handlers import Handler, Handlers
@@ -101,7 +102,10 @@ class Consumer:
     def _get_settings(self) -> PumpSettings:
         traits = self._context.broker.traits
         return self._consuming.settings(
-            self._context.settings.lock, hints=traits.hints, connection_bound=traits.connection_bound
+            self._context.settings.lock,
+            hints=traits.hints,
+            connection_bound=traits.connection_bound,
+            surveys=traits.surveys and not self._context.name.endswith(DEAD_SUFFIX),
         )
 
     def _log_interrupt(self) -> None:

@@ -19,6 +19,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import name_of, text_of
 from tenure._queue.hints import MESSAGES, HintSubscriptions, Subscription
 from tenure._queue.identity import spellings_of
+from tenure._queue.looks import SharedLooks
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Delivery, Died
 from tenure._queue.tracebacks import told_of
 from tenure._queue.verdicts import (
@@ -80,6 +81,8 @@ class QueueContext:
     _chores: Tasks = field(default_factory=Tasks)
     hints: HintSubscriptions = field(default_factory=HintSubscriptions)
     """The waiters for hints, shared by all queues of one backend."""
+    looks: SharedLooks = field(default_factory=SharedLooks)
+    """The looks at empty queues, shared likewise."""
     _failures: set[str] = field(default_factory=set)
     """The kinds of failures, by type and place, that were logged in full."""
     telemetry: Telemetry | None = None

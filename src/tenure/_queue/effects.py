@@ -25,6 +25,11 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAlong:
+    """Other consumers of the process look at their empty queues now, and this one may share their request."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hint:
     """Messages may have become claimable, says the broker. It may be wrong."""
 
@@ -105,7 +110,7 @@ class MessagesGivenBack:
 
 LocksMessage = LocksEnded | MessagesGivenBack
 
-PumpInput = Tick | Hint | Claimed | Accepted | Answered | Pause | Resume | Drain | LocksMessage
+PumpInput = Tick | Hint | LookAlong | Claimed | Accepted | Answered | Pause | Resume | Drain | LocksMessage
 LocksInput = Tick | Answered
 
 
@@ -118,6 +123,8 @@ class Receive:
 
     request_id: int
     limit: int
+    is_routine: bool = False
+    """Whether the queue was empty, and nothing has hinted at a message since: a look whether it still is will do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,11 +23,17 @@ from tenure._queue.effects import (
 )
 from tenure._queue.failures import name_of, text_of
 from tenure._queue.locks import Locks
+from tenure._runtime.alarms import Alarm
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
-TIMER_MAX = 1.0
-"""Seconds a timer is set for at most: timers stand still while the machine sleeps, our clock doesn't."""
+
+def shared_moment(now: float, at: float) -> float:
+    """Return a moment between *now* and *at*, the same for all that wait about as long."""
+    if not 0.0 < at - now < math.inf:
+        return at
+    step = 2.0 ** math.floor(math.log2(at - now))
+    return at // step * step
 
 
 class LockRenewer:
@@ -44,7 +51,7 @@ class LockRenewer:
         self._feed_pump = feed
         self._handler_loop = asyncio.get_running_loop()  # where the handlers run
         self._tasks = Tasks()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._ended = False
 
     def begin(self) -> asyncio.Future[None]:
@@ -66,12 +73,16 @@ class LockRenewer:
 
     async def _begin(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._alarm = Alarm(self._context.clock, self._on_alarm)
+        self._feed(Tick())
+
+    def _on_alarm(self) -> None:
         self._feed(Tick())
 
     async def _end(self) -> None:
         self._ended = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._alarm is not None:
+            self._alarm.end()
         if tasks := list(self._tasks):
             _, late = await asyncio.wait(tasks, timeout=1.0)
             for task in late:
@@ -92,11 +103,13 @@ class LockRenewer:
         if messages:
             with suppress(RuntimeError):  # that loop is closed, and its handlers have ended with it
                 self._handler_loop.call_soon_threadsafe(self._deliver, messages)
-        if not self._ended:
-            if self._timer is not None:
-                self._timer.cancel()
-            wait = min(max(0.0, self._locks.wake_at - self._context.clock.now()), TIMER_MAX)
-            self._timer = self._loop.call_later(wait, self._feed, Tick())
+        if self._alarm is not None:
+            if self._ended:
+                self._alarm.end()
+            else:
+                wake_at = self._locks.wake_at
+                # A call that comes too early does no harm: a thousand consumers without locks wake together.
+                self._alarm.set(shared_moment(self._context.clock.now(), wake_at) if self._locks.settled else wake_at)
 
     async def _ask(self, request_id: int, question: Awaitable[Any]) -> None:
         try:

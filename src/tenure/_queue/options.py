@@ -113,7 +113,9 @@ class ConsumeSettings:
         failure.__cause__ = error
         return failure
 
-    def settings(self, lock: float, *, hints: bool = True, connection_bound: bool = False) -> PumpSettings:
+    def settings(
+        self, lock: float, *, hints: bool = True, connection_bound: bool = False, surveys: bool = False
+    ) -> PumpSettings:
         """Return the settings of a consumer whose locks last *lock* seconds, or as long as a connection, if that ends.
 
         Raises:
@@ -131,4 +133,5 @@ class ConsumeSettings:
             self.poll_every,
             hints,
             self.until_empty,
+            surveys,
         )

@@ -49,6 +49,7 @@ from tenure._queue.effects import (
     Emit,
     Hint,
     LocksEnded,
+    LookAlong,
     MessagesGivenBack,
     NothingLeft,
     Pause,
@@ -254,6 +255,8 @@ class Pump:
                 pass
             case Hint():
                 self._claim_times.hint(now)
+            case LookAlong():
+                self._claim_times.look_along(now)
             case Claimed():
                 self._claimed(event, now, effects)
             case Answered(request_id, answers):
@@ -325,8 +328,8 @@ class Pump:
             self._requests += 1
             self._claiming = self._requests
             self._claim_asked_at = now
-            self._claim_times.asked()
-            effects.append(Receive(self._requests, self._claim_sizes.asked(room)))
+            is_routine = self._claim_times.asked(now)
+            effects.append(Receive(self._requests, self._claim_sizes.asked(room), is_routine))
 
     def _claimed(self, answer: Claimed, now: float, effects: list[PumpEffect]) -> None:
         if answer.request_id != self._claiming:

@@ -15,6 +15,7 @@ from tenure._queue.effects import (
     Drain,
     Emit,
     Hint,
+    LookAlong,
     NothingLeft,
     Pause,
     PumpEffect,
@@ -28,7 +29,6 @@ from tenure._queue.handlers import Handlers
 from tenure._queue.hints import MESSAGES, SESSIONS, Subscription
 from tenure._queue.judge import Judge
 from tenure._queue.lock_group import NEVER
-from tenure._queue.lock_renewer import TIMER_MAX
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.pump import Pump
@@ -37,12 +37,14 @@ from tenure._queue.reports import event_of
 from tenure._queue.stopping import STOPPED, TIMED_OUT
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Settled, Settlement
 from tenure._queue.worker import Workers
+from tenure._runtime.alarms import Alarm
 from tenure._runtime.tasks import Tasks
 from tenure._timing import Timing
 from tenure.errors import LockLost
 from tenure.events import HandlerOverran, ResultDiscarded
 
 _TICK = (Tick(),)
+_LOOK_ALONG = LookAlong()
 
 
 class PumpDriver:
@@ -79,8 +81,7 @@ class PumpDriver:
         self._tasks = Tasks()
         self._has_failed = False
         self._events: list[PumpInput] = []  # for the end of this iteration of the loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = NEVER
+        self._alarm = Alarm(context.clock, self._on_alarm)
 
     def begin(self, stop: asyncio.Event | None, *, is_paused: bool) -> None:
         """Let the pump run, drained when *stop* is set."""
@@ -88,6 +89,8 @@ class PumpDriver:
         context = self._context
         kind = SESSIONS if self._consuming.sessions else MESSAGES
         self._subscription = context.hints.join(context.broker, context.name, kind, self._hint)
+        if self.pump.settings.surveys and not self._consuming.sessions:
+            context.looks.join(self._look_along)
         lock = self.timing.ttl
         self._requests = BrokerRequests(context, lock, self.pump, self._subscription, self)
         if stop is not None:
@@ -148,13 +151,17 @@ class PumpDriver:
         if self.pump.state in (STOPPED, TIMED_OUT):
             self.ended.set_result(None)
         else:
-            self._set_timer()
+            self._set_alarm()
         return requests
 
     def _hint(self) -> bool:
         """Let the pump look at once; return whether it asks, for it may have no room."""
         self.feed(Hint())
         return self._subscription is not None and self._subscription.is_asking
+
+    def _look_along(self) -> None:
+        """Let the pump look together with other consumers."""
+        self.feed(_LOOK_ALONG)
 
     def tick_soon(self) -> None:
         """Let the pump look at what was taken and done, at the end of this iteration of the loop."""
@@ -172,20 +179,14 @@ class PumpDriver:
         events, self._events = self._events, []
         self.feed(*events or _TICK)
 
-    def _set_timer(self) -> None:
+    def _set_alarm(self) -> None:
         wake_at = self.pump.wake_at
-        # A timer that comes too early does no harm: as times mostly move on, it need not be set anew each time.
-        if wake_at >= self._timer_at or wake_at == NEVER:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        wait = min(max(0.0, wake_at - self._context.clock.now()), TIMER_MAX)
-        self._timer_at = wake_at
-        self._timer = self._loop.call_later(wait, self._on_timer)
+        # An alarm that comes too early does no harm: as times mostly move on, it need not be set anew each time.
+        # An idle pump's is moved: a thousand that have looked together would be woken a thousand times, for nothing.
+        if wake_at < self._alarm.at or (self._alarm.at < wake_at < NEVER and not self.pump.busy):
+            self._alarm.set(wake_at)
 
-    def _on_timer(self) -> None:
-        self._timer_at = NEVER
-        self._timer = None
+    def _on_alarm(self) -> None:
         self.feed(Tick())
 
     # --- performing its effects ---
@@ -251,8 +252,8 @@ class PumpDriver:
 
     async def close(self) -> None:
         """Cancel whatever is left, and report what it leaves behind."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.end()
+        self._context.looks.leave(self._look_along)
         if self._subscription is not None:
             self._subscription.leave()
         left: set[asyncio.Task[Any]] = {*self._tasks, *self._workers.tasks}

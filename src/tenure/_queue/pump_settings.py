@@ -24,6 +24,7 @@ class PumpSettings:
         poll_every: How often to look for messages if no hint comes.
         hints: Whether the broker gives hints of new messages; without, an idle consumer looks more often.
         until_empty: Whether it ends when nothing is left.
+        surveys: Whether the broker tells in one request which of many queues hold messages.
 
     Raises:
         ConfigError: A setting can't work.
@@ -37,6 +38,7 @@ class PumpSettings:
     poll_every: float = 5.0
     hints: bool = True
     until_empty: bool = False
+    surveys: bool = False
 
     def __post_init__(self) -> None:
         check_count("concurrency", self.concurrency)

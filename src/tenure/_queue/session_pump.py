@@ -230,7 +230,7 @@ class SessionPump(Pump):
         return max(0, min(free, self._accepts_most) - len(self._accepting))
 
     def _claim(self, now: float, effects: list[PumpEffect]) -> None:
-        self._claim_times.asked()
+        self._claim_times.asked(now)
         for _ in range(self._room()):
             self._requests += 1
             self._accepting[self._requests] = now

@@ -75,7 +75,9 @@ from tenure._queue.verdicts import (
 )
 from tenure.errors import ConfigError
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, names_dead=True, survives_restart=False)
+QUEUE_TRAITS = QueueTraits(
+    lock_min=0.01, lock_max=86_400.0, body_max=2**30, names_dead=True, survives_restart=False, surveys=True
+)
 
 PURGED_AT_ONCE = 500
 """How many live messages are purged in one step."""
@@ -370,6 +372,13 @@ class MemoryBroker(Transitions):
             return SETTLED
 
     # --- statistics and live messages ---
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        """Tell which of *queues* hold messages."""
+        now = self._clock.now()
+        with self._memory.lock:
+            counts = [self._count(queue, now) for queue in queues]
+        return [count.ready + count.locked + count.delayed > 0 for count in counts]
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""

@@ -94,6 +94,11 @@ class LiveMessages:
             self._wake.notify(f"queue:{queue}")
         return count, last
 
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        """Tell which of *queues* hold messages."""
+        rows = await self._client.fetch(live_statements(self._schema)["holding"], list(queues))
+        return [holds for (holds,) in rows]
+
     async def _planned(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one of the statements about live messages."""
 

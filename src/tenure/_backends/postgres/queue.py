@@ -72,7 +72,7 @@ from tenure._queue.verdicts import (
 )
 from tenure.errors import ConfigError
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True)
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True, surveys=True)
 
 _SETTINGS = (
     "lock, max_deliveries, dedupe_window, body_max, dead_retention, max_locked, rate_count, rate_seconds, "
@@ -456,6 +456,10 @@ class PostgresBroker:
         )
 
     # --- peeking and purging ---
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        """Tell which of *queues* hold messages."""
+        return await self._live.holding(queues)
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""

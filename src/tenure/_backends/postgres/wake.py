@@ -25,8 +25,8 @@ PAUSES = (0.001, 0.005)
 """The least and the most seconds between two notifications: a commit with one takes a lock that the whole database
 shares."""
 
-PROBE_EVERY = 30.0
-"""Seconds after which a silent connection is checked by a statement."""
+PROBE_EVERY = 45.0
+"""Seconds after which a silent connection is checked by a statement: often enough for what forgets such connections."""
 
 RETRY_MAX = 5.0
 

@@ -175,6 +175,8 @@ class Client:
         self.address = address
         self.options = options
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
+        self.on_unanswered: Callable[[], object] | None = None
+        """Called on the loop of a request that had no answer."""
         self._closed = False
         self._worked = False
         self._permitted = False  # whether a script has run: a user without rights to write can still read
@@ -231,11 +233,18 @@ class Client:
             async with asyncio.timeout(within) as limit:
                 answer = await request(limit)
         except TimeoutError as error:
+            self._note_unanswered()
             raise self.translated(exceptions.TimeoutError(f"within {within:g} s")) from error
         except exceptions.RedisError as error:
+            if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)):
+                self._note_unanswered()
             raise self.translated(error) from error
         self._worked = True
         return answer
+
+    def _note_unanswered(self) -> None:
+        if self.on_unanswered is not None:
+            self.on_unanswered()
 
     async def command(self, *words: Argument) -> Answer:
         """Run a command, and return its answer."""

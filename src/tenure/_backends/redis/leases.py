@@ -36,6 +36,9 @@ TRAITS = LeaseTraits(
 )
 
 
+RENEWED_MAX = 100
+"""How many leases one script extends: it blocks the server meanwhile."""
+
 INSPECTED_AT_ONCE = 500
 """How many names are asked about in one round trip: more would delay the requests of others."""
 
@@ -81,12 +84,17 @@ class RedisLeases:
         require_ttl(ttl, TRAITS)
         if not grants:
             return []
+        # In a cluster, the keys of one script are in one slot.
+        most = 1 if self._client.is_cluster else RENEWED_MAX
+        parts = [grants[first : first + most] for first in range(0, len(grants), most)]
         until = _milliseconds(ttl)
-        answers = await self._client.run_all(
-            [Call(self._lua["renew"], self._keys(grant.name), (grant.holder, grant.token, until)) for grant in grants],
-            within=patience(ttl),
-        )
-        return [_renewed(grant, answer) for grant, answer in zip(grants, answers, strict=True)]
+        answers = await self._client.run_all([self._renewal(part, until) for part in parts], within=patience(ttl))
+        return [one for part, answer in zip(parts, answers, strict=True) for one in _renewed(part, answer)]
+
+    def _renewal(self, grants: Sequence[Grant], until: int) -> Call:
+        keys = [key for grant in grants for key in self._keys(grant.name)]
+        holders = [value for grant in grants for value in (grant.holder, grant.token)]
+        return Call(self._lua["renew"], keys, (until, *holders))
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Release a claim; its token is kept."""
@@ -134,10 +142,12 @@ class RedisLeases:
         return lock, f"{{{lock}}}:term"
 
 
-def _renewed(grant: Grant, answer: Answer | Unavailable) -> Granted | Lost | NoAnswer:
-    if isinstance(answer, Unavailable):
-        return NoAnswer(str(answer))
-    return Granted(grant, answer[1] == b"1") if answer[0] else Lost(grant)
+def _renewed(grants: Sequence[Grant], answers: Answer | Unavailable) -> Sequence[Granted | Lost | NoAnswer]:
+    if isinstance(answers, Unavailable):
+        return [NoAnswer(str(answers))] * len(grants)
+    return [
+        Granted(grant, answer == 2) if answer else Lost(grant) for grant, answer in zip(grants, answers, strict=True)
+    ]
 
 
 def _seen(name: str, answer: Answer) -> HeldBy | Vacant:

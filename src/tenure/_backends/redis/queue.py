@@ -73,7 +73,7 @@ from tenure._queue.verdicts import (
     Settlement,
 )
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True)
+QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True, surveys=True)
 
 STATS_PARTS_MAX = 300
 """The most scripts that ``stats`` runs to apply what is due; the rest is counted by its due times."""
@@ -233,6 +233,10 @@ class RedisBroker:
         return await self._scripts.run(verb, held.queue, held.session, held.token, *arguments)
 
     # --- looking and purging ---
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        """Tell which of *queues* hold messages."""
+        return await self._receiving.holding(queues)
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""

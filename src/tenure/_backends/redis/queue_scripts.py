@@ -10,6 +10,7 @@ from tenure._backends.redis.address import escaped
 from tenure._backends.redis.client import Client
 from tenure._backends.redis.scripts import NOTE, QUEUES, Answer, Argument, Call, Script, scripts
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure.errors import Unavailable
 
 LIST_EVERY = 60.0
 """Seconds after which a queue in use is listed again: another process may have deleted it."""
@@ -39,6 +40,18 @@ class QueueScripts:
     async def run_on(self, name: str, keys: Sequence[str], *arguments: Argument, within: float | None = None) -> Answer:
         """Run the script *name* on *keys*."""
         return await self._client.run(self._scripts[name], keys, *arguments, within=within)
+
+    async def run_on_many(self, name: str, queues: Sequence[str], most: int) -> list[list[Answer] | Unavailable]:
+        """Run the script *name* on the keys of all *queues*, up to *most* at a time, in one round trip.
+
+        In a cluster, it runs on one queue at a time, as others may be in other slots; if only some nodes can't be
+        reached, the answer about a queue there is ``Unavailable``.
+        """
+        if self._client.is_cluster:
+            most = 1
+        keys = [self.base(queue) for queue in queues]
+        parts = [keys[first : first + most] for first in range(0, len(keys), most)]
+        return await self._client.run_all([Call(self._scripts[name], part, ()) for part in parts]) if parts else []
 
     def call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Call:
         """Return the script *name* with its *keys* and *arguments*, to be run by :meth:`run_listed`."""

@@ -12,11 +12,14 @@ from tenure._backends.redis.tokens import new_token
 from tenure._queue.broker import Claim, NoSession
 from tenure._queue.message import Died, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
+from tenure.errors import Unavailable
 
 PARTS_MAX = 80
 """The most scripts that one claim runs to get past expired messages: each script applies a part of what is due."""
 DIED_MAX = 1_000
 """A claim that has found so many deaths returns them; the rest is left to the next claim."""
+SURVEYED_MAX = 100
+"""How many queues one script looks at: it blocks the server meanwhile."""
 SESSION_LOST = 300.0
 """Seconds for which a lost claim of a session is looked for: the claim doesn't state how long the session's lock is."""
 
@@ -56,6 +59,14 @@ class Receiving:
             )
             asking.found = answer[3]
         return claim_of(queue, token, answer)
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        """Tell which of *queues* hold messages, in one round trip; in a cluster, in one for each node."""
+        holding: list[bool] = []
+        for answer in await self._scripts.run_on_many("holding", queues, SURVEYED_MAX):
+            # Of a queue whose node can't be reached, its own consumer finds that out by a claim.
+            holding += [True] if isinstance(answer, Unavailable) else [bool(one) for one in answer]
+        return holding
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""

@@ -3,6 +3,9 @@
 A message that is published without subscribers is lost. So a subscriber is notified once when it is subscribed, and
 again each time the subscription was renewed: it polls, and finds any change that it has missed.
 
+A broken connection may just be silent. So it is checked now and then; and at once when a request over another one has
+no answer.
+
 A hint of a queue may suppress further hints for some milliseconds, whose number is its content: then a second
 notification follows when they are over. If this user may not subscribe, all subscribers are notified periodically.
 
@@ -30,8 +33,8 @@ from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
-HEARTBEAT = 5.0
-"""Seconds of silence after which the server is sent a PING."""
+HEARTBEAT = 45.0
+"""Seconds of silence after which the server is sent a PING: often enough for what forgets silent connections."""
 PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
 """Seconds between two attempts to subscribe again: from the first they double up to the second."""
 REFUSED_PAUSE_MAX = 2.0
@@ -49,6 +52,7 @@ class Wake:
         self._subscribers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint | None, Subscriber]] = (
             WeakKeyDictionary()
         )
+        client.on_unanswered = self._check
 
     def listen(self, channel: str) -> AsyncIterator[None]:
         """Return an iterator that yields when something was published on *channel*."""
@@ -64,6 +68,11 @@ class Wake:
         if endpoint not in subscribers:
             subscribers[endpoint] = Subscriber(self._client, self._notifier, endpoint)
         subscribers[endpoint].add(subscription)
+
+    def _check(self) -> None:
+        """Check the connections of this loop: a request on it had no answer."""
+        for subscriber in self._subscribers.get(asyncio.get_running_loop(), {}).values():
+            subscriber.check_soon()
 
     @property
     def is_refused(self) -> bool:
@@ -112,6 +121,8 @@ class Subscriber:
         self._pubsub: PubSub | None = None
         self._tasks = Tasks()
         self._listening: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()  # since the check began
         self.is_refused = False
         """Whether the server refused this user's last attempt to subscribe."""
         self._later: dict[str, asyncio.TimerHandle] = {}
@@ -165,6 +176,7 @@ class Subscriber:
             message = await pubsub.get_message(timeout=self._client.options.timeout if is_pinged else HEARTBEAT)
             if message is not None:
                 is_pinged = False
+                self._heard.set()
                 self._handle(message)
                 continue
             if is_pinged:
@@ -173,6 +185,22 @@ class Subscriber:
             async with asyncio.timeout(self._client.options.timeout):
                 await self._unsubscribe_unused(pubsub)
                 await pubsub.ping()
+
+    def check_soon(self) -> None:
+        """Check whether the connection is broken, unless that is being checked."""
+        if self._pubsub is not None and (self._checking is None or self._checking.done()):
+            self._checking = self._spawn(self._check(self._pubsub))
+
+    async def _check(self, pubsub: PubSub) -> None:
+        self._heard.clear()
+        with suppress(exceptions.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(self._client.options.timeout):
+                await pubsub.ping()
+                await self._heard.wait()
+                return
+        if self._pubsub is pubsub and self._listening is not None:
+            self._listening.cancel()
+            self._listening = self._spawn(self._listen())
 
     @contextmanager
     def _polling(self) -> Iterator[None]:

@@ -55,7 +55,7 @@ from tenure.errors import ConfigError
 
 T = TypeVar("T")
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True)
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True, surveys=True)
 
 TAKE_MAX = 500
 """The most dead letters that one transaction redrives, or messages that it purges."""
@@ -187,6 +187,10 @@ class SqliteBroker:
         )
 
     # --- inspection, dead letters ---
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        """Tell which of *queues* hold messages, from stored counts."""
+        return await self._read(lambda reader: reader.holding(queues))
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*, from stored counts: it takes the same time for any number."""

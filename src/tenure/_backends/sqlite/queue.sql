@@ -22,6 +22,11 @@ SELECT queue, name, max_deliveries, dedupe_window, limits.queue IS NOT NULL, lim
 FROM tenure_queue LEFT JOIN tenure_limit AS limits USING (queue)
 WHERE queue = ?;
 
+-- name: holding
+SELECT queue.name
+FROM json_each(?) AS asked CROSS JOIN tenure_queue AS queue ON queue.name = asked.value
+WHERE queue.ready + queue.locked + queue.delayed > 0;
+
 -- name: names
 SELECT name FROM tenure_queue WHERE queue % 2 = 0 ORDER BY name;
 

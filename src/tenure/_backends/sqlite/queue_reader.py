@@ -134,6 +134,11 @@ class QueueReader:
         age = max(0.0, self._at.wall - oldest[0]) if oldest else 0.0
         return Stats(ready, locked, delayed, deferred, dead, age, bool(paused))
 
+    def holding(self, names: Sequence[str]) -> list[bool]:
+        """Tell which queues hold messages."""
+        holding = {name for (name,) in self._run(_SQL["holding"], (json.dumps(names),))}
+        return [name in holding for name in names]
+
     def names(self) -> list[str]:
         """List every queue, sorted."""
         return [name for (name,) in self._run(_SQL["names"])]

@@ -151,3 +151,21 @@ HAVING count(*) > 0
 UPDATE {schema}.message AS m SET id = a.id, history = a.history::jsonb
 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS a (seq, id, history)
 WHERE m.seq BETWEEN a.seq AND a.seq
+
+-- name: holding
+-- Whether each of these queues holds messages. One whose counts are in many rows is in use: it counts as one that does.
+-- OFFSET 0: each queue is looked up by itself, whatever their number.
+SELECT coalesce(found.holds, false)
+FROM unnest($1::text[]) WITH ORDINALITY AS a (name, place)
+LEFT JOIN LATERAL (
+    SELECT (
+        SELECT count(*) > 50 OR sum(live) > 0
+        FROM (
+            SELECT t.ready + t.locked + t.delayed AS live FROM {schema}.tally AS t WHERE t.queue = q.id LIMIT 51
+        ) AS counted
+    ) AS holds
+    FROM {schema}.queue AS q
+    WHERE q.name = a.name
+    OFFSET 0
+) AS found ON true
+ORDER BY a.place;

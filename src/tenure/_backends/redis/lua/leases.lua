@@ -27,13 +27,24 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.pcall('PUBLISH', ARGV[4], 'acquired')
 return {1, tostring(token), '0'}
 
--- name: renew (holder, token, ttl in ms)
-local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'resign')
-if redis.call('GET', KEYS[1]) ~= ARGV[1] or term[1] ~= ARGV[1] or term[2] ~= ARGV[2] then
-    return {0}
+-- name: renew (ttl in ms; holder, token of each lease)
+-- The keys of many leases, two for each. Each answer is 0: not held; 1: extended; 2: and asked to resign.
+local answers = {}
+for i = 1, #KEYS / 2 do
+    local lock, key = KEYS[2 * i - 1], KEYS[2 * i]
+    local holder = ARGV[2 * i]
+    local term = redis.call('HMGET', key, 'holder', 'token', 'resign', 'layout')
+    if (term[4] or '1') ~= '1' then
+        return redis.error_reply('LAYOUT ' .. term[4] .. ' ' .. key)
+    end
+    if redis.call('GET', lock) ~= holder or term[1] ~= holder or term[2] ~= ARGV[2 * i + 1] then
+        answers[i] = 0
+    else
+        redis.call('PEXPIRE', lock, ARGV[1], 'GT')
+        answers[i] = term[3] == '1' and 2 or 1
+    end
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[3], 'GT')
-return {1, term[3]}
+return answers
 
 -- name: release (holder, token, channel)
 local term = redis.call('HMGET', KEYS[2], 'holder', 'token')

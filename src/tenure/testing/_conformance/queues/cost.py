@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
+from typing import cast
 
-from tenure._queue.broker import EVERYTHING, Broker, Claim, NoSession
+from tenure._queue.broker import EVERYTHING, Broker, Claim, NoSession, SurveyingBroker
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
@@ -342,6 +343,8 @@ async def use(meter: Meter, broker: Broker, harness: QueueHarness, queue: str) -
         await meter.ask("send", broker.send, queue, [Outgoing(b"a")])
         await meter.ask("send another id", broker.send, queue, [Outgoing(b"a", id="another")])
         await meter.ask("stats", broker.stats, queue)
+        if harness.traits.surveys:
+            await meter.ask("survey", cast(SurveyingBroker, broker).holding, [queue])
 
 
 async def use_held(meter: Meter, broker: Broker, harness: QueueHarness, held: Sequence[Delivery]) -> None:

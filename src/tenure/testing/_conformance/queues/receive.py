@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import cast
 
 import pytest
 
@@ -12,11 +13,12 @@ from tenure._queue.broker import (
     Broker,
     Claim,
     NoSession,
+    SurveyingBroker,
 )
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Settled, Settlement
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Defer, Settled, Settlement, Verdict
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
@@ -38,6 +40,30 @@ class ReceiveTests(QueueSuite):
         broker = await harness.open()
         assert await broker.receive(name, 10, harness.lock) == Claim((), None)
         assert await broker.stats(name) == Stats()
+
+    async def test_one_request_tells_which_queues_hold_messages(self, harness: QueueHarness, name: str) -> None:
+        if not harness.traits.surveys:
+            pytest.skip("this broker can't be asked about many queues at once")
+        broker, sender = cast(SurveyingBroker, await harness.open()), await harness.open()
+        kinds = ("ready", "locked", "delayed", "deferred", "dead", "completed", "declared", "unknown")
+        queues = {kind: f"{name}-{kind}" for kind in kinds}
+        assert list(await broker.holding([])) == []
+        assert not any(await broker.holding(list(queues.values())))
+        await sender.declare(queues["declared"], {"lock": harness.lock})
+        for kind in ("ready", "locked", "deferred", "dead", "completed"):
+            await send(sender, queues[kind], b"a")
+        await sender.send(queues["delayed"], [Outgoing(b"a", delay=60.0)])
+        verdicts: dict[str, Verdict] = {"deferred": Defer(), "dead": DeadLetter("because"), "completed": COMPLETE}
+        for kind in ("locked", *verdicts):
+            got = await receive(sender, queues[kind], harness)
+            if kind in verdicts:
+                assert await settle(sender, got, verdicts[kind]) == [Settled()]
+        found = dict(zip(kinds, await broker.holding(list(queues.values())), strict=True))
+        assert [kind for kind, holds in found.items() if holds] == ["ready", "locked", "delayed"]
+        many = [f"{name}-{number}" for number in range(250)]
+        await send(sender, many[249], b"a")
+        await sender.send(many[101], [Outgoing(b"a", session="s")] if harness.traits.mixed_sessions else [Outgoing()])
+        assert [many[i] for i, holds in enumerate(await broker.holding(many)) if holds] == [many[101], many[249]]
 
     async def test_an_idle_queue_has_nothing_due(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()

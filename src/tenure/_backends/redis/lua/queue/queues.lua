@@ -79,3 +79,11 @@ return redis.call('ZADD', KEYS[1], NOW + ARGV[2], ARGV[1])
 
 -- name: idle
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', NOW, 'LIMIT', 0, 100)
+
+-- name: holding
+-- Which of these queues hold messages, or deaths that no claim has reported yet.
+local held = {}
+for i, base in ipairs(KEYS) do
+    held[i] = redis.call('EXISTS', base .. 'ready', base .. 'locked', base .. 'delayed', base .. 'waiting', base .. 'untold')
+end
+return held
