@@ -20,7 +20,7 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure.errors import Unavailable
+from tenure.errors import ConfigError, Unavailable
 from tenure.testing.loop import VirtualLoop, run
 
 QUEUES = 200
@@ -205,3 +205,55 @@ def test_where_the_broker_can_not_be_asked_so_each_consumer_polls_by_itself() ->
         await fleet.end()
 
     run(main(), seed=6, limit=100_000)
+
+
+class Refusing(Deaf):
+    """A broker that can't be asked about one of the queues."""
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        found = await super().holding(queues)
+        if "q7" in queues:
+            raise ConfigError("the layout of q7 is newer")
+        return found
+
+
+class Forgetting(Deaf):
+    """A broker that answers about too few queues."""
+
+    async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
+        return (await super().holding(queues))[1:]
+
+
+@pytest.mark.parametrize("broker", [Refusing, Forgetting])
+def test_a_request_that_fails_because_of_one_queue_ends_no_consumer_and_hides_no_message(broker: type[Deaf]) -> None:
+    async def main() -> None:
+        fleet = Fleet(broker)
+        await asyncio.sleep(60.0)
+        assert not any(task.done() for task in fleet.tasks)
+        await fleet.broker.send("q3", [MESSAGE])
+        sent_at = fleet.loop.time()
+        await asyncio.sleep(2 * POLL)
+        [(queue, came_at)] = fleet.came
+        assert queue == "q3"
+        assert came_at - sent_at <= 1.3 * POLL
+        await fleet.end()
+
+    run(main(), seed=1, limit=1_000_000)
+
+
+def test_a_member_that_fails_while_it_joins_leaves_nobody_without_an_answer() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.set_exception_handler(lambda *_: None)
+        looks, broker = SharedLooks(), Deaf(loop.clock())
+
+        def fail() -> None:
+            raise RuntimeError("no task can be made")
+
+        looks.join(fail)
+        assert not await looks.holds(broker, "q")
+        await broker.send("q", [MESSAGE])
+        assert await looks.holds(broker, "q")
+
+    run(main(), seed=1, limit=1_000)

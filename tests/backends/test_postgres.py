@@ -472,6 +472,23 @@ async def test_only_the_right_authority_is_trusted() -> None:
         assert isinstance(await refusal(f"{server.url}?sslmode=disable"), ConfigError)
 
 
+async def test_a_server_that_can_only_be_read_tells_of_no_empty_queue(name: str) -> None:
+    with private(Postgres) as server:
+        async with opened((await migrated(server)).url) as backend, native(server.url) as connection:
+            assert list(await backend.broker.holding([name])) == [False]
+            await connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            await connection.execute("SELECT pg_reload_conf()")
+
+            async def is_refused() -> bool:
+                try:
+                    await backend.broker.holding([name])
+                except Unavailable as error:
+                    return "read" in str(error)
+                return False
+
+            await until(is_refused)
+
+
 async def test_a_standby_decides_nothing(name: str) -> None:
     options = [("wal_level", "replica"), ("max_wal_senders", "4"), ("hot_standby", "on")]
     with private(Postgres, options=options) as primary:

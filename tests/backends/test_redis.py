@@ -20,7 +20,7 @@ from tenure._backends import redis
 from tenure._backends.redis import wake
 from tenure._backends.redis.address import address_of
 from tenure._election.store import LeaseStore
-from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._queue.broker import EVERYTHING, Broker
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
@@ -338,6 +338,25 @@ async def test_the_rights_that_the_docs_name_are_enough(url: str, name: str) -> 
         assert (await backend.broker.stats(name)).ready == 1
         assert name in await backend.broker.names()
         assert "memory" in {fact.name for fact in await backend.describe()}
+
+
+async def test_a_lease_whose_keys_are_forbidden_keeps_no_other_from_being_renewed(url: str, name: str) -> None:
+    async with native(url) as client:
+
+        async def allow(*leases: str) -> None:
+            keys = [pattern for one in leases for pattern in (f"~tenure:*{one}", f"~{{tenure:*{one}}}:term")]
+            rights = ["resetkeys", "~tenure:leases", *keys, "+@all", "&*"]
+            await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", *rights)  # type: ignore[no-untyped-call]
+
+        mine, other = f"{name}-1", f"{name}-2"
+        await allow(mine, other)
+        async with opened(url.replace("redis://", f"redis://u-{name}:pw@")) as backend:
+            grants = [await won(backend.leases, one) for one in (mine, other)]
+            assert list(await backend.leases.renew(grants, TTL)) == [Granted(one) for one in grants]
+            await allow(mine)
+            first, second = await backend.leases.renew(grants, TTL)
+            assert first == Granted(grants[0])
+            assert isinstance(second, NoAnswer)
 
 
 async def test_a_user_who_may_not_publish_works_without_hints(url: str, name: str) -> None:

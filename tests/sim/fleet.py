@@ -22,7 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from tenure._election import effects as election
-from tenure._election.acquire_times import OUTAGE_PAUSE
+from tenure._election.acquire_times import outage_pause
 from tenure._election.machine import Machine
 from tenure._lease import NO_METADATA, Grant, NoAnswer
 from tenure._queue import effects as queue
@@ -383,14 +383,14 @@ class Figures:
     @property
     def findings(self) -> list[str]:
         """What is worse than it should be."""
-        candidates, retry_every = self.shape.candidates, Timing(self.shape.ttl).retry_every
+        candidates, timing = self.shape.candidates, Timing(self.shape.ttl)
         most = {
             "at rest": (self.rest_peak, REST_PEAK_MAX * self.rest),
             "killed": (self.killed_peak, KILLED_PEAK_MAX * (candidates if self.shape.hints else 2.5 * candidates)),
             "resigned": (self.resigned_peak, RESIGNED_PEAK_MAX * candidates),
             "back": (self.back_peak, BACK_PEAK_MAX * self.rest),
             "fail-over": (max(self.failover, default=0.0), self.failover_max),
-            "led again": (self.led_after, 1.2 * OUTAGE_PAUSE * retry_every + 1.0),
+            "led again": (self.led_after, 1.2 * outage_pause(timing) + 1.0),
         }
         return [f"{what}: {found:.1f} > {limit:.1f}" for what, (found, limit) in most.items() if found > limit]
 

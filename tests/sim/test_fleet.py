@@ -58,8 +58,8 @@ class _WaitsForTheSameMoment(AcquireTimes):
 
 
 class _AsksAsOftenInAnOutage(AcquireTimes):
-    def _outage_pause(self, now: float) -> float:
-        return 0.0
+    def _is_away(self, now: float) -> bool:
+        return False
 
 
 class _FollowsTheHintOfAnotherWin(AcquireTimes):

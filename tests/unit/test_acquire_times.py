@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tenure._election.acquire_times import OUTAGE_PAUSE, AcquireTimes
+from tenure._election.acquire_times import AcquireTimes, outage_pause
 from tenure._timing import Timing
 
 TIMING = Timing(15.0)
@@ -74,7 +74,7 @@ def test_a_candidate_asks_less_often_after_a_ttl_without_an_answer() -> None:
         pauses = outage(one, 60.0)
         retry_every = TIMING.retry_every
         assert retry_every <= pauses[0] <= 1.2 * retry_every
-        assert OUTAGE_PAUSE * retry_every <= pauses[-1] <= 1.2 * OUTAGE_PAUSE * retry_every
+        assert 5.0 == outage_pause(TIMING) <= pauses[-1] <= 1.2 * outage_pause(TIMING)
         assert len(pauses) > 13
 
 
@@ -83,18 +83,47 @@ def test_a_candidate_in_a_queue_asks_as_often_as_ever() -> None:
         assert max(outage(one, 60.0)) <= 1.2 * TIMING.retry_every
 
 
-def test_hints_are_spread_after_an_outage_until_all_candidates_are_back() -> None:
+def test_the_first_hint_after_an_outage_is_spread_and_no_other_is() -> None:
     due, again = [], []
     for one in candidates(hints=True):
         outage(one, 60.0)
         now = 61.0
-        one.hinted(now)
+        one.hinted(now)  # before the store has answered
         due.append(one.due - now)
         one.refused(14.0, now)
         one.hinted(now + 1.0)
         again.append(one.due - now - 1.0)
-        one.refused(14.0, now + 7.0)
-        one.hinted(now + 8.0)
-        assert one.due == now + 8.0
+        one.hinted(now + 1.1)  # this one may report a release
+        assert one.due <= now + 1.1
     assert max(due) > 4.0
     assert max(again) > 4.0
+
+
+def test_after_a_short_outage_hints_are_followed_at_once() -> None:
+    for one in candidates(hints=True):
+        outage(one, 8.0)
+        one.refused(14.0, 13.0)
+        one.hinted(14.0)
+        assert one.due == 14.0
+
+
+def test_an_outage_that_ended_with_a_win_is_forgotten_by_the_end_of_the_term() -> None:
+    for one in candidates(hints=True):
+        outage(one, 1.0)
+        one.granted()
+        one.term_over(3_600.0, yields=False)
+        one.refused(14.0, 3_603.0)
+        one.hinted(3_604.0)
+        assert one.due == 3_604.0
+
+
+def test_a_wrong_hint_after_the_end_of_the_lease_delays_no_successor_beyond_retry_every() -> None:
+    for one in candidates(hints=True):
+        one.refused(5.0, 100.0)
+        one.hinted(105.15)
+        assert one.due <= 105.0 + TIMING.retry_every
+    for one in candidates(hints=True):
+        one.refused(0.0, 100.0)  # the store says that it ends just now
+        due = one.due
+        one.hinted(100.05)
+        assert one.due <= due

@@ -250,3 +250,37 @@ async def test_a_clock_of_a_test_is_checked_and_not_waited_for(monkeypatch: pyte
 
 def _files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_an_interrupt_in_an_alarm_stops_no_other_alarm() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    loop = asyncio.new_event_loop()
+    rung: list[str] = []
+    made: list[Alarm] = []
+
+    async def begin() -> None:
+        clock = SystemClock()
+        made.extend(Alarm(clock, call) for call in (interrupt, lambda: rung.append("other")))
+        now = clock.now()
+        made[0].set(now)
+        made[1].set(now + 1e-9)
+        await asyncio.sleep(60.0)
+
+    async def go_on() -> None:
+        later = Alarm(SystemClock(), lambda: rung.append("later"))
+        later.set(SystemClock().now() + 0.01)
+        while len(rung) < 2:
+            await asyncio.sleep(0.01)
+        for one in (*made, later):
+            one.end()
+
+    beginning = loop.create_task(begin())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(beginning)
+    loop.run_until_complete(asyncio.wait_for(go_on(), 60.0))
+    assert rung == ["other", "later"]
+    beginning.cancel()
+    loop.run_until_complete(asyncio.wait({beginning}))
+    loop.close()

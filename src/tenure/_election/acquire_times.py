@@ -10,11 +10,13 @@ from tenure._timing import Timing
 HINTS_AT_ONCE = 3
 """How many hints may be followed without a pause; a hand-over gives two or three."""
 
-OUTAGE_PAUSE = 3
-"""The waits, in ``retry_every``, of a candidate that has had no answer for a ``ttl``: then no lease of before lasts."""
-
 FRESH_SHARE = 1 / 4
 """A lease is fresh if it began, or was renewed, within this share of ``retry_every``."""
+
+
+def outage_pause(timing: Timing) -> float:
+    """Return how long a candidate waits between requests that had no answer for a ``ttl``: no lease of before lasts."""
+    return min(3 * timing.retry_every, timing.ttl / 3)
 
 
 class AcquireTimes:
@@ -38,7 +40,7 @@ class AcquireTimes:
         self._keeps_place = queued and hints
         self._asked_at = -math.inf
         self._failing_since = math.inf  # since when no request was answered
-        self._recovers_until = -math.inf  # until then the other candidates of the store come back from an outage, too
+        self._recovers_until = -math.inf  # until then, the first hint may come to all candidates that are back
         self._hints_followed_until = -math.inf  # the end of the pauses that belong to the hints which were followed
         self._yield_until = -math.inf  # until then other candidates go first
         self._ends_at = math.inf  # when the lease of the other holder ends, if it is not renewed
@@ -50,38 +52,50 @@ class AcquireTimes:
 
     def refused(self, remaining: float | None, now: float) -> None:
         """Another holder has the name, with *remaining* seconds left, if the store knows that."""
-        self._answered(now)
-        self._ends_at = math.inf if remaining is None else now + remaining
+        if self._is_away(now):
+            self._recovers_until = now + outage_pause(self._timing)
+        self._failing_since = math.inf
+        self._ends_at = math.inf
+        if remaining is not None and remaining >= self._timing.retry_every / 10:
+            self._ends_at = now + remaining
         self.due = self._earliest(now + self._wait_while_held(remaining), self._asked_at)
+
+    def granted(self) -> None:
+        """The name is ours."""
+        self._failing_since, self._recovers_until = math.inf, -math.inf
 
     def failed(self, now: float) -> None:
         """No answer has come, or none that could be used."""
         self._failing_since = min(self._failing_since, now)
-        self.due = now + later(self._outage_pause(now) or self._timing.retry_every, self._rng)
+        wait = outage_pause(self._timing) if self._is_away(now) else self._timing.retry_every
+        self.due = now + later(wait, self._rng)
 
     def hinted(self, now: float) -> None:
         """Something may have changed."""
         retry_every = self._timing.retry_every
-        if now >= self._ends_at and not self._queued:
+        if self._is_away(now) or now < self._recovers_until:
+            # The store is back, and each candidate gets a hint, as it may have missed one.
+            self._recovers_until = -math.inf
+            at = now + outage_pause(self._timing) * self._rng.random()
+            self.due = min(self.due, self._earliest(at, self._asked_at))
+            return
+        left = self._ends_at + retry_every - now
+        if left <= retry_every and not self._queued:
             # Nobody can release a lease that has ended, so another candidate has won, and all others know it: ask
-            # again, but not in step.
+            # again, but not in step; and in time, if the hint was wrong.
             self._ends_at = math.inf
-            self.due = self._earliest(now + retry_every * self._rng.random(), self._asked_at)
+            self.due = self._earliest(now + max(0.0, left) * self._rng.random(), self._asked_at)
             return
         # At once, also shortly after another request: the hint may report the vacancy. If more than a few hints come,
         # they are followed no faster than others are: hints may be wrong.
         pause = retry_every / 10
         at = self._earliest(now, self._hints_followed_until - HINTS_AT_ONCE * pause)
-        at += (
-            self._outage_pause(now) * self._rng.random()
-        )  # after it, each candidate gets a hint: it may have missed one
         if at < self.due:
             self.due = at
             self._hints_followed_until = max(at, self._hints_followed_until) + pause
 
     def term_over(self, now: float, *, yields: bool) -> None:
         """A term of our own is over; if it *yields*, other candidates go first."""
-        self._answered(now)
         self.due = now + later((2 if yields else 1) * self._timing.retry_every, self._rng)
         if yields:  # whatever hints come: these are about our own release
             self._yield_until = self.due
@@ -90,17 +104,9 @@ class AcquireTimes:
         # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".
         return max(at, last + self._timing.retry_every / 10, self._yield_until)
 
-    def _answered(self, now: float) -> None:
-        if now - self._failing_since >= self._timing.ttl:
-            self._recovers_until = now + OUTAGE_PAUSE * self._timing.retry_every
-        self._failing_since = math.inf
-
-    def _outage_pause(self, now: float) -> float:
-        """Return how long to wait between requests in a long outage, or shortly after it; otherwise 0."""
-        if self._queued:  # a place may be lost meanwhile
-            return 0.0
-        is_long = now - self._failing_since >= self._timing.ttl or now < self._recovers_until
-        return OUTAGE_PAUSE * self._timing.retry_every if is_long else 0.0
+    def _is_away(self, now: float) -> bool:
+        """Whether the store has not answered for long. (In a queue, a place may be lost meanwhile: ask on.)"""
+        return now - self._failing_since >= self._timing.ttl and not self._queued
 
     def _wait_while_held(self, remaining: float | None) -> float:
         timing = self._timing
@@ -122,7 +128,7 @@ class AcquireTimes:
         elif self._hints and wait > timing.ttl / 2:  # ask before: if the leader lives, the lease has a new end by then
             return wait - (wait - timing.ttl / 2) * self._rng.random()
         elif (
-            not self._hints and remaining > timing.ttl - FRESH_SHARE * timing.retry_every
+            not (self._hints or self._queued) and remaining > timing.ttl - FRESH_SHARE * timing.retry_every
         ):  # others asked just now, too
             return wait - wait / 2 * self._rng.random()
         # The lease may be renewed meanwhile; then we ask again later. A tenth of retry_every spreads candidates that

@@ -431,6 +431,7 @@ class Machine:
 
     def _begin_term(self, request: Request, granted: Granted, now: float, effects: list[Effect]) -> None:
         grant = granted.grant
+        self._acquire_times.granted()
         self._place = None  # it is a claim from now on
         until = self._trust_limit(request, granted)
         if now >= until - self.timing.grace:  # the answer took too long, or the claim is too old

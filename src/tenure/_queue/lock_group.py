@@ -119,7 +119,10 @@ class LockGroup:
 
     def bytes_in_hand(self) -> int:
         """Return the bytes of the bodies of the messages that wait, or have no answered verdict."""
-        waiting = sum(len(delivery.body) for delivery in tuple(self.waiting))  # the locks may take from it meanwhile
+        try:
+            waiting = sum(len(delivery.body) for delivery in self.waiting)
+        except RuntimeError:  # the locks have taken from it meanwhile
+            return self.bytes
         return waiting + sum(len(delivery.body) for delivery, _ in self.running.values())
 
     def is_with_handler(self, sequence: int) -> bool:

@@ -7,12 +7,14 @@ that; so, when one looks, all others on its loop whose look is due soon join it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import cast
 from weakref import WeakKeyDictionary
 
 from tenure._queue.broker import Broker, SurveyingBroker
 from tenure._runtime.tasks import Tasks
+from tenure.errors import Unavailable
 
 
 class SharedLooks:
@@ -59,9 +61,11 @@ class _Looks:
 
     def _gather(self, broker: SurveyingBroker) -> None:
         """Let the others join; the tasks that ask for them run before the request is sent."""
-        for look_along in list(self.members):
-            look_along()
-        asyncio.get_running_loop().call_soon(self._send, broker)
+        try:
+            for look_along in list(self.members):
+                look_along()
+        finally:  # what was asked is answered, whatever happens here
+            asyncio.get_running_loop().call_soon(self._send, broker)
 
     def _send(self, broker: SurveyingBroker) -> None:
         asked, self._asked = self._asked, {}
@@ -69,16 +73,29 @@ class _Looks:
 
     async def _survey(self, broker: SurveyingBroker, asked: dict[str, list[asyncio.Future[bool]]]) -> None:
         try:
-            found = await broker.holding(list(asked))
+            found = await _holding(broker, list(asked))
         except BaseException as error:
-            for answers in asked.values():
-                for answer in answers:
-                    if not answer.done():
-                        answer.set_exception(error)
-            if not isinstance(error, Exception):
+            for answer in chain.from_iterable(asked.values()):
+                if not answer.done():
+                    answer.set_exception(error)
+            if not isinstance(error, Unavailable):
                 raise
             return
         for answers, holds in zip(asked.values(), found, strict=True):
             for answer in answers:
                 if not answer.done():  # its caller has given up
                     answer.set_result(holds)
+
+
+async def _holding(broker: SurveyingBroker, queues: Sequence[str]) -> Sequence[bool]:
+    """Return whether each of *queues* holds messages: yes, if that can't be asked, and not for the store's absence.
+
+    One queue may be the cause, and must not end the consumers of the others: each finds out by a claim of its own.
+    """
+    try:
+        found = await broker.holding(queues)
+    except Unavailable:
+        raise
+    except Exception:
+        return [True] * len(queues)
+    return found if len(found) == len(queues) else [True] * len(queues)

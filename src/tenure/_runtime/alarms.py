@@ -79,7 +79,7 @@ class Alarms:
         self._clock = clock
         self._entries: list[tuple[float, int, Alarm]] = []  # a heap; an alarm that has moved has more than one
         self._numbers: Iterator[int] = count()
-        self._members: set[Alarm] = set()
+        self._members: dict[Alarm, None] = {}  # in their order, so that a simulation replays
         self._timer = _timer_of(loop, clock, self._ring)
         self._set_for = NEVER  # when the timer goes off
         self._loop = loop
@@ -96,12 +96,12 @@ class Alarms:
                     one._close()
                 alarms = cls(loop, clock)
                 cls._known.append(alarms)
-            alarms._members.add(alarm)
+            alarms._members[alarm] = None
             return alarms
 
     def end(self, alarm: Alarm) -> None:
         """Remove *alarm*."""
-        self._members.discard(alarm)
+        self._members.pop(alarm, None)
         if not self._members:
             with self._guard:
                 self._close()
@@ -175,14 +175,21 @@ class Alarms:
             alarm.at = alarm.entry_at = NEVER
             due.append(alarm)
         self._set_for = -NEVER  # whatever is set meanwhile, the timer is set once, below
-        for alarm in due:
-            if alarm in self._members and alarm.at == NEVER:  # else a call before has ended or moved it
-                try:
-                    alarm.call()
-                except Exception as error:  # must not stop the others
-                    self._loop.call_exception_handler({"message": "an alarm failed", "exception": error})
-        if self._members:
-            self._set_timer(self._first())
+        due.reverse()
+        try:
+            while due:
+                alarm = due.pop()
+                if alarm in self._members and alarm.at == NEVER:  # else a call before has ended or moved it
+                    try:
+                        alarm.call()
+                    except Exception as error:  # must not stop the others
+                        self._loop.call_exception_handler({"message": "an alarm failed", "exception": error})
+        finally:
+            for alarm in due:  # the program is interrupted, and its loop may run again
+                if alarm in self._members and alarm.at == NEVER:
+                    alarm.set(now)
+            if self._members:
+                self._set_timer(self._first())
 
 
 def _after_fork() -> None:
@@ -258,7 +265,7 @@ class KernelTimer:
 
 def _timer_of(loop: asyncio.AbstractEventLoop, clock: Clock, ring: Callable[[], None]) -> CheckingTimer | KernelTimer:
     if isinstance(clock, SystemClock) and sys.platform == "linux":
-        with suppress(OSError, NotImplementedError, AttributeError):
+        with suppress(OSError, AttributeError, RuntimeError, ValueError):  # NotImplementedError is a RuntimeError
             return KernelTimer(loop, ring)
     return CheckingTimer(loop, ring)
 

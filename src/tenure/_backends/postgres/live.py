@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import asyncpg
+
 from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import Connection, transaction
 from tenure._backends.postgres.functions import QueueFunctions
@@ -96,8 +98,14 @@ class LiveMessages:
 
     async def holding(self, queues: Sequence[str]) -> Sequence[bool]:
         """Tell which of *queues* hold messages."""
-        rows = await self._client.fetch(live_statements(self._schema)["holding"], list(queues))
-        return [holds for (holds,) in rows]
+
+        async def look(connection: Connection) -> list[bool]:
+            rows = await connection.fetch(live_statements(self._schema)["holding"], list(queues))
+            if any(is_read_only for _, is_read_only in rows):  # a claim would show it: another server is the primary
+                raise asyncpg.ReadOnlySQLTransactionError("it can only be read")
+            return [holds for holds, _ in rows]
+
+        return await self._client.run(look)
 
     async def _planned(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one of the statements about live messages."""

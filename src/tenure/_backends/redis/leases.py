@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from tenure._backends.redis.address import escaped
-from tenure._backends.redis.client import Client, patience
+from tenure._backends.redis.client import Client, is_forbidden, patience
 from tenure._backends.redis.scripts import LEASES, NOTE, Answer, Call, scripts
 from tenure._backends.redis.wake import Wake
 from tenure._election.store import LeaseTraits, require_name, require_ttl
@@ -84,11 +84,23 @@ class RedisLeases:
         require_ttl(ttl, TRAITS)
         if not grants:
             return []
-        # In a cluster, the keys of one script are in one slot.
-        most = 1 if self._client.is_cluster else RENEWED_MAX
+        if self._client.is_cluster:  # the keys of one script are in one slot
+            return await self._renew_by(1, grants, ttl)
+        try:
+            return await self._renew_by(RENEWED_MAX, grants, ttl)
+        except Unavailable as error:
+            if not is_forbidden(error):
+                raise
+            return await self._renew_by(1, grants, ttl)  # perhaps only one of them is
+
+    async def _renew_by(self, most: int, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Renew so *most* leases with each script, all in one round trip."""
         parts = [grants[first : first + most] for first in range(0, len(grants), most)]
         until = _milliseconds(ttl)
         answers = await self._client.run_all([self._renewal(part, until) for part in parts], within=patience(ttl))
+        for answer in answers:
+            if most > 1 and isinstance(answer, Unavailable) and is_forbidden(answer):
+                raise answer
         return [one for part, answer in zip(parts, answers, strict=True) for one in _renewed(part, answer)]
 
     def _renewal(self, grants: Sequence[Grant], until: int) -> Call:

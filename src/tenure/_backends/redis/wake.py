@@ -192,6 +192,8 @@ class Subscriber:
             self._checking = self._spawn(self._check(self._pubsub))
 
     async def _check(self, pubsub: PubSub) -> None:
+        if self._pubsub is not pubsub:  # it was closed meanwhile, and would take a new connection
+            return
         self._heard.clear()
         with suppress(exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._client.options.timeout):

@@ -153,9 +153,10 @@ FROM unnest($1::bigint[], $2::text[], $3::text[]) AS a (seq, id, history)
 WHERE m.seq BETWEEN a.seq AND a.seq
 
 -- name: holding
--- Whether each of these queues holds messages. One whose counts are in many rows is in use: it counts as one that does.
+-- Whether each of these queues holds messages, and whether this server can only be read. A queue whose counts are in many
+-- rows is in use: it counts as one that does.
 -- OFFSET 0: each queue is looked up by itself, whatever their number.
-SELECT coalesce(found.holds, false)
+SELECT coalesce(found.holds, false), current_setting('transaction_read_only')::boolean
 FROM unnest($1::text[]) WITH ORDINALITY AS a (name, place)
 LEFT JOIN LATERAL (
     SELECT (
