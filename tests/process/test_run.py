@@ -300,7 +300,7 @@ def test_an_old_process_is_replaced_once_another_has_begun(start: Start, orders:
     run.wait_for("retiring", 2)
     events = [json.loads(line) for line in run.events_file.read_text().splitlines() if line.startswith("{")]
     kinds = [event["event"] for event in events]
-    assert kinds[:5] == ["started", "begun", "started", "begun", "retiring"]
+    assert kinds[: kinds.index("retiring")].count("begun") == 2  # on a busy machine, both may have started before
     wait_until(lambda: done(run.folder)[-30] == 1, run.shown)
     run.send_signal(signal.SIGTERM)
     assert run.ended() == 0
