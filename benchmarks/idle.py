@@ -6,7 +6,7 @@
 - ``leases``: one that holds 1,000 leases;
 - ``queues``: one that consumes 1,000 queues, each with a consumer of its own, and all of them empty.
 
-What they do to start is not counted. Prints figures only.
+Their start is not counted. Prints figures only.
 """
 
 from __future__ import annotations

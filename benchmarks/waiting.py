@@ -535,7 +535,7 @@ async def send(contender: Contender, url: str) -> None:
 
 
 async def listen(contender: Contender, url: str) -> None:
-    """Be a listener. What it prints is written out at the end of the input: that would take its time."""
+    """Be a listener. Nothing is printed while messages come: that would take its time."""
     ages: list[tuple[float, float]] = []
 
     def handle(body: bytes) -> None:
