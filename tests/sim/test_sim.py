@@ -23,7 +23,7 @@ SHOWN_BY = {
     "ignores-late-requests": [26],
     "keeps-no-place": [47],
     "leads-without-time": [26],
-    "renews-old-grants-late": [42],
+    "renews-old-grants-late": [598],
     "renews-old-grants-without-pause": [26],
     "withdraws-too-early": [91],
 }
