@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import websocket
 
 from tests.absent import skip_or_fail
-from tests.process.process_states import until
+from tests.process_states import until
 
 ANSWER_WITHIN = 60.0
 

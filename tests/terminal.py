@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from tests.process.process_states import states_of, until
+from tests.process_states import states_of, until
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

@@ -19,7 +19,7 @@ import pytest
 
 from tenure._cli.exits import Exit
 from tenure.cli import main
-from tests.process.process_states import PATIENCE, is_alive, until
+from tests.process_states import PATIENCE, is_alive, until
 from tests.servers import Etcd, Kubernetes, Server, ZooKeeper, private, shared
 from tests.servers.etcd import in_base64
 from tests.servers.kubernetes import lease_path

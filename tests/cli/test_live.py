@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
-from tests.process.process_states import until
+from tests.process_states import until
 from tests.terminal import ENTER, Terminal, lines_of
 
 RED, GREEN = "\x1b[31m", "\x1b[32m"

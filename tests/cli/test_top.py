@@ -15,7 +15,7 @@ from tenure import Leader, ScheduleStatus, Stats
 from tenure._cli.top import graph, sections, shares
 from tenure._overview import SAMPLES, History, Overview
 from tenure.cli import main
-from tests.process.process_states import until
+from tests.process_states import until
 from tests.sharing import sharing
 from tests.terminal import Terminal, lines_of
 

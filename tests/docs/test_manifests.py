@@ -18,7 +18,7 @@ import pytest
 
 import tenure
 from tenure._cli.group import SOCKET_VARIABLE, group
-from tests.process.process_states import PATIENCE, until
+from tests.process_states import PATIENCE, until
 from tests.servers import KubeApiserver, Kubernetes, private
 from tests.servers.kubernetes import apis
 

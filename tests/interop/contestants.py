@@ -27,7 +27,7 @@ from typing import IO, Protocol
 
 from tests.absent import skip_or_fail
 from tests.interop.acts import ACT, BEGIN, END, Record
-from tests.process.process_states import is_alive, members_of, states_of, until
+from tests.process_states import is_alive, members_of, states_of, until
 from tests.servers.process import run_folder
 from tests.servers.zookeeper import FAST, JAVA, classpath
 

@@ -21,7 +21,7 @@ import pytest
 import tenure
 import tenure.sync
 from tests.ports import bound
-from tests.process.process_states import PATIENCE, until
+from tests.process_states import PATIENCE, until
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")

@@ -17,8 +17,8 @@ from urllib.request import urlopen
 import pytest
 
 from tenure.testing import until
-from tests.process import process_states
-from tests.process.process_states import children_of, is_alive
+from tests import process_states
+from tests.process_states import children_of, is_alive
 from tests.servers import Azurite, Etcd, Kubernetes, Nats, Postgres, Redis, ZooKeeper, url_of
 
 pytestmark = [

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.process_states import PATIENCE, children_of, is_alive, send_signal_to, stop, until
+from tests.process_states import PATIENCE, children_of, is_alive, send_signal_to, stop, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 

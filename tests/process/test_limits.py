@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
-from tests.process.process_states import stop, until
+from tests.process_states import stop, until
 from tests.servers import Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.process.process_states import PATIENCE, states_of, stop, until
 from tests.process.test_lead import BEATS, IGNORING, SHORT, LeadSetup
+from tests.process_states import PATIENCE, states_of, stop, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 

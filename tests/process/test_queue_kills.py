@@ -14,8 +14,8 @@ import pytest
 import tenure
 from tenure.testing import until
 from tests.process.consumer_setup import ConsumerSetup, check, send
-from tests.process.process_states import states_of
 from tests.process.queue_worker import LOCK
+from tests.process_states import states_of
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="needs signals")]
 

@@ -21,7 +21,7 @@ import pytest
 import tenure.sync
 from tenure._schedule.plan import Plan
 from tenure._schedule.slots import id_of, newest, slots_of
-from tests.process.process_states import stop, until
+from tests.process_states import stop, until
 from tests.servers import Nats, Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

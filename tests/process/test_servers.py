@@ -16,6 +16,7 @@ from urllib.error import HTTPError
 import pytest
 
 from scripts.servers import ROOT
+from tests.process_states import states_of
 from tests.servers import (
     Authority,
     Azurite,
@@ -104,6 +105,7 @@ def test_a_clock_can_be_turned() -> None:
 def test_a_paused_server_accepts_connections_and_does_not_answer() -> None:
     with private(Redis) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
         server.pause()
+        assert states_of(server.pid) == {"T"}
         connection.sendall(b"PING\r\n")
         connection.settimeout(0.1)
         with pytest.raises(TimeoutError):

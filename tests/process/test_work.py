@@ -22,8 +22,8 @@ import pytest
 import tenure
 import tenure.sync
 from tests.ports import ports_held
-from tests.process.process_states import PATIENCE, is_alive, send_signal_to
 from tests.process.worker_setup import ONCE, WorkerSetup
+from tests.process_states import PATIENCE, is_alive, send_signal_to
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 

@@ -11,7 +11,7 @@ import pytest
 
 import tenure
 import tenure.sync
-from tests.process.process_states import until
+from tests.process_states import until
 from tests.terminal import Terminal
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tenure
 import tenure.sync
-from tests.process.process_states import PATIENCE, stop, until
+from tests.process_states import PATIENCE, stop, until
 
 LONG, SHORT = "120", "4"
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import ClassVar, Self
 from scripts.servers import faketime
 from tests.absent import skip_or_fail
 from tests.ports import bound
+from tests.process_states import STOPPED, is_alive, states_of
 from tests.servers.guard import MARK, forget
 
 START_MAX = 60.0
@@ -135,15 +136,19 @@ class Server:
         killed = self._signal_all(signal.SIGKILL)
         self._process.wait()
         self._process = None
-        give_up = time.monotonic() + STOP_MAX
-        while any(map(_is_alive, killed)):  # a remaining process of PostgreSQL blocks its shared memory
-            assert time.monotonic() < give_up, "a server's processes outlived kill -9"
-            time.sleep(0.001)
+        # A remaining process of PostgreSQL would block its shared memory.
+        _until(lambda: not any(map(is_alive, killed)), "a server's processes outlived kill -9")
         forget(killed)
 
     def pause(self) -> None:
-        """Pause it with SIGSTOP: connections stay open, no request is answered."""
-        self._signal_all(signal.SIGSTOP)
+        """Pause it with SIGSTOP, and return when it is: connections stay open, no request is answered.
+
+        One thread gets the signal, and stops the others only when it has its turn: on a busy machine, they may answer
+        requests meanwhile.
+        """
+        stopped = None
+        while stopped != (stopped := self._signal_all(signal.SIGSTOP)):
+            _until(lambda: all(states_of(pid) <= STOPPED for pid in stopped), "a server's process did not stop")
 
     def resume(self) -> None:
         """Let it go on after ``pause``."""
@@ -301,12 +306,11 @@ def _faked(clock: Path) -> dict[str, str]:
     }
 
 
-def _is_alive(pid: int) -> bool:
-    """Return whether a process still runs; one that has ended may stay listed until its parent waits for it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+def _until(condition: Callable[[], bool], failed: str) -> None:
+    give_up = time.monotonic() + STOP_MAX
+    while not condition():
+        assert time.monotonic() < give_up, failed
+        time.sleep(0.001)
 
 
 def _family(pid: int) -> list[int]:

@@ -240,7 +240,7 @@ class LeaseFaultSuite(LeaseSuite):
                 lambda: bob.inspect_many([name, f"{name}-other"]),
             ):
                 with pytest.raises(TenureError):
-                    await ask()
+                    pytest.fail(f"the store is away, and answers: {await ask()}")
         assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
         assert await holder(bob, name) == "ann#1"
         refused = await bob.acquire(name, "bob#1", harness.ttl)

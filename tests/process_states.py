@@ -11,6 +11,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 PATIENCE = 60.0
+STOPPED = frozenset("TZX")
+"""The states of a process of which no thread runs, see :func:`states_of`."""
 PARENT, GROUP = 1, 2
 """The numbers of fields in /proc/PID/stat, counted from the state."""
 
@@ -66,7 +68,7 @@ def stop(pid: int, file: Path) -> None:
 
     def is_stopped() -> bool:
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: states_of(pid) <= set("TZX"))  # each thread stops when it next leaves the kernel
+        until(lambda: states_of(pid) <= STOPPED)  # each thread stops when it next leaves the kernel
         try:
             with closing(sqlite3.connect(file, isolation_level=None, timeout=0.1)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
