@@ -13,6 +13,7 @@ import pytest
 
 from tenure._backends import nats
 from tenure._backends.nats import leases as leases_module
+from tenure._backends.nats.errors import NotPermitted
 from tenure._backends.nats.lease_records import name_by, read
 from tenure._backends.nats.leases import SERIALIZABLE, TRAITS
 from tenure._backends.nats.names import WORD_MAX, short_word_of
@@ -497,6 +498,18 @@ async def test_without_the_right_to_write_it_names_the_subject(prefix: str) -> N
         with pytest.raises(ConfigError, match=rf"does not permit this user.*\$kv\.{prefix}-leases\.job"):
             await backend.leases.acquire("job", "ann#1", TTL)
         assert isinstance(await backend.leases.inspect("another"), HeldBy)
+
+
+async def test_each_request_is_refused_by_itself(prefix: str) -> None:
+    """So a refusal can be counted against the oldest request to its subject."""
+    subject = f"$KV.{prefix}-leases.job"
+    async with as_user(prefix, {"publish": {"deny": subject}}) as backend:
+        connection = await backend._client.connection()
+        asked = [await connection.begin(subject) for _ in range(20)]
+        for one in asked:
+            with pytest.raises(NotPermitted):
+                await asyncio.wait_for(one, TTL)
+        assert not connection._asked
 
 
 async def test_without_the_right_to_subscribe_there_are_no_hints(prefix: str) -> None:

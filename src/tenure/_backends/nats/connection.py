@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -42,7 +43,8 @@ class Connection:
         self._driver = driver
         self.server: str = server
         self._answers: dict[str, asyncio.Future[Msg]] = {}
-        self._requested: dict[str, str] = {}  # by token: the subject of the request
+        self._asked: OrderedDict[str, str] = OrderedDict()
+        """By token, as sent: the subjects of requests without an answer or a refusal, also of those given up."""
         self._last = 0
         self._inbox = driver.new_inbox()
         self._lost: Disconnected | None = None
@@ -169,15 +171,15 @@ class Connection:
         self._last += 1
         token = str(self._last)
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._answers[token], self._requested[token] = answer, subject
+        self._answers[token], self._asked[token] = answer, subject
         try:
             await self.publish(subject, body, reply=f"{self._inbox}.{token}", headers=headers)
         except BaseException:
-            self._forget(token)
+            del self._answers[token]
             raise
         if self._lost is not None and not answer.done():
             answer.set_exception(self._lost)
-        answer.add_done_callback(lambda _: self._forget(token))
+        answer.add_done_callback(lambda _: self._answers.pop(token, None))
         return answer
 
     async def request(self, subject: str, body: bytes = b"", headers: Headers | None = None) -> Msg:
@@ -230,8 +232,13 @@ class Connection:
     # --- called by the driver ---
 
     async def _on_answer(self, message: Msg) -> None:
-        answer = self._answers.get(message.subject.rpartition(".")[2])
-        if answer is not None and not answer.done():
+        token = message.subject.rpartition(".")[2]
+        if self._asked.pop(token, None) is None:  # it had an answer, or a refusal
+            return
+        # A refusal comes before the answers to all later requests: those that were given up before this one get none.
+        while self._asked and self._awaited(first := next(iter(self._asked))) is None and int(first) < int(token):
+            del self._asked[first]
+        if (answer := self._awaited(token)) is not None:
             answer.set_result(message)
 
     async def _on_error(self, error: Exception) -> None:
@@ -241,14 +248,23 @@ class Connection:
             return
         if "for subscription" in text:
             self._refused.add(text)
-        # The server names the subject, and answers no request to it.
-        for token, subject in list(self._requested.items()):
-            if f'"{subject.lower()}"' in text and not self._answers[token].done():
-                self._answers[token].set_exception(NotPermitted(text))
+            return
+        # The server names the subject only. It refuses each request to it, in their order: a refusal that came late
+        # must not reach a request that was permitted since.
+        token = next((one for one, subject in self._asked.items() if f'"{subject.lower()}"' in text), None)
+        if token is not None:
+            del self._asked[token]
+            if (answer := self._awaited(token)) is not None:
+                answer.set_exception(NotPermitted(text))
         for subject, acts in list(self._on_refused.items()):
             if f'"{subject.lower()}"' in text:
                 for act in list(acts):
                     act(NotPermitted(text))
+
+    def _awaited(self, token: str) -> asyncio.Future[Msg] | None:
+        """Return the future of an answer; None if the request was given up."""
+        answer = self._answers.get(token)
+        return None if answer is None or answer.done() else answer
 
     async def _on_closed(self) -> None:
         self._lose(str(self._driver.last_error or "by the server"))
@@ -263,10 +279,6 @@ class Connection:
         for act in list(self._on_lost):
             act()
         self._on_lost.clear()
-
-    def _forget(self, token: str) -> None:
-        self._answers.pop(token, None)
-        self._requested.pop(token, None)
 
 
 def has_no_stream(message: Msg) -> bool:

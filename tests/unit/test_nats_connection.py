@@ -1,0 +1,97 @@
+"""Which request a refusal of NATS belongs to: the server names the subject only, and its refusal may come late."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from nats.aio.client import Client as Driver
+from nats.errors import Error
+
+from tenure._backends.nats.connection import Connection
+from tenure._backends.nats.errors import NotPermitted
+
+
+class Silent:
+    """A driver that sends nothing."""
+
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.replies: list[str] = []
+
+    def new_inbox(self) -> str:
+        return "_INBOX.a"
+
+    async def publish(self, subject: str, body: bytes, reply: str, headers: object) -> None:
+        self.replies.append(reply)
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.driver = Silent()
+        self.connection = Connection(cast(Driver, self.driver), "127.0.0.1:4222")
+
+    async def ask(self, subject: str) -> asyncio.Future[Any]:
+        return await self.connection.begin(subject)
+
+    async def refuse(self, subject: str) -> None:
+        await self.connection._on_error(Error(f"nats: 'Permissions Violation for Publish to \"{subject}\"'"))
+
+    async def answer(self, number: int) -> None:
+        """Answer the request that was sent as number *number*, counted from 0."""
+        reply = self.driver.replies[number]
+        await self.connection._on_answer(cast(Any, SimpleNamespace(subject=reply, data=b"yes", headers=None)))
+
+
+@pytest.fixture
+async def setup() -> Setup:
+    return Setup()
+
+
+async def test_a_refusal_ends_the_oldest_request_to_its_subject(setup: Setup) -> None:
+    other, first, second = await setup.ask("B"), await setup.ask("A"), await setup.ask("A")
+    await setup.refuse("A")
+    with pytest.raises(NotPermitted):
+        await first
+    assert not second.done()
+    assert not other.done()
+    await setup.refuse("A")
+    with pytest.raises(NotPermitted):
+        await second
+    await setup.answer(0)
+    assert (await other).data == b"yes"
+
+
+async def test_a_late_refusal_of_a_request_that_was_given_up_ends_no_later_one(setup: Setup) -> None:
+    first, second = await setup.ask("A"), await setup.ask("A")
+    await setup.refuse("A")
+    with pytest.raises(NotPermitted):
+        await first
+    second.cancel()
+    third = await setup.ask("A")  # permitted since
+    await setup.refuse("A")
+    assert not third.done()
+    await setup.answer(2)
+    assert (await third).data == b"yes"
+
+
+async def test_a_request_that_was_given_up_awaits_no_refusal_after_a_later_answer(setup: Setup) -> None:
+    given_up, second = await setup.ask("A"), await setup.ask("A")
+    given_up.cancel()
+    await setup.answer(1)
+    await second
+    third = await setup.ask("A")
+    await setup.refuse("A")
+    with pytest.raises(NotPermitted):
+        await third
+    assert not setup.connection._asked
+
+
+async def test_a_late_answer_to_a_request_that_was_given_up_is_dropped(setup: Setup) -> None:
+    (await setup.ask("A")).cancel()
+    await setup.answer(0)
+    await setup.answer(0)
+    assert not setup.connection._asked
