@@ -322,7 +322,8 @@ def test_a_store_that_fails_after_it_has_worked_ends_no_candidate(error: Excepti
         await asyncio.sleep(2 * TIMING.ttl)
         assert len(setup.emitted(TermBegan)) == 1
         assert not setup.emitted(TermEnding)
-        await broken_until(CampaignFailed, 4)
+        await broken_until(TermEnding, 1)
+        await broken_until(CampaignFailed, len(setup.emitted(CampaignFailed)) + 4)
         await elected(setup, 2)
         assert not any(task.done() for task in tasks)
         await ended(*tasks)
