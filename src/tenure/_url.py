@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from tenure.errors import ConfigError, nearest
 
@@ -48,7 +48,7 @@ class Url:
                 f"{redact(written)!r} is not the URL of a backend; write for example sqlite:///work.db or memory:"
             )
         try:
-            parts = urlsplit(written)
+            parts = split(written)
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
             # Without the cause: that error may quote a part of the password.
@@ -85,6 +85,22 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
+
+
+def split(written: str) -> SplitResult:
+    """Return the parts of a URL, which may name several hosts.
+
+    Newer Pythons' ``urlsplit`` refuses brackets after the first host, as of an IPv6 address in ``etcd://a,[::1]``.
+
+    Raises:
+        ValueError: It is no URL.
+    """
+    found = _PARTS.fullmatch(written)
+    assert found  # everything in it is optional
+    netloc = found["netloc"]
+    if "," not in netloc or "[" not in netloc:
+        return urlsplit(written)
+    return urlsplit(f"{found['scheme'] or ''}//{found['rest']}")._replace(netloc=netloc)
 
 
 def redact(url: str) -> str:

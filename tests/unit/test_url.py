@@ -30,6 +30,8 @@ class Options:
         ("sqlite:///work.db", "", "/work.db", {}),
         ("sqlite:////var/work.db?busy=1", "", "//var/work.db", {"busy": "1"}),
         ("redis://:secret@host:6379/0?a=1&b=", "host", "/0", {"a": "1", "b": ""}),
+        ("etcd://a:b@c,[::1]:1,[::2]/d?e=1", "a:b@c,[::1]:1,[::2]", "/d", {"e": "1"}),
+        ("etcd://a,[::1]", "a,[::1]", "", {}),
     ],
 )
 def test_a_url_is_parsed(written: str, netloc: str, path: str, query: dict[str, str]) -> None:

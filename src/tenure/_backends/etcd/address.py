@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from tenure._url import Url
+from tenure._url import Url, split
 from tenure.errors import ConfigError
 
 PORT = 2_379
@@ -68,7 +68,7 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[user:password@]host[:port][,host[:port]…]/?prefix=tenure/"
-    parts = urlsplit(url.written)
+    parts = split(url.written)
     login, at, hosts = parts.netloc.rpartition("@")
     is_tls = url.scheme == "etcds"
     members = tuple(dict.fromkeys(_member(written, url, form, is_tls=is_tls) for written in hosts.split(",")))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from tenure._url import Url
+from tenure._url import Url, split
 from tenure.errors import ConfigError
 
 PORT = 4_222
@@ -88,7 +88,7 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = "write nats://[user:password@]host[:port][,host[:port]…]/?prefix=tenure"
-    parts = urlsplit(url.written)
+    parts = split(url.written)
     login, at, hosts = parts.netloc.rpartition("@")
     servers = tuple(dict.fromkeys(_server(written, url, form) for written in hosts.split(",")))
     if parts.path.strip("/"):

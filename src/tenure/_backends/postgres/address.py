@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from tenure._url import Url
+from tenure._url import Url, split
 from tenure.errors import ConfigError
 
 
@@ -76,7 +76,7 @@ def dsn_of(url: Url) -> str:
     Raises:
         ConfigError: A port is not a number.
     """
-    parts = urlsplit(url.written)
+    parts = split(url.written)
     try:
         for host in parts.netloc.rpartition("@")[2].split(","):
             _ = urlsplit(f"//{host}").port

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from tenure._tls_files import require_readable
-from tenure._url import Url
+from tenure._url import Url, split
 from tenure.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[user:password@]host[:port][/vhost]"
-    parts = urlsplit(url.written)
+    parts = split(url.written)
     try:
         host, port = parts.hostname, parts.port
     except ValueError:

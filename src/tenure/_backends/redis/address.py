@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from tenure._url import Url
+from tenure._url import Url, split
 from tenure.errors import ConfigError
 
 Endpoint = tuple[str, int]
@@ -76,7 +76,7 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[[user]:password@]host[:port][/database]"
-    parts = urlsplit(url.written)
+    parts = split(url.written)
     try:
         host, port = parts.hostname, parts.port
     except ValueError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -18,7 +18,7 @@ from redis import exceptions
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, certificate_error, translate
 from tenure._backends.redis.connections import LoopConnections, connected, first_answer
-from tenure._url import Url
+from tenure._url import Url, split
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 PORT = 26_379
@@ -80,7 +80,7 @@ def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[[user]:password@]host[:port][,host[:port]…]/SERVICE"
-    parts = urlsplit(url.written)
+    parts = split(url.written)
     login, _, hosts = parts.netloc.rpartition("@")
     places = tuple(_place(written, url, form) for written in hosts.split(",") if written)
     if not places:
