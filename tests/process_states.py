@@ -17,9 +17,14 @@ PARENT, GROUP = 1, 2
 """The numbers of fields in /proc/PID/stat, counted from the state."""
 
 
-def until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
+def until(
+    condition: Callable[[], object],
+    explain: Callable[[], str] = lambda: "it did not happen",
+    *,
+    within: float = PATIENCE,
+) -> None:
     """Wait for *condition*; if it does not become true, fail with the result of *explain*."""
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + within
     while not condition():
         if time.monotonic() > give_up:
             raise AssertionError(explain())

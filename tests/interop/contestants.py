@@ -27,7 +27,7 @@ from typing import IO, Protocol
 
 from tests.absent import skip_or_fail
 from tests.interop.acts import ACT, BEGIN, END, Record
-from tests.process_states import is_alive, members_of, states_of, until
+from tests.process_states import STOPPED, is_alive, members_of, states_of, until
 from tests.servers.process import run_folder
 from tests.servers.zookeeper import FAST, JAVA, classpath
 
@@ -316,7 +316,7 @@ class Candidacy:
         if self.process.poll() is None:
             # Stopped first: if its command died before it, it would give up the lock.
             self.process.send_signal(signal.SIGSTOP)
-            until(lambda: states_of(self.process.pid) <= set("TZX"))
+            until(lambda: states_of(self.process.pid) <= STOPPED)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

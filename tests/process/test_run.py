@@ -20,6 +20,7 @@ import pytest
 import tenure.sync
 from tenure._queue.pump import BACKLOG_MAX
 from tenure.sync import Queue
+from tests.process_states import is_alive
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -154,13 +155,6 @@ class Run:
         self.process.wait(PATIENCE)
         self._out.close()
         self._err.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 Start = Callable[..., Run]

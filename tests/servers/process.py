@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import ClassVar, Self
 from scripts.servers import faketime
 from tests.absent import skip_or_fail
 from tests.ports import bound
-from tests.process_states import STOPPED, is_alive, states_of
+from tests.process_states import STOPPED, is_alive, states_of, until
 from tests.servers.guard import MARK, forget
 
 START_MAX = 60.0
@@ -137,7 +137,7 @@ class Server:
         self._process.wait()
         self._process = None
         # A remaining process of PostgreSQL would block its shared memory.
-        _until(lambda: not any(map(is_alive, killed)), "a server's processes outlived kill -9")
+        until(lambda: not any(map(is_alive, killed)), lambda: "a server's processes outlived kill -9", within=STOP_MAX)
         forget(killed)
 
     def pause(self) -> None:
@@ -148,7 +148,11 @@ class Server:
         """
         stopped = None
         while stopped != (stopped := self._signal_all(signal.SIGSTOP)):
-            _until(lambda: all(states_of(pid) <= STOPPED for pid in stopped), "a server's process did not stop")
+            until(
+                lambda: all(states_of(pid) <= STOPPED for pid in stopped),
+                lambda: "a server's process did not stop",
+                within=STOP_MAX,
+            )
 
     def resume(self) -> None:
         """Let it go on after ``pause``."""
@@ -304,13 +308,6 @@ def _faked(clock: Path) -> dict[str, str]:
         "FAKETIME_NO_CACHE": "1",
         "DONT_FAKE_MONOTONIC": "1",  # timers run on it, and a server whose timers are faked hangs
     }
-
-
-def _until(condition: Callable[[], bool], failed: str) -> None:
-    give_up = time.monotonic() + STOP_MAX
-    while not condition():
-        assert time.monotonic() < give_up, failed
-        time.sleep(0.001)
 
 
 def _family(pid: int) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import unquote
 
-from tenure._url import Url, split
+from tenure._url import Url
 from tenure.errors import ConfigError
 
 PORT = 2_379
@@ -68,11 +68,10 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[user:password@]host[:port][,host[:port]…]/?prefix=tenure/"
-    parts = split(url.written)
-    login, at, hosts = parts.netloc.rpartition("@")
+    login, at, hosts = url.netloc.rpartition("@")
     is_tls = url.scheme == "etcds"
     members = tuple(dict.fromkeys(_member(written, url, form, is_tls=is_tls) for written in hosts.split(",")))
-    if parts.path.strip("/"):
+    if url.path.strip("/"):
         raise ConfigError(f"{str(url)!r} has a path, and etcd has none; {form}, with the beginning of the keys there")
     user, _, password = (unquote(part) for part in login.partition(":"))
     if at and not (user and password):

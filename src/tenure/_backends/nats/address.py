@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from tenure._url import Url, split
+from tenure._url import Url
 from tenure.errors import ConfigError
 
 PORT = 4_222
@@ -88,10 +88,9 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = "write nats://[user:password@]host[:port][,host[:port]…]/?prefix=tenure"
-    parts = split(url.written)
-    login, at, hosts = parts.netloc.rpartition("@")
+    login, at, hosts = url.netloc.rpartition("@")
     servers = tuple(dict.fromkeys(_server(written, url, form) for written in hosts.split(",")))
-    if parts.path.strip("/"):
+    if url.path.strip("/"):
         raise ConfigError(f"{str(url)!r} has a path, and NATS has none; {form}")
     user, colon, password = login.partition(":")
     if at and not user:

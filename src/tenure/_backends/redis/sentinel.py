@@ -18,7 +18,7 @@ from redis import exceptions
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, certificate_error, translate
 from tenure._backends.redis.connections import LoopConnections, connected, first_answer
-from tenure._url import Url, split
+from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 PORT = 26_379
@@ -80,12 +80,11 @@ def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[[user]:password@]host[:port][,host[:port]…]/SERVICE"
-    parts = split(url.written)
-    login, _, hosts = parts.netloc.rpartition("@")
+    login, _, hosts = url.netloc.rpartition("@")
     places = tuple(_place(written, url, form) for written in hosts.split(",") if written)
     if not places:
         raise ConfigError(f"{str(url)!r} names no sentinel; {form}")
-    service = unquote(parts.path.strip("/"))
+    service = unquote(url.path.strip("/"))
     if not service or "/" in service:
         raise ConfigError(f"{str(url)!r} names no service; {form}, with the name after 'sentinel monitor'")
     user, _, password = (unquote(part) for part in login.partition(":"))
