@@ -24,31 +24,11 @@ WEB = {
 }  # these need a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)
-WHOLE = (
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "docs/etcd.md",
-    "docs/kubernetes.md",
-    "docs/nats.md",
-    "docs/postgresql.md",
-    "docs/rabbitmq.md",
-    "docs/sqlite.md",
-    "docs/zookeeper.md",
+DOCUMENTS = sorted(
+    str(page.relative_to(ROOT))
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
 )
-GUIDES = (
-    "docs/dashboard.md",
-    "docs/elections.md",
-    "docs/frameworks.md",
-    "docs/partitions.md",
-    "docs/queues.md",
-    "docs/scale.md",
-    "docs/schedules.md",
-    "docs/service.md",
-    "docs/telemetry.md",
-    "docs/testing.md",
-)  # they show pieces of the examples
-DOCUMENTS = WHOLE + GUIDES
+RUN_BY_OTHERS = {"docs/tutorial.md"}  # its blocks are run in their order: see test_tutorial.py
 
 PRINTS = {
     "leader": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
@@ -165,19 +145,10 @@ def python_in(document: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("document", WHOLE)
-def test_python_in_the_documents_is_an_example(document: str) -> None:
-    sources = {example.read_text() for example in [*EXAMPLES, ROOT / "examples" / "service.py"]}
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS} - RUN_BY_OTHERS))
+def test_python_in_the_documents_is_a_piece_of_an_example(document: str) -> None:
+    sources = ["\n" + one.read_text() for one in (ROOT / "examples").rglob("*.py")]
     for block in python_in(document):
-        assert block in sources, f"{document} shows Python that is no file of examples/:\n{block}"
-
-
-@pytest.mark.parametrize("document", GUIDES)
-def test_python_in_the_guides_is_a_piece_of_an_example(document: str) -> None:
-    sources = ["\n" + one.read_text() for one in (ROOT / "examples").glob("*.py")]
-    blocks = python_in(document)
-    assert blocks
-    for block in blocks:
         pieces = ["\n" + indent(block, " " * deep) for deep in (0, 4, 8, 12)]  # of a module, or of a function in it
         assert any(piece in source for piece in pieces for source in sources), (
             f"{document} shows Python that is no piece of a file of examples/:\n{block}"
