@@ -69,7 +69,11 @@ def quoted() -> list[str]:
     moved = sum(shares.killed > spans[-1][0] > shares.joined for spans in shares.spans.values())
     claimed = [spans[-1][0] for spans in shares.spans.values() if spans[-1][0] > shares.killed]
     (answer,) = [one.what for one in pause if one.what.startswith("refused: ")]
+    *earlier, last = (f"{one:g}" for one in times.renewals)
     return [
+        f"asked at {seconds(times.asked)}, granted at {seconds(times.granted)}, attempts to renew at "
+        f"{', '.join(earlier)} and {last} s, work cancelled at {seconds(times.cancelled)}, trusted until "
+        f"{seconds(times.trusted_until)}, ended at the store at {seconds(times.ends)}",
         f"renew its lease at {', '.join(map(seconds, times.renewals))}.",
         f"cancelled at {seconds(times.cancelled)}. From then on it has `grace`, {seconds(timing.grace)},",
         f"trusts its lease until {seconds(times.trusted_until)}: the `ttl` of {seconds(timing.ttl)}, less "
@@ -101,38 +105,28 @@ BECOMES = {
     Disposition.LET_EXPIRE: "left",
 }
 
-ENDS = {
-    Ending.RETURNED: "returned",
-    Ending.CANCELLED: "ended by a cancellation",
-    Ending.RAISED: "raised",
-    Ending.NOT_BEGUN: "could not be started",
-    Ending.NEVER_BEGINS: "can never be started",
-    Ending.INBOX_UNANSWERED: "not called: no answer from the inbox",
-}
-
 CANCELLED_FOR = {
     Reason.NONE: "not cancelled",
+    Reason.UNANSWERED: "renewals got no answer",
+    Reason.MAX_HOLD: "it ran for longer than `max_hold`",
     Reason.CLOSING: "its consumer is closed",
     Reason.DRAIN: "the time of a drain is over",
     Reason.LEAVE: "the time to stop is over",
-    Reason.LEFT_BEHIND: "it ignored a cancellation, in a thread",
+    Reason.STALLED: "its process did not run in time to renew the lock",
+    Reason.LEFT_BEHIND: "it was cancelled twice, and its thread runs on",
     Reason.DENIED: "the store said that the lock is over",
-    Reason.UNANSWERED: "renewals were not answered",
-    Reason.STALLED: "its process did not run in time to renew",
-    Reason.MAX_HOLD: "it ran for longer than `max_hold`",
-    Reason.TOO_LATE: "one of the last three, and the lock has ended",
+    Reason.TOO_LATE: "the lock has ended meanwhile",
 }
 
 
 def table_of_outcomes() -> str:
     """Return a row for each group of reasons with equal rules, and a column for each ending of a handler."""
     require_same("dispositions", set(Disposition), BECOMES.keys())
-    require_same("endings", set(Ending), ENDS.keys())
     require_same("reasons", set(Reason), CANCELLED_FOR.keys())
     grouped: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for reason, words in CANCELLED_FOR.items():
-        grouped[tuple(BECOMES[RULES[reason, ending].disposition] for ending in ENDS)].append(words)
-    rows = [["Why the handler was cancelled", *ENDS.values()], ["---"] * (len(ENDS) + 1)]
+        grouped[tuple(BECOMES[RULES[reason, ending].disposition] for ending in Ending)].append(words)
+    rows = [["Why it was cancelled", *(ending.value for ending in Ending)], ["---"] * (len(Ending) + 1)]
     rows += [["; ".join(words), *cells] for cells, words in grouped.items()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -89,6 +89,18 @@ def test_out_before_in_in_the_run_that_is_drawn() -> None:
     assert moments[3] == timing.window
 
 
+def test_partitions_are_shared_as_the_page_says() -> None:
+    shares = figure_runs.shares_over_time()
+
+    def owned(moment: float) -> list[int]:
+        """Return how many partitions each member owns."""
+        owners = [one[2] for spans in shares.spans.values() for one in spans if one[0] <= moment < one[1]]
+        return [owners.count(member) for member in range(4)]
+
+    moments = (1.0, shares.killed - 1.0, shares.killed + 1.0, shares.end - 1.0)
+    assert list(map(owned, moments)) == [[4, 4, 4, 0], [3, 3, 3, 3], [0, 3, 3, 3], [0, 4, 4, 4]]
+
+
 def test_the_causes_of_changes_are_those_seen_in_scenarios_and_simulations() -> None:
     seen = figure_runs.causes_of_changes(seeds=range(8))
     seen[State.LEADING, State.RESIGNING].add("Lost")  # too rare for so few runs: see the next test
