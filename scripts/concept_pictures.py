@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
+from functools import cache
 from textwrap import wrap
 from typing import NamedTuple, get_args
 
@@ -200,11 +201,13 @@ def fence() -> Drawing:
     return picture
 
 
+@cache
 def cut_off() -> list[Happened]:
     """Run two candidates, of which the leader is cut off."""
     return two_candidates(fault="cut off", at=1.0, until=18.0)
 
 
+@cache
 def paused() -> list[Happened]:
     """Run two candidates, of which the leader is paused for longer than its lease."""
     return two_candidates(fault="paused", at=2.0, until=18.0)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +106,7 @@ class Candidate:
         self.name, self._leases, self._log, self._work = name, leases, log, work
         loop = asyncio.get_running_loop()
         self._clock = VirtualClock(loop)
+        # The store gives hints; but a lease that runs out gives none, so none is needed here.
         self._machine = Machine(NAME, name, Timing(), random.Random(3), hints=True, now=loop.time())
         self._inputs: asyncio.Queue[election.Input] = asyncio.Queue()
         self._requests: set[asyncio.Task[None]] = set()
@@ -414,6 +415,7 @@ class Shares:
     end: float
 
 
+@cache
 def shares_over_time(partitions: int = 12) -> Shares:
     """Let three members share partitions; a fourth joins, then the first is killed."""
     fleet = Fleet(5, drawn=replace(QUIET, partitions=partitions))
