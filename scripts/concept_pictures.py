@@ -73,7 +73,7 @@ def lease() -> Drawing:
     picture.text(x(times.renewals[0]) + 6, 64, f"{renewals}, {seconds(times.renewals[-1])}: asks to renew")
     ends = [
         (x(times.cancelled), 114, f"{seconds(times.cancelled)}: the work is cancelled"),
-        (x(times.trusted_until), 114, f"{seconds(times.trusted_until)}: the end of trust, and of the work"),
+        (x(times.trusted_until), 114, f"{seconds(times.trusted_until)}: the end of trust; the work must be over"),
         (x(times.ends_earliest), 182, f"{seconds(times.ends_earliest)}: the earliest end of the lease at the store"),
         (x(times.ends), 182, f"{seconds(times.ends)}: the end of the lease at the store, here"),
     ]
