@@ -25,9 +25,13 @@ def files_listed(page: Path) -> set[str]:
 
 
 def files_of(page: Path) -> set[str]:
-    """Return the files of the project itself, without the README and what a run leaves behind."""
+    """Return the files of the project itself, without the README, hidden files and what a run leaves behind."""
     return {
         str(path.relative_to(page.parent))
         for path in page.parent.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".db" and path != page
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and path.suffix != ".db"
+        and path.name[0] != "."
+        and path != page
     }
