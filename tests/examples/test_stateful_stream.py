@@ -105,6 +105,7 @@ def test_balances_are_right_although_an_owner_is_killed_and_another_joins(url: s
             return "\n".join(one.output.read_text() for one in started)
 
         assert start("send", "600", "--seed", "1").ended() == 0, output()
+        moves.send(b"no move", session="partition-0")
         owners = [start("own", "--pause", "0.05") for _ in range(3)]
         until(lambda: all(one.applied() for one in owners), output)
         killed = owners[0]
@@ -121,6 +122,7 @@ def test_balances_are_right_although_an_owner_is_killed_and_another_joins(url: s
         assert balances_in(started[-1].output.read_text()) == plain(
             *stream.random_moves(600, 1), *stream.random_moves(600, 2)
         )
+        assert [letter.reason for letter in moves.dead_letters.peek()] == ["undecodable"]
         applied = [line for one in (*owners, newcomer) for line in one.applied()]
         assert disorder(applied) == []
         assert all(re.search(f"(?m)^{line}$", output()) for line in OTHER_LINES)  # which the page shows
