@@ -14,13 +14,20 @@ FULL = 20
 
 
 @contextmanager
+def connected() -> Iterator[sqlite3.Connection]:
+    """Yield a connection of its own, so that any thread may call this."""
+    with closing(sqlite3.connect(FILE, timeout=10, isolation_level=None)) as shop:
+        shop.row_factory = sqlite3.Row
+        yield shop
+
+
+@contextmanager
 def transaction() -> Iterator[sqlite3.Connection]:
     """Yield a connection, and commit at the end of the block; if it raises, roll back."""
-    with closing(sqlite3.connect(FILE, timeout=10, isolation_level=None)) as connection:
-        connection.row_factory = sqlite3.Row
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            yield connection
+    with connected() as shop:
+        shop.execute("BEGIN IMMEDIATE")  # before it reads, so that what it has read stays true
+        with shop:
+            yield shop
 
 
 def create_tables() -> None:
@@ -43,7 +50,7 @@ def place(order: str, item: str, count: int) -> sqlite3.Row:
 
 def find(order: str) -> sqlite3.Row | None:
     """Return an order, or None if there is none with this id."""
-    with transaction() as shop:
+    with connected() as shop:
         row: sqlite3.Row | None = shop.execute("SELECT * FROM placed WHERE id = ?", (order,)).fetchone()
         return row
 
@@ -73,5 +80,5 @@ def restock(token: int) -> int:
 
 def stock() -> dict[str, int]:
     """Return how many of each item there are."""
-    with transaction() as shop:
+    with connected() as shop:
         return dict(shop.execute("SELECT item, count FROM stock").fetchall())
