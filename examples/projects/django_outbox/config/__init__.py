@@ -1,0 +1,1 @@
+"""The settings and the addresses of the project."""

@@ -1,0 +1,1 @@
+"""Orders, which are shipped in the background, each exactly once."""

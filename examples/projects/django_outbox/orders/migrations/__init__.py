@@ -1,0 +1,1 @@
+"""The tables of the orders; ``apps.py`` adds those of tenure."""
