@@ -16,11 +16,15 @@ from tenure._queue.broker import Broker
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about an opened backend; *advice* says what an operator should do about it, if anything."""
+    """A fact about an opened backend; *advice* says what an operator should do about it, if anything.
+
+    *code* is the word under which ``tenure explain`` says more about the advice; every advice has one.
+    """
 
     name: str
     value: str
     advice: str = ""
+    code: str = ""
 
 
 class Opened(Protocol):

@@ -790,7 +790,7 @@ async def test_doctor_warns_of_dangers_to_the_promises() -> None:
             await client.config_set("maxmemory-policy", "allkeys-lru")
             advised = advice(await backend.describe())
             assert "power failure" in advised["durability"]
-            assert "noeviction" in advised["memory"]
+            assert "noeviction" in advised["maxmemory-policy"]
             await client.config_set("appendonly", "no")
             assert "snapshot" in advice(await backend.describe())["durability"]
             rights = ["~*", "&*", "+@all", "-config"]
