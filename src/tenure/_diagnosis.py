@@ -62,7 +62,7 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
         asked_at = time.perf_counter()
         failure = await _try_message(broker)
         took = f"works: a message went through in {1_000 * (time.perf_counter() - asked_at):.0f} ms"
-        facts.append(Fact("writing", "fails", str(failure)) if failure else Fact("writing", took))
+        facts.append(Fact("writing", "fails", str(failure), failure.code) if failure else Fact("writing", took))
     queues = broker.traits if broker is not None else None
     return Diagnosis(url, round_trip, leases.traits if leases is not None else None, facts, queues, failure)
 

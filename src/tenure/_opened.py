@@ -16,11 +16,19 @@ from tenure._queue.broker import Broker
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about an opened backend; *advice* says what an operator should do about it, if anything."""
+    """A fact about an opened backend; *advice* says what an operator should do about it, if anything.
+
+    *code* is the word under which ``tenure explain`` says more about the advice; it is dropped if there is none.
+    """
 
     name: str
     value: str
     advice: str = ""
+    code: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.advice:
+            object.__setattr__(self, "code", "")
 
 
 class Opened(Protocol):

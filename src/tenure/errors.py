@@ -13,12 +13,14 @@
     ├── TermLost               this term is over, or can no longer be trusted
     └── LockLost               this delivery's lock is over; another consumer may have the message
 
-Every message says what was asked, what was found, and what to do about it.
+Every message says what was asked, what was found, and what to do about it. Every class has a ``code``, under which
+``tenure explain`` and docs/errors.md say more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 __all__ = [
     "BackendNotInstalled",
@@ -35,15 +37,26 @@ __all__ = [
 
 
 class TenureError(Exception):
-    """The base class of all errors that tenure raises on purpose."""
+    """The base class of all errors that tenure raises on purpose.
+
+    Attributes:
+        code: A word for this kind of error, for logs and for ``tenure explain``; it stays the same in later versions.
+            To handle an error, catch its class: a code may name a part of what its class stands for.
+    """
+
+    code: ClassVar[str] = "tenure-error"
 
 
 class ConfigError(TenureError):
     """The request can never work; the message names a setting that would."""
 
+    code: ClassVar[str] = "config"
+
 
 class BackendNotInstalled(ConfigError):
     """The driver that a URL needs is missing; the message names the extra that has it."""
+
+    code: ClassVar[str] = "not-installed"
 
 
 class MessageRefused(ConfigError):
@@ -53,6 +66,8 @@ class MessageRefused(ConfigError):
         index: Its index among them, from 0.
         reason: Why it was refused.
     """
+
+    code: ClassVar[str] = "message-refused"
 
     def __init__(self, reason: str, index: int = 0, count: int = 1) -> None:
         place = f"message {index} of {count}: {reason}; none of them was sent"
@@ -68,9 +83,13 @@ class MessageRefused(ConfigError):
 class Unavailable(TenureError):
     """The store could not be asked, or gave no answer: neither a yes nor a no."""
 
+    code: ClassVar[str] = "unavailable"
+
 
 class TimedOut(TenureError, TimeoutError):
     """A wait for a reply or a session ended without a result, after the time that the caller gave it."""
+
+    code: ClassVar[str] = "timed-out"
 
 
 class DecodeError(TenureError, ValueError):
@@ -82,6 +101,7 @@ class DecodeError(TenureError, ValueError):
         queue, sequence: The message; None if only a body was known.
     """
 
+    code: ClassVar[str] = "decode"
     queue: str | None = None
     sequence: int | None = None
 
@@ -89,13 +109,19 @@ class DecodeError(TenureError, ValueError):
 class QueueNotEmpty(TenureError):
     """A queue was not deleted, because it has messages; nothing has changed."""
 
+    code: ClassVar[str] = "queue-not-empty"
+
 
 class TermLost(TenureError):
     """A term is over: its holder must stop acting as the leader."""
 
+    code: ClassVar[str] = "term-lost"
+
 
 class LockLost(TenureError):
     """A delivery is over: it was settled, or its lock has ended."""
+
+    code: ClassVar[str] = "lock-lost"
 
 
 def in_words(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy, late
+from tests.explained import facts_by_name
 from tests.servers import Etcd, private, shared
 from tests.servers.etcd import end_of, from_base64, in_base64
 
@@ -722,7 +723,7 @@ async def test_a_full_etcd_keeps_its_leaders_and_takes_no_new_one(name: str) -> 
             with pytest.raises(Unavailable, match=r"is full.*database space exceeded.*alarm disarm"):
                 await bob.leases.acquire(f"{name}-new", "bob#1", 30.0)
             assert await bob.leases.inspect(f"{name}-new") == Vacant(f"{name}-new")
-            facts = {fact.name: fact for fact in await ann.describe()}
+            facts = facts_by_name(await ann.describe())
             assert facts["alarms"].value == "NOSPACE"
             assert "compact it" in facts["alarms"].advice
             if is_before(release, FULL):

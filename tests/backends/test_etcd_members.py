@@ -20,6 +20,7 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.backends.test_etcd import granted, opened, waiting
+from tests.explained import facts_by_name
 from tests.servers import Authority, Etcd, EtcdCluster, free_port, private
 from tests.servers.etcd import end_of, in_base64
 from tests.servers.process import release
@@ -368,7 +369,7 @@ async def test_doctor_describes_the_cluster(cluster: EtcdCluster) -> None:
     nobody = free_port()
     try:
         async with opened(f"{cluster.url.rstrip('/')},127.0.0.1:{nobody}/") as backend:
-            facts = {fact.name: fact for fact in await backend.describe()}
+            facts = facts_by_name(await backend.describe())
             assert await backend.describe_by_writing() == [Fact("shortest lease", "1 s")]
     finally:
         release(nobody)
@@ -387,7 +388,7 @@ async def test_doctor_describes_the_cluster(cluster: EtcdCluster) -> None:
 
 async def test_doctor_warns_of_a_single_member(guarded: Etcd) -> None:
     async with opened(url_of_app(guarded)) as backend:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts["members"].value.startswith("1: ")
     assert "run three members" in facts["members"].advice
     assert facts["users"].value == "this program has logged in"

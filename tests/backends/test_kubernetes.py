@@ -23,6 +23,7 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
+from tests.explained import facts_by_name
 from tests.servers import Kubernetes, private, shared
 from tests.servers.kubernetes import lease_path
 
@@ -867,7 +868,7 @@ async def test_an_unreachable_server_is_named(name: str) -> None:
 
 async def test_the_facts_for_doctor(server: Kubernetes) -> None:
     async with opened(server.url) as backend:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts["server"].value == f"{server.server}, from the URL"
     assert facts["version"].value == "v1.31.0+double"
     assert facts["login"].value == "none"
@@ -880,7 +881,7 @@ async def test_the_facts_for_doctor(server: Kubernetes) -> None:
 async def test_missing_rights_are_told_to_doctor(server: Kubernetes) -> None:
     server.set(roles=[{"verbs": ["get", "create", "update"]}])
     async with opened(server.url) as backend:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts["rights"].value == "without list, watch on leases"
     assert "watch: candidates poll without it" in facts["rights"].advice
 
@@ -889,7 +890,7 @@ async def test_doctor_works_with_the_rights_to_one_lease(server: Kubernetes) -> 
     server.set(roles=[{"verbs": ["get", "update", "watch"], "names": ["nightly-report"]}, {"verbs": ["create"]}])
     server.fail(verb="get", name="", status=403)  # the version
     async with opened(server.url) as backend:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts["version"].value == "unknown"
     assert facts["rights"].value == "without get, update, list, watch on leases"
     assert "rights to single Leases (resourceNames) are not seen here" in facts["rights"].advice
@@ -898,5 +899,5 @@ async def test_doctor_works_with_the_rights_to_one_lease(server: Kubernetes) -> 
 
 async def test_a_missing_namespace_is_told_to_doctor(server: Kubernetes) -> None:
     async with opened(server.url.replace("default", "nowhere")) as backend:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts["namespace"].advice == "it doesn't exist: create it, or correct the URL"

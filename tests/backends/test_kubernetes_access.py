@@ -27,6 +27,7 @@ from tenure._lease import Vacant
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
+from tests.explained import facts_by_name
 from tests.servers import Authority, Kubernetes, private, shared
 
 Json = dict[str, Any]
@@ -306,7 +307,7 @@ async def test_the_certificate_of_a_server_need_not_be_checked(server: Kubernete
     path = written(tmp_path / "config", config(server, cluster={"insecure-skip-tls-verify": True}))
     backend = kubernetes.open(Url.parse(f"kubernetes://?kubeconfig={path}"))
     try:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     finally:
         await backend.close()
     assert "insecure-skip-tls-verify" in facts["server"].advice

@@ -24,6 +24,7 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
+from tests.explained import facts_by_name
 from tests.servers import Authority, Nats, NatsCluster, private, shared
 
 TTL = 10.0
@@ -526,9 +527,7 @@ async def test_without_the_right_to_subscribe_there_are_no_hints(prefix: str) ->
 
 
 def fact_of(facts: Any, name: str) -> Fact:
-    (found,) = (one for one in facts if one.name == name)
-    assert isinstance(found, Fact)
-    return found
+    return facts_by_name(facts)[name]
 
 
 async def test_doctor_only_reads(server: Nats, prefix: str) -> None:

@@ -36,6 +36,7 @@ from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.absent import skip_or_fail
 from tests.backends.postgresql import migrated, native, opened
+from tests.explained import facts_by_name
 from tests.servers import Authority, Postgres, private, shared
 from tests.servers.pgbouncer import PgBouncer
 
@@ -1132,7 +1133,7 @@ def test_the_functions_have_no_gaps() -> None:
 
 async def test_doctor_reports_the_server(url: str) -> None:
     async with opened(url) as backend:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts["schema"].value == f"tenure, version {VERSION}"
     assert "power" in facts["fsync"].advice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from tenure._backends.redis import wake
 from tenure._backends.redis.address import address_of
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
+from tenure._opened import Fact
 from tenure._queue.broker import EVERYTHING, Broker
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
@@ -29,6 +30,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.explained import facts_by_name
 from tests.servers import Authority, Redis, private, shared, url_of
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
@@ -777,8 +779,8 @@ async def test_a_server_that_does_not_run_is_unavailable() -> None:
             await backend.leases.inspect("name")
 
 
-def advice(facts: object) -> dict[str, str]:
-    return {fact.name: fact.advice for fact in facts}  # type: ignore[attr-defined]
+def advice(facts: Iterable[Fact]) -> dict[str, str]:
+    return {name: fact.advice for name, fact in facts_by_name(facts).items()}
 
 
 async def test_doctor_warns_of_dangers_to_the_promises() -> None:
@@ -790,7 +792,7 @@ async def test_doctor_warns_of_dangers_to_the_promises() -> None:
             await client.config_set("maxmemory-policy", "allkeys-lru")
             advised = advice(await backend.describe())
             assert "power failure" in advised["durability"]
-            assert "noeviction" in advised["memory"]
+            assert "noeviction" in advised["maxmemory-policy"]
             await client.config_set("appendonly", "no")
             assert "snapshot" in advice(await backend.describe())["durability"]
             rights = ["~*", "&*", "+@all", "-config"]

@@ -19,6 +19,7 @@ from tenure._queue.verdicts import COMPLETE, LAPSED, SETTLED, Complete, Renewed,
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
+from tests.explained import facts_by_name
 from tests.servers import Redis, private, shared, url_of
 from tests.servers.redis_cluster import RedisCluster, client_of
 
@@ -359,6 +360,6 @@ async def test_a_server_that_is_no_cluster_is_named() -> None:
 async def test_doctor_reports_every_primary(cluster: RedisCluster) -> None:
     async with opened(cluster.url) as backend:
         assert isinstance(await backend.leases.inspect("name"), Vacant)
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts["cluster"].value == "3 primaries"
     assert {f"durability of 127.0.0.1:{node.port}" for node in cluster.nodes} <= set(facts)

@@ -30,6 +30,7 @@ from tenure._queue.verdicts import (
 )
 from tenure._url import Url
 from tenure.errors import Unavailable
+from tests.explained import facts_by_name
 from tests.servers import Redis, private
 
 TTL = 60.0  # nothing here waits for its end
@@ -160,7 +161,7 @@ async def settled(broker: redis.RedisBroker, claim: Claim) -> Sequence[Delivery]
 
 async def test_doctor_says_so(server: Redis, backend: redis.RedisBackend) -> None:
     async with full(server):
-        memory = {fact.name: fact for fact in await backend.describe()}["memory"]
+        memory = facts_by_name(await backend.describe())["memory"]
         async with Backend(server.url) as reached:
             found = await reached.diagnose(write=True)
     assert isinstance(found.failure, Unavailable)

@@ -28,6 +28,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.explained import facts_by_name
 from tests.servers import Authority, ZooKeeper, private, shared
 
 T = TypeVar("T")
@@ -659,7 +660,7 @@ async def test_a_fork_leaves_the_connection_to_its_parent(server: ZooKeeper, nam
 
 async def test_doctor_tells_the_ticks_and_the_rights(server: ZooKeeper) -> None:
     async with opened(server) as backend:
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
     assert facts[f"server 127.0.0.1:{server.port}"].value == "3.8.0, standalone"
     assert "an ensemble of three or five" in facts["ensemble"].advice
     assert (facts["sessions"].value, facts["sessions"].advice) == ("0.2 to 60 s, by default 2 to 20 ticks", "")
@@ -667,7 +668,7 @@ async def test_doctor_tells_the_ticks_and_the_rights(server: ZooKeeper) -> None:
     assert "anyone who reaches the servers can end a term" in facts["rights"].advice
     for tick, advice in (("0.02", "may be trusted for longer"), ("2", "another candidate takes over sooner")):
         backend = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={tick}"))
-        facts = {fact.name: fact for fact in await backend.describe()}
+        facts = facts_by_name(await backend.describe())
         assert "add tick=0.1" in facts["sessions"].advice or "with tick=0.1" in facts["sessions"].advice
         assert advice in facts["sessions"].advice
         await backend.close()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tenure._cli.exits import Exit
+from tenure._cli.explanations import sections
 from tenure.cli import main
 from tests.process_states import PATIENCE, is_alive, until
 from tests.servers import Etcd, Kubernetes, Server, ZooKeeper, private, shared
@@ -240,8 +241,8 @@ SHOWN: dict[Kind, dict[str, str]] = {
 }
 """Of each store, traits and facts that ``doctor`` shows."""
 ADVICE: dict[Kind, str] = {
-    Etcd: "! members: if it stops, no candidate can lead until it is back; run three members\n",
-    ZooKeeper: "! ensemble: while it is away, nobody can be elected; use an ensemble of three or five\n",
+    Etcd: "! members: if it stops, no candidate can lead until it is back; run three members [etcd-few-members]\n",
+    ZooKeeper: "nobody can be elected; use an ensemble of three or five [zookeeper-standalone]\n",
     Kubernetes: "No warnings.\n",
 }
 
@@ -260,6 +261,9 @@ def test_doctor_names_traits_and_writes_nothing(kind: Kind, options: list[str], 
     assert rows["queues"] == "none"
     assert {row: rows.get(row) for row in SHOWN[kind]} == SHOWN[kind]
     assert ADVICE[kind] in advice
+    codes = re.findall(r"^! .* \[([a-z-]+)\]$", advice, re.MULTILINE)
+    assert len(codes) == advice.count("! ")
+    assert set(codes) <= set(sections())
 
 
 def stored(server: Server) -> object:

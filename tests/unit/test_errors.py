@@ -10,6 +10,8 @@ import pytest
 import tenure
 from tenure import _registry as registry
 from tenure import errors
+from tenure._backends.sqlite.client import DiskFullError
+from tenure._opened import Fact
 from tenure._queue.outgoing import checked
 from tenure._url import Url
 from tenure.testing import loop
@@ -20,6 +22,17 @@ def test_one_except_catches_all(name: str) -> None:
     error = getattr(errors, name)
     assert issubclass(error, errors.TenureError)
     assert getattr(tenure, name) is error
+
+
+def test_an_error_has_the_code_of_its_class() -> None:
+    assert (errors.TermLost.code, errors.TermLost("over").code) == ("term-lost", "term-lost")
+    assert errors.MessageRefused("too large").code == "message-refused"
+    assert DiskFullError("full").code == "sqlite-disk-full"
+
+
+def test_a_fact_without_advice_has_nothing_to_explain() -> None:
+    assert Fact("memory", "10 of 100", "", "redis-full").code == ""
+    assert Fact("memory", "100 of 100", "it is full", "redis-full").code == "redis-full"
 
 
 def test_a_wait_that_is_over_is_caught_either_way() -> None:

@@ -79,7 +79,7 @@ VALUES: list[Any] = [
     tenure.RetryPolicy(never=(ValueError,)),
     TRAITS,
     QUEUE_TRAITS,
-    Diagnosis("memory:", 0.5, TRAITS, [Fact("a", "b", "c")], QUEUE_TRAITS),
+    Diagnosis("memory:", 0.5, TRAITS, [Fact("a", "b", "c", "d")], QUEUE_TRAITS),
     DEAD.history[0],
     tenure.Death("odd", "very", 2.5, FAILURE, DEAD.history),
     Fact("a", "b"),

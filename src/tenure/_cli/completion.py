@@ -132,6 +132,13 @@ def _branches(ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     return [CompletionItem(word) for word in branches if incomplete and word.startswith(incomplete)]
 
 
+def explained_codes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete a code of ``tenure explain``."""
+    from tenure._cli.explanations import sections
+
+    return [CompletionItem(code) for code in sections() if code.startswith(incomplete)]
+
+
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Let the shell complete file names."""
     return [CompletionItem(incomplete, type="file")]

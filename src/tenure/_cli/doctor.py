@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -33,6 +33,8 @@ def command(
 ) -> int:
     """Check the store at URL: show its version, latency, traits and settings, and warnings, each marked by "!".
 
+    Each warning ends with its code in brackets: tenure explain CODE says what to do about it.
+
     If it has queues, a message is sent through one named tenure-doctor-…, which is deleted again. etcd is asked for a
     lease, which is revoked again. With --look-only, nothing is written.
 
@@ -48,7 +50,8 @@ def command(
         _for_people(diagnosis, advice)
     if diagnosis.failure is not None:
         code, message = exit_of(diagnosis.failure)
-        raise Failure(code, f"the store answers, but a message could not be sent and completed: {message}")
+        text = f"the store answers, but a message could not be sent and completed: {message}"
+        raise Failure(code, text) from diagnosis.failure
     return Exit.BROKEN if advice and strict else Exit.DONE
 
 
@@ -57,34 +60,45 @@ async def _examine(url: str, *, write: bool) -> Diagnosis:
         return await backend.diagnose(write=write)
 
 
-def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    """Yield the subject and the text of each warning."""
+class Advice(NamedTuple):
+    """A warning: what it is about, its text, and the code under which ``tenure explain`` says more."""
+
+    about: str
+    text: str
+    code: str
+
+
+def _advice(diagnosis: Diagnosis) -> Iterator[Advice]:
+    """Yield each warning."""
     for fact in diagnosis.facts:
         if fact.advice:
-            yield fact.name, fact.advice
+            yield Advice(fact.name, fact.advice, fact.code)
     usual = tenure.Timing()
     if diagnosis.round_trip > FAR * usual.retry_every:
-        yield (
+        yield Advice(
             "round trip",
             f"a round trip takes {seconds(diagnosis.round_trip)}, and a renewal is given up after "
             f"{usual.retry_every:g} s by default; use a longer ttl, or a nearer store",
+            "round-trip",
         )
     traits = diagnosis.traits
     if traits is None:
         return
     if not traits.survives_restart:
-        yield (
+        yield Advice(
             "survives restart",
             "tokens start at 1 again when the store's process restarts; a fence can't be relied on across restarts",
+            "tokens-restart",
         )
     if not traits.hints:
-        yield (
+        yield Advice(
             "hints",
             "the store reports no vacancies; candidates poll every retry_every, so fail-over takes that much longer",
+            "no-hints",
         )
 
 
-def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
+def _for_people(diagnosis: Diagnosis, advice: list[Advice]) -> None:
     rows = [("store", diagnosis.url), ("round trip", seconds(diagnosis.round_trip))]
     if diagnosis.traits is None:
         rows += [("elections", "none")]
@@ -100,18 +114,20 @@ def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
     print_line("")
     if not advice:
         print_line("No warnings.")
-    for name, text in advice:
-        print_line(f"! {clean(name)}: {clean(text)}")
+    for one in advice:
+        print_line(f"! {clean(one.about)}: {clean(one.text)} [{one.code}]")
+    if advice:
+        print_line(f"\nEach warning in full: tenure explain CODE, for example: tenure explain {advice[0].code}")
 
 
-def _for_programs(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> dict[str, object]:
+def _for_programs(diagnosis: Diagnosis, advice: list[Advice]) -> dict[str, object]:
     return {
         "url": diagnosis.url,
         "round_trip": diagnosis.round_trip,
         "traits": diagnosis.traits and dataclasses.asdict(diagnosis.traits),
         "queues": diagnosis.queues and dataclasses.asdict(diagnosis.queues),
         "facts": {fact.name: fact.value for fact in diagnosis.facts},
-        "advice": [{"about": name, "advice": text} for name, text in advice],
+        "advice": [{"about": one.about, "advice": one.text, "code": one.code} for one in advice],
     }
 
 

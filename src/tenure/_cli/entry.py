@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import click
 
 from tenure._cli.exits import Exit
-from tenure._cli.group import BROKEN_PIPE, NoCommand, exit_of, group
-from tenure._cli.output import log_to_stderr, print_error
+from tenure._cli.group import BROKEN_PIPE, NoCommand, exit_of, explained_by, group
+from tenure._cli.output import lead_on, log_to_stderr, print_error
 
 COMPLETION = "_TENURE_COMPLETE"
 """The variable by which a shell asks for completion; the name is click's."""
@@ -41,6 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         code, message = exit_of(error)
         print_error(message)
+        lead_on(explained_by(error))
         if code == Exit.INTERNAL:
             traceback.print_exception(error)
         if code in (Exit.OUTPUT, BROKEN_PIPE):

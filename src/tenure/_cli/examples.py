@@ -58,6 +58,12 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Only read, write nothing; as JSON.",
              "tenure doctor --look-only --json"),
         ),
+        "explain": (
+            ("Say what an error means, and what to do about it.",
+             "tenure explain unavailable"),
+            ("Say what an exit code means.",
+             "tenure explain 69"),
+        ),
         "migrate": (
             ("Create or upgrade the tables.",
              "tenure migrate postgresql://localhost/orders"),

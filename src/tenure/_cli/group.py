@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "watch": "Show every change of leader.",
         "resign": "Ask the present leader to step down.",
         "doctor": "Check a store: its traits, latency and warnings.",
+        "explain": "Say more about an error, an exit code, or a warning of doctor.",
         "migrate": "Create or upgrade the schema of a store that needs one, such as PostgreSQL.",
         "send": "Put messages into a queue.",
         "work": "Run a command for every message of a queue.",
@@ -85,6 +86,18 @@ def exit_of(error: Exception) -> tuple[int, str]:
         case OSError() if error.errno in _UNWRITTEN and error.filename is None:  # stores raise none
             return Exit.OUTPUT, f"the standard output can't be written: {error.strerror}"
     return Exit.INTERNAL, f"a bug in tenure {tenure.__version__}: {type(error).__name__}"
+
+
+def explained_by(error: BaseException) -> str:
+    """Return the code under which ``tenure explain`` says more about an error; empty if its message names a help."""
+    if isinstance(error, Failure) and isinstance(error.__cause__, TenureError):
+        return error.__cause__.code
+    if isinstance(error, TenureError):
+        return error.code
+    if isinstance(error, click.UsageError) or not isinstance(error, Exception):
+        return ""
+    code = exit_of(error)[0]
+    return f"exit-{min(code, Exit.SIGNAL)}"
 
 
 def complete(coroutine: Coroutine[Any, Any, T]) -> T:

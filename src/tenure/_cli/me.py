@@ -12,7 +12,7 @@ from tenure import CandidateStatus
 from tenure._cli import lead_sockets
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.lead_sockets import LeadSocket
-from tenure._cli.output import clean, print_error, print_json, print_line, seconds
+from tenure._cli.output import clean, lead_on, print_error, print_json, print_line, seconds
 
 Answer = CandidateStatus | str
 """The status of a process, or why it gave none."""
@@ -47,7 +47,7 @@ def show(name: str | None, base: str | None, wait: float, *, ready: bool, as_jso
         raise Failure(Exit.VACANT, f"no process `{what}` of this user runs here: none has a socket in {where}")
     if as_json:
         print_json([_record(pid, answer) for pid, answer in answers])
-    code = Exit.DONE
+    code: int = Exit.DONE
     for pid, status in answers:
         if isinstance(status, str):
             code = Exit.UNAVAILABLE
@@ -58,6 +58,8 @@ def show(name: str | None, base: str | None, wait: float, *, ready: bool, as_jso
             print_error(f"{status.name} is not {'ready' if status.is_live else 'live'}: {_sentence(pid, status)}")
         elif not as_json:
             print_line(clean(f"{status.name}: {_sentence(pid, status)}"))
+    if code != Exit.DONE:
+        lead_on(f"exit-{int(code)}")
     return code
 
 

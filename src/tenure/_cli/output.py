@@ -44,6 +44,13 @@ def notice(message: str) -> None:
     _print_message("", message)
 
 
+def lead_on(code: str) -> None:
+    """After an error on a terminal, print the command that says more about it; a log has one line for an error."""
+    with suppress(AttributeError, OSError, ValueError):
+        if code and sys.stderr.isatty():
+            _write(f"{_coloured('2', f'tenure: more: tenure explain {code}')}\n")
+
+
 def _print_message(kind: str, message: str) -> None:
     line = clean(" ".join(message.split()))
     when = f"{timestamp()} " if _log_lines.timed else ""
@@ -77,9 +84,13 @@ def _marked(kind: str) -> str:
     """Return the prefix of this kind of line, in colour on a terminal."""
     if not kind:
         return ""
+    return f"{_coloured(_COLOURS[kind], f'{kind}:')} "
+
+
+def _coloured(colour: str, text: str) -> str:
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
-        return f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m "
-    return f"{kind}: "
+        return f"\x1b[{colour}m{text}\x1b[0m"
+    return text
 
 
 def end_line() -> None:

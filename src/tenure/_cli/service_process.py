@@ -31,8 +31,8 @@ from typing import Any
 import tenure
 from tenure._cli.entry_points import service_named
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import exit_of
-from tenure._cli.output import log_to_stderr, print_error
+from tenure._cli.group import exit_of, explained_by
+from tenure._cli.output import lead_on, log_to_stderr, print_error
 from tenure._http.source import add_handlers
 from tenure._supervisor.machine import KILL_AFTER
 from tenure._telemetry.families import packed
@@ -255,6 +255,7 @@ def main(arguments: Sequence[str]) -> int:
     except (Failure, TenureError) as error:
         code, message = exit_of(error)
         print_error(message)
+        lead_on(explained_by(error))
         return code
     except Exception as error:  # of the service's own code
         traceback.print_exception(error)

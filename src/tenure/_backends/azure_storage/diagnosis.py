@@ -17,12 +17,14 @@ async def diagnose(account: Account, leases: AzureLeases, broker: AzureBroker) -
     address, options = account.address, account.options
     is_local = address.account == DEVELOPMENT_ACCOUNT
     key = "a key gives access to the whole account; an identity with two roles (azure://ACCOUNT) is enough"
+    emulator = "an emulator, which loses its newest writes when it is killed"
+    polling = "followers poll every retry_every, idle consumers ever less often"
     return [
-        Fact("account", address.account, "an emulator, which loses its newest writes when it is killed" * is_local),
-        Fact("login", address.login, "" if is_local or address.key is None else key),
+        Fact("account", address.account, emulator * is_local, "azure-emulator"),
+        Fact("login", address.login, "" if is_local or address.key is None else key, "azure-account-key"),
         Fact("container", f"{options.container}; names in it: {len(await leases.names())}"),
         await _queues(broker),
-        Fact("polling", "Azure sends no hints", "followers poll every retry_every, idle consumers ever less often"),
+        Fact("polling", "Azure sends no hints", polling, "no-hints"),
     ]
 
 
@@ -31,4 +33,4 @@ async def _queues(broker: AzureBroker) -> Fact:
     try:
         return Fact("queues", str(len(await broker.names())))
     except TenureError as error:
-        return Fact("queues", "can't be used", str(error))
+        return Fact("queues", "can't be used", str(error), error.code)

@@ -37,7 +37,7 @@ async def diagnose(client: Client) -> list[Fact]:
         try:
             status = (await client.call("maintenance/status", {}, member=member)).body
         except TenureError as error:
-            facts.append(Fact(f"member {name}", "does not answer", str(error)))
+            facts.append(Fact(f"member {name}", "does not answer", str(error), error.code))
             continue
         statuses.append(status)
         facts += await _member(client, member, name, status)
@@ -50,7 +50,7 @@ async def diagnose(client: Client) -> list[Fact]:
 async def _member(client: Client, member: Member, name: str, status: Json) -> list[Fact]:
     if "leader" not in status:
         advice = "it can't reach a majority of the cluster; check the network between the members"
-        return [Fact(f"member {name}", "has no leader", advice)]
+        return [Fact(f"member {name}", "has no leader", advice, "etcd-no-leader")]
     role = "leader" if status["leader"] == status.get("header", {}).get("member_id") else "follower"
     size = int(status.get("dbSize", 0))
     quota = int(status.get("dbSizeQuota", 0)) or await _quota(client, member)
@@ -58,7 +58,8 @@ async def _member(client: Client, member: Member, name: str, status: Json) -> li
     if quota and size >= NEARLY_FULL * quota:
         advice = "it is nearly full, and will refuse new candidates; compact it and defragment it, or raise the quota"
     limit = f"of {quota} bytes" if quota else "bytes; its quota can't be read"
-    return [Fact(f"member {name}", f"{role}, {status.get('version', 'unknown')}, database {size} {limit}", advice)]
+    value = f"{role}, {status.get('version', 'unknown')}, database {size} {limit}"
+    return [Fact(f"member {name}", value, advice, "etcd-nearly-full")]
 
 
 async def _quota(client: Client, member: Member) -> int:
@@ -104,37 +105,39 @@ def _versions(versions: list[str]) -> list[Fact]:
             "after a pause of a member, status and observe may show an earlier leader (etcd issue 20418); tenure "
             "decides nothing by such reads; upgrade to 3.4.42, 3.5.28, 3.6.9 or newer"
         )
-    return [Fact("version", shown, "; ".join(advice))]
+    return [Fact("version", shown, "; ".join(advice), "etcd-version")]
 
 
 async def _members(client: Client) -> Fact:
     try:
         found = (await client.call("cluster/member/list", {})).body.get("members", ())
     except TenureError as error:
-        return Fact("members", "may not be read", str(error))
+        return Fact("members", "may not be read", str(error), error.code)
     voting = [one for one in found if not one.get("isLearner")]
     names = ", ".join(str(one.get("name") or one.get("ID")) for one in voting)
-    advice = ""
+    advice, code = "", ""
     if len(voting) < MEMBERS_MIN:
+        code = "etcd-few-members"
         stops = "if it stops" if len(voting) == 1 else "if one of them stops"
         advice = f"{stops}, no candidate can lead until it is back; run three members"
     elif len(client.members) == 1:
+        code = "etcd-one-address"
         advice = "the URL names one of them: if that one stops, this program can't use the others; name them all"
-    return Fact("members", f"{len(voting)}: {names}", advice)
+    return Fact("members", f"{len(voting)}: {names}", advice, code)
 
 
 async def _alarms(client: Client) -> Fact:
     try:
         found = (await client.call("maintenance/alarm", {"action": "GET"})).body.get("alarms", ())
     except TenureError as error:
-        return Fact("alarms", "may not be read", str(error))
+        return Fact("alarms", "may not be read", str(error), error.code)
     kinds = sorted({str(one.get("alarm", "unknown")) for one in found})
     advice = []
     if "NOSPACE" in kinds:
         advice.append("it refuses new candidates; compact it, defragment its members, then run etcdctl alarm disarm")
     if "CORRUPT" in kinds:
         advice.append("the data of its members differ, and it refuses all requests; replace the corrupt member")
-    return Fact("alarms", ", ".join(kinds) or "none", "; ".join(advice))
+    return Fact("alarms", ", ".join(kinds) or "none", "; ".join(advice), "etcd-alarm")
 
 
 def _login(client: Client) -> Fact:
@@ -142,9 +145,8 @@ def _login(client: Client) -> Fact:
         return Fact("users", "this program has logged in")
     if client.options.cert:
         return Fact("users", "none; this program shows a certificate")
-    return Fact(
-        "users", "none", "every program that reaches it can end leases and read all keys; require a login or TLS"
-    )
+    advice = "every program that reaches it can end leases and read all keys; require a login or TLS"
+    return Fact("users", "none", advice, "etcd-no-login")
 
 
 async def shortest_lease(client: Client) -> Fact:
@@ -154,5 +156,5 @@ async def shortest_lease(client: Client) -> Fact:
         granted = int((await client.call("lease/grant", {"TTL": "1", "ID": lease})).body.get("TTL", 0))
         await client.call("lease/revoke", {"ID": lease})
     except TenureError as error:
-        return Fact("shortest lease", "can't be asked for", str(error))
+        return Fact("shortest lease", "can't be asked for", str(error), error.code)
     return Fact("shortest lease", f"{granted} s")

@@ -24,7 +24,7 @@ async def diagnose(client: Client) -> Sequence[Fact]:
     """Return facts about the server, this user's rights, and the namespace."""
     access, namespace = client.address.access, client.address.namespace
     return [
-        Fact("server", f"{access.server}, from {access.origin}", _tls_advice(client)),
+        Fact("server", f"{access.server}, from {access.origin}", _tls_advice(client), "kubernetes-tls"),
         Fact("version", await _version(client)),
         Fact("login", _login(client)),
         await _namespace(client, namespace),
@@ -66,7 +66,8 @@ async def _namespace(client: Client, namespace: str) -> Fact:
     answer = await client.send(request, "GET", f"/api/v1/namespaces/{namespace}", expected=(403, 404))
     match answer.status:
         case 404:
-            return Fact("namespace", namespace, "it doesn't exist: create it, or correct the URL")
+            advice = "it doesn't exist: create it, or correct the URL"
+            return Fact("namespace", namespace, advice, "kubernetes-no-namespace")
         case 403:
             return Fact("namespace", f"{namespace} (this user may not look whether it exists)")
     return Fact("namespace", namespace)
@@ -88,14 +89,15 @@ async def _rights(client: Client, namespace: str) -> Fact:
                 request, "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review
             )
         except TenureError as error:
-            return Fact("rights", "unknown", str(error))
+            return Fact("rights", "unknown", str(error), error.code)
         if not (answer.body.get("status") or {}).get("allowed"):
             missing.append(verb)
     if not missing:
         return Fact("rights", f"{', '.join(VERBS)} on leases")
     advice = "; ".join(f"{verb}: {_WITHOUT[verb]}" for verb in missing)
     only_some = "; rights to single Leases (resourceNames) are not seen here" if "list" in missing else ""
-    return Fact("rights", f"without {', '.join(missing)} on leases", f"add to a Role: {advice}{only_some}")
+    value = f"without {', '.join(missing)} on leases"
+    return Fact("rights", value, f"add to a Role: {advice}{only_some}", "kubernetes-rights")
 
 
 async def _flow(client: Client) -> Fact:

@@ -12,6 +12,6 @@ def diagnose(memory: Memory) -> list[Fact]:
     with memory.lock:
         names = len(memory.claims)
     return [
-        Fact("memory", shared, "gone when the process ends; for tests and single processes"),
+        Fact("memory", shared, "gone when the process ends; for tests and single processes", "memory-only"),
         Fact("names", str(names)),
     ]

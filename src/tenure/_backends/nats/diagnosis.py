@@ -44,7 +44,7 @@ async def diagnose(client: Client) -> list[Fact]:
             where = f", in the cluster {found.cluster}" if found.cluster else ", alone"
             facts.append(Fact(f"server {name}", f"NATS {_written(found.version)}{where}"))
         else:
-            facts.append(Fact(f"server {name}", "does not answer", str(found)))
+            facts.append(Fact(f"server {name}", "does not answer", str(found), found.code))
     if not servers:
         return facts
     streams: list[Json] | TenureError
@@ -97,7 +97,7 @@ def _versions(versions: Sequence[Version], replicas: int) -> Fact:
             "after a restart, it may not find a lease that is held (nats-server pull request 8254): then two "
             "candidates may lead for up to ttl; upgrade to 2.12.10, 2.14 or newer"
         )
-    return Fact("version", shown, "; ".join(advice))
+    return Fact("version", shown, "; ".join(advice), "nats-version")
 
 
 def _written(version: Version) -> str:
@@ -111,14 +111,15 @@ async def _jetstream(client: Client) -> Fact:
     try:
         found = await client.run(lambda connection: client.call(connection, "INFO"))
     except TenureError as error:
-        return Fact("JetStream", "can't be asked", str(error))
+        return Fact("JetStream", "can't be asked", str(error), error.code)
     used, limits = int(found.get("storage", 0)), found.get("limits") or {}
     limit = int(limits.get("max_storage", -1))
     advice = ""
     if limit > 0 and used >= NEARLY_FULL * limit:
         advice = "it is nearly full, and will refuse every write, renewals too; remove messages, or raise max_file"
     bound = f"of {limit} bytes" if limit > 0 else "bytes; its own limit, max_file_store, is not told to clients"
-    return Fact("JetStream", f"{found.get('streams', 0)} streams, storage {used} {bound}", advice)
+    value = f"{found.get('streams', 0)} streams, storage {used} {bound}"
+    return Fact("JetStream", value, advice, "nats-nearly-full")
 
 
 async def _streams(client: Client, connection: Connection) -> list[Json]:
@@ -150,21 +151,22 @@ async def _listed(client: Client, connection: Connection, subject: str) -> Async
 def _kept(client: Client, servers: Sequence[Server], streams: list[Json] | TenureError) -> Iterable[Fact]:
     """Yield facts about the streams, the bucket of leases first."""
     if isinstance(streams, TenureError):
-        yield Fact("streams", "may not be read", str(streams))
+        yield Fact("streams", "may not be read", str(streams), streams.code)
         return
     bucket = f"{client.options.prefix}-leases"
     leases = next((one for one in streams if one["name"] == f"KV_{bucket}"), None)
     if leases is None:
         yield Fact("leases", f"the bucket {bucket} is made by the first leader")
     else:
-        yield Fact("leases", f"in the bucket {bucket}", "; ".join(_wrong(leases)))
+        yield Fact("leases", f"in the bucket {bucket}", "; ".join(_wrong(leases)), "nats-lease-bucket")
     copies = sorted({_replicas(one) for one in streams}) or [client.options.replicas]
     has_few = copies[0] < REPLICAS_MIN
     is_cluster = any(one.cluster for one in servers)
     value = f"{' and '.join(map(str, copies))}, of {len(streams)} streams"
-    yield Fact("replicas", value, _few(is_cluster=is_cluster, are_made=bool(streams)) if has_few else "")
+    few = _few(is_cluster=is_cluster, are_made=bool(streams))
+    yield Fact("replicas", value, few if has_few else "", "nats-few-replicas")
     value = "within sync_interval: by default 2 minutes; it is not told to clients"
-    yield Fact("on disk", value, _UNSYNCED if has_few else "")
+    yield Fact("on disk", value, _UNSYNCED if has_few else "", "nats-unsynced")
 
 
 def _few(*, is_cluster: bool, are_made: bool) -> str:
@@ -213,6 +215,7 @@ async def _hints(client: Client, streams: Iterable[Json]) -> Fact:
             "none for leases",
             f"somebody else has made the bucket {bucket}, and it reports nothing, so candidates poll; run nats stream "
             f"edit KV_{bucket} --republish-source '$KV.{bucket}.>' --republish-destination '{bucket}.>'",
+            "nats-no-republish",
         )
 
     async def may_subscribe(connection: Connection) -> bool:
@@ -226,13 +229,14 @@ async def _hints(client: Client, streams: Iterable[Json]) -> Fact:
     try:
         is_permitted = await client.run(may_subscribe)
     except TenureError as error:
-        return Fact("hints", "can't be tried", str(error))
+        return Fact("hints", "can't be tried", str(error), error.code)
     if is_permitted:
         return Fact("hints", "by subscription")
     return Fact(
         "hints",
         "refused",
         f"this user may not subscribe to {bucket}.*, so candidates poll; permit it",
+        "nats-no-subscribe",
     )
 
 
@@ -247,9 +251,11 @@ def _login(client: Client, servers: Sequence[Server]) -> Fact:
     }
     kind = next((kind for kind, is_used in kinds.items() if is_used), "none")
     is_encrypted = all(one.is_encrypted for one in servers)
-    advice = ""
+    advice, code = "", ""
     if kind == "none":
+        code = "nats-no-login"
         advice = "every program that reaches it can end leases and read all messages; require a login or certificates"
     elif not is_encrypted:
+        code = "nats-no-tls"
         advice = "it is sent without TLS, and so is all else; anybody on the way can read it"
-    return Fact("login", f"{kind}, {'with' if is_encrypted else 'without'} TLS", advice)
+    return Fact("login", f"{kind}, {'with' if is_encrypted else 'without'} TLS", advice, code)

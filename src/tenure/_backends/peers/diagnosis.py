@@ -19,7 +19,7 @@ def warnings_of(settings: Settings) -> list[Fact]:
     if settings.has_key:
         return []
     reached = "any host that reaches the members' ports" if settings.options.insecure else "every user of this machine"
-    return [Fact("key", "none", f"{reached} may vote and lead; give all members the same key_file")]
+    return [Fact("key", "none", f"{reached} may vote and lead; give all members the same key_file", "peers-no-key")]
 
 
 async def diagnose(member: Member) -> Sequence[Fact]:
@@ -35,14 +35,15 @@ async def diagnose(member: Member) -> Sequence[Fact]:
     facts.append(Fact("strategy", fleet.strategy))
     rule = f"{fleet.needed} of {fleet.size} votes"
     if fleet.quorum == "none":
-        facts.append(Fact("quorum", "none", "a partition may give two leaders; use quorum=majority if that matters"))
+        advice = "a partition may give two leaders; use quorum=majority if that matters"
+        facts.append(Fact("quorum", "none", advice, "peers-no-quorum"))
     else:
         facts.append(Fact("quorum", f"majority: {rule}"))
     if fleet.me is not None:
         facts.append(_clock_fact(machine.voter.newest))
     dropped = ", ".join(f"{count} {why}" for why, count in sorted(transport.counts.dropped.items()))
     advice = COMPARE if set(transport.counts.dropped) - {CROWDED} else ""
-    facts.append(Fact("dropped frames", dropped or "none", advice))
+    facts.append(Fact("dropped frames", dropped or "none", advice, "peers-dropped-frames"))
     return facts
 
 
@@ -52,4 +53,4 @@ def _clock_fact(newest: int) -> Fact:
     if ahead < AHEAD_MAX:
         return Fact("tokens", "not ahead of the clock")
     advice = "set the clocks of all members: with a clock that is behind, tokens might not rise after restarts"
-    return Fact("tokens", f"{ahead:.0f} s ahead of the clock", advice)
+    return Fact("tokens", f"{ahead:.0f} s ahead of the clock", advice, "peers-tokens-ahead")

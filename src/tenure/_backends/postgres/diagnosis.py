@@ -28,9 +28,9 @@ async def diagnose(client: Client) -> list[Fact]:
     return [
         Fact("PostgreSQL", row["version"]),
         Fact("schema", f"{client.options.schema}, version {VERSION}"),
-        Fact("synchronous_commit", row["commits"], lazy),
-        Fact("fsync", row["fsync"], risky),
+        Fact("synchronous_commit", row["commits"], lazy, "postgres-synchronous-commit"),
+        Fact("fsync", row["fsync"], risky, "postgres-fsync"),
         Fact("TLS", "yes" if row["tls"] else "no"),
         Fact("connections", f"{row['used']} of {row['most']}; {client.options.pool} for each loop here"),
-        Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else ""),
+        Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else "", "postgres-long-transaction"),
     ]

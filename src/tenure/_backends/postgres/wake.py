@@ -82,9 +82,8 @@ class Wake:
         """Return how this process gets hints."""
         if not self._client.options.listen:
             return Fact("hints", "none (listen=false): candidates and consumers poll")
-        return Fact(
-            "hints", f"LISTEN {self._channel!r}", "" if self.connected or not self._is_wanted else "not connected"
-        )
+        advice = "" if self.connected or not self._is_wanted else "not connected"
+        return Fact("hints", f"LISTEN {self._channel!r}", advice, "postgres-not-listening")
 
     async def close(self) -> None:
         """Stop listening, send the notifications that wait, and end every iterator."""

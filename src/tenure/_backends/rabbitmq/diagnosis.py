@@ -28,9 +28,9 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
     advice = f"tenure needs 3.10 or newer, not {version}" if () < version_of(version) < OLDEST else ""
     cluster = str(connection.server.get("cluster_name", "unknown"))
     return [
-        Fact("server", f"RabbitMQ {version}, cluster {cluster}", advice),
+        Fact("server", f"RabbitMQ {version}, cluster {cluster}", advice, "rabbitmq-version"),
         Fact("virtual host", client.address.vhost),
-        Fact("login", client.address.username, _login_advice(client)),
+        Fact("login", client.address.username, _login_advice(client), "rabbitmq-guest"),
         Fact("queues", f"{len(names)}, without those that only other programs use"),
         Fact(
             "heartbeat",

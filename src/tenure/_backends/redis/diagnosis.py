@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from tenure._backends.redis.client import Client, is_forbidden
 from tenure._backends.redis.cluster import ClusterClient
@@ -21,9 +22,9 @@ async def diagnose(client: Client) -> list[Fact]:
     if not isinstance(client, ClusterClient):
         return found + await _facts(client.command)
     primaries = await client.each_primary()
-    found.append(Fact("cluster", f"{len(primaries)} primaries", STEPS))
+    found.append(Fact("cluster", f"{len(primaries)} primaries", STEPS, "redis-cluster-steps"))
     for name, command in primaries:
-        found += [Fact(f"{fact.name} of {name}", fact.value, fact.advice) for fact in await _facts(command)]
+        found += [replace(fact, name=f"{fact.name} of {name}") for fact in await _facts(command)]
     return found
 
 
@@ -35,7 +36,7 @@ async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
     except TenureError as error:
         if not _is_refused(error):
             raise
-        return [*found, Fact("server's state", "may not be read", f"{error}")]
+        return [*found, Fact("server's state", "may not be read", str(error), error.code)]
     found += [_version(info), _role(info), *_persistence_errors(info)]
     try:
         config = await command("CONFIG GET", "*")
@@ -43,8 +44,8 @@ async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
         if not _is_refused(error):
             raise
         advice = "without +config|get, doctor can't check what survives a crash; docs/redis.md names the settings"
-        return [*found, Fact("configuration", "may not be read", advice)]
-    return [*found, _durability(config), _memory(config, info)]
+        return [*found, Fact("configuration", "may not be read", advice, "redis-config-unread")]
+    return [*found, _durability(config), *_memory(config, info)]
 
 
 def _is_refused(error: TenureError) -> bool:
@@ -55,13 +56,14 @@ def _version(info: Mapping[str, object]) -> Fact:
     version = str(info.get("valkey_version") or info.get("redis_version", "unknown"))
     numbers = [int(part) for part in str(info.get("redis_version", "0")).split(".") if part.isdecimal()]
     old = tuple(numbers[:2]) < VERSION_MIN
-    return Fact("version", version, "tenure is tested with 7.0 and newer; use one of these" if old else "")
+    advice = "tenure is tested with 7.0 and newer; use one of these" if old else ""
+    return Fact("version", version, advice, "redis-version")
 
 
 def _role(info: Mapping[str, object]) -> Fact:
     role = str(info.get("role", "unknown"))
     if role != "master":
-        return Fact("role", role, "a replica refuses writes; name the primary")
+        return Fact("role", role, "a replica refuses writes; name the primary", "redis-replica")
     replicas = int(str(info.get("connected_slaves", 0)))
     if not replicas:
         return Fact("role", "primary without replicas")
@@ -70,12 +72,14 @@ def _role(info: Mapping[str, object]) -> Fact:
         f"primary with {replicas} replicas",
         "replication is asynchronous: a failover may lose the newest leases, tokens and messages; then two may lead, "
         "or a token may be given twice. Let the resource itself refuse old tokens, or use PostgreSQL",
+        "redis-failover",
     )
 
 
 def _persistence_errors(info: Mapping[str, object]) -> list[Fact]:
     broken = [name for name in ("aof_last_write_status", "rdb_last_bgsave_status") if info.get(name, "ok") != "ok"]
-    return [Fact("disk", f"{name} is {info[name]}", "check the server's log and its disk") for name in broken]
+    advice = "check the server's log and its disk"
+    return [Fact("disk", f"{name} is {info[name]}", advice, "redis-disk") for name in broken]
 
 
 def _durability(config: Mapping[str, str]) -> Fact:
@@ -84,6 +88,7 @@ def _durability(config: Mapping[str, str]) -> Fact:
             "durability",
             "snapshots only" if config.get("save") else "none",
             "a crash loses everything since the last snapshot, tokens too; set appendonly yes and appendfsync always",
+            "redis-no-persistence",
         )
     policy = config.get("appendfsync", "unknown")
     advice = {
@@ -91,25 +96,28 @@ def _durability(config: Mapping[str, str]) -> Fact:
         "everysec": "kill -9 loses nothing, but a power failure loses up to a second of answered writes; "
         "set appendfsync always if no message or token may be lost",
     }.get(policy, "a crash of the system may lose any number of answered writes; set appendfsync always")
-    return Fact("durability", f"append-only file, appendfsync {policy}", advice)
+    return Fact("durability", f"append-only file, appendfsync {policy}", advice, "redis-appendfsync")
 
 
 NEARLY_FULL = 0.9
 """The share of its memory from which on a Redis is reported as nearly full."""
 
 
-def _memory(config: Mapping[str, str], info: Mapping[str, object]) -> Fact:
+def _memory(config: Mapping[str, str], info: Mapping[str, object]) -> list[Fact]:
+    """Return how full the memory is, and what happens when it is."""
     policy, limit = config.get("maxmemory-policy", "unknown"), int(config.get("maxmemory", "0"))
     used = int(str(info.get("used_memory", 0)))
     if not limit:
-        return Fact("memory", f"no limit, {policy}")
-    advice = []
-    if policy != "noeviction":
-        advice.append(
-            "under memory pressure it evicts leases, tokens and messages, too; set maxmemory-policy noeviction"
-        )
+        return [Fact("memory", f"no limit, {policy}")]
+    facts = []
     if used >= limit:
-        advice.append("it is full, and refuses to send; drain queues, purge dead letters, or raise maxmemory")
+        advice = "it is full, and refuses to send; drain queues, purge dead letters, or raise maxmemory"
+        facts.append(Fact("memory", f"{used} of maxmemory {limit} bytes", advice, "redis-full"))
     elif used >= NEARLY_FULL * limit:
-        advice.append("it is nearly full, and will refuse to send; drain queues, or raise maxmemory")
-    return Fact("memory", f"{used} of maxmemory {limit} bytes, {policy}", "; ".join(advice))
+        advice = "it is nearly full, and will refuse to send; drain queues, or raise maxmemory"
+        facts.append(Fact("memory", f"{used} of maxmemory {limit} bytes", advice, "redis-nearly-full"))
+    else:
+        facts.append(Fact("memory", f"{used} of maxmemory {limit} bytes"))
+    advice = "under memory pressure it evicts leases, tokens and messages, too; set maxmemory-policy noeviction"
+    facts.append(Fact("maxmemory-policy", policy, advice if policy != "noeviction" else "", "redis-eviction"))
+    return facts

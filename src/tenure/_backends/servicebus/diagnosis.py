@@ -26,7 +26,7 @@ async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[F
 
     found = await namespace.run(look)
     facts = [
-        Fact("namespace", address.host, is_emulator),
+        Fact("namespace", address.host, is_emulator, "servicebus-emulator"),
         Fact("login", address.login),
         Fact("library", f"azure-servicebus {azure.servicebus.__version__}"),
     ]
@@ -37,9 +37,8 @@ async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[F
             if options.lock
             else "name the lock duration of the queues: ?lock=30; until then, locks are renewed often"
         )
-        facts.append(
-            Fact("rights", f"no Manage: locks are taken to last {lock:g} s, and settings are not shown", advice)
-        )
+        value = f"no Manage: locks are taken to last {lock:g} s, and settings are not shown"
+        facts.append(Fact("rights", value, advice, "servicebus-lock-unknown"))
     else:
         tier, queues = found
         facts += [Fact("tier", tier), Fact("queues", str(len(queues)))]

@@ -35,6 +35,8 @@ _NOT_WRITTEN = "it can't be written from here; check the rights on the file and 
 class DiskFullError(Unavailable):
     """There is no room to write; operations that free room may still work."""
 
+    code = "sqlite-disk-full"
+
 
 def translate(error: sqlite3.Error, path: str) -> TenureError:
     """Return the error of tenure for an error of SQLite about the file at *path*."""

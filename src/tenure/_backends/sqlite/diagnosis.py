@@ -29,12 +29,14 @@ def diagnose(database: Database) -> list[Fact]:
             ""
             if sqlite3.sqlite_version_info >= LIBRARY_SOUND
             else f"before {sound}, a rare race at the reset of the log can damage a file; use {sound} or newer",
+            "sqlite-version",
         ),
         Fact("journal mode", journal),
         Fact(
             "synchronous",
             database.options.synchronous,
             "" if database.options.synchronous == "full" else "a power failure can lose the newest changes, tokens too",
+            "sqlite-synchronous",
         ),
         *(Fact(f"tables of {part}", f"version {version}, by {by}") for part, (version, by) in known.items()),
     ]

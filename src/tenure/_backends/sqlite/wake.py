@@ -75,7 +75,7 @@ class Wake:
         if self._obstacle is None and not self._reason:
             return Fact("wake-up", f"by sockets in {self._folder}")
         reason = self._reason or f"no socket can be made in {self._folder}: {self._obstacle}"
-        return Fact("wake-up", "none: waiting processes poll", reason)
+        return Fact("wake-up", "none: waiting processes poll", reason, "sqlite-no-wake-up")
 
     # --- notify ---
 

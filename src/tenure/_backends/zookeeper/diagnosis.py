@@ -35,14 +35,16 @@ async def _server(client: Client, host: str, port: int) -> tuple[Fact, str]:
         async with asyncio.timeout(client.options.timeout):
             answer = await _srvr(client, host, port)
     except (OSError, TimeoutError) as error:
-        return Fact(name, f"can't be reached: {str(error) or 'no answer'}", "check whether it runs"), ""
+        value = f"can't be reached: {str(error) or 'no answer'}"
+        return Fact(name, value, "check whether it runs", "zookeeper-unreachable"), ""
     said = dict(line.partition(": ")[::2] for line in answer.splitlines())
     version, mode = said.get("Zookeeper version", "").split("-")[0].split(",")[0], said.get("Mode", "")
     if not mode:
-        return Fact(name, "does not say whether it leads", "add srvr to its 4lw.commands.whitelist"), ""
+        advice = "add srvr to its 4lw.commands.whitelist"
+        return Fact(name, "does not say whether it leads", advice, "zookeeper-no-srvr"), ""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     advice = "tenure needs 3.5 or newer, and is tested with 3.8" if numbers < VERSION_MIN else ""
-    return Fact(name, f"{version}, {mode}", advice), mode
+    return Fact(name, f"{version}, {mode}", advice, "zookeeper-version"), mode
 
 
 async def _srvr(client: Client, host: str, port: int) -> str:
@@ -58,7 +60,8 @@ async def _srvr(client: Client, host: str, port: int) -> str:
 def _standalone(modes: Sequence[str]) -> list[Fact]:
     if "standalone" not in modes:
         return []
-    return [Fact("ensemble", "one server", "while it is away, nobody can be elected; use an ensemble of three or five")]
+    advice = "while it is away, nobody can be elected; use an ensemble of three or five"
+    return [Fact("ensemble", "one server", advice, "zookeeper-standalone")]
 
 
 async def _members(client: Client) -> list[Fact]:
@@ -72,7 +75,7 @@ async def _members(client: Client) -> list[Fact]:
         return []
     fewer = len(client.address.hosts) < len(members)
     advice = "name all of them in the URL, so that one of them is found when others are away" if fewer else ""
-    return [Fact("ensemble", f"{len(members)} members", advice)]
+    return [Fact("ensemble", f"{len(members)} members", advice, "zookeeper-one-address")]
 
 
 async def _sessions(client: Client) -> list[Fact]:
@@ -80,9 +83,9 @@ async def _sessions(client: Client) -> list[Fact]:
     shortest = await _negotiated(client, SHORTEST)
     longest = await _negotiated(client, LONGEST)
     if shortest is None or longest is None:
-        return [Fact("sessions", "could not be tried", "run it again")]
+        return [Fact("sessions", "could not be tried", "run it again", "zookeeper-sessions-untried")]
     tick = client.options.tick
-    facts = [Fact("ttl at most", f"{longest - BEYOND * tick:g} s", "")]
+    facts = [Fact("ttl at most", f"{longest - BEYOND * tick:g} s")]
     value, likely = f"{shortest:g} to {longest:g} s, by default 2 to 20 ticks", shortest / 2
     advice = ""
     if likely > 1.01 * tick:
@@ -95,7 +98,7 @@ async def _sessions(client: Client) -> list[Fact]:
             f"so the tickTime of the servers is probably {likely:g} s, and the option tick is {tick:g}; with "
             f"tick={likely:g} in the URL, another candidate takes over sooner"
         )
-    return [Fact("sessions", value, advice), *facts]
+    return [Fact("sessions", value, advice, "zookeeper-tick"), *facts]
 
 
 async def _negotiated(client: Client, lasts: float) -> float | None:
@@ -115,5 +118,7 @@ def _rights(client: Client) -> Fact:
     who = f"user {user!r} by {options.auth}" if user else "no login"
     if (options.acl or ("creator" if user else "open")) == "open":
         advice = "anyone who reaches the servers can end a term; write a user and a password into the URL"
-        return Fact("rights", f"{who}; everybody has all rights on the nodes of tenure", advice)
+        return Fact(
+            "rights", f"{who}; everybody has all rights on the nodes of tenure", advice, "zookeeper-open-rights"
+        )
     return Fact("rights", f"{who}; all rights on the nodes of tenure are with their creator")
