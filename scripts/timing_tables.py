@@ -192,7 +192,7 @@ def locks() -> list[list[str]]:
 def dead() -> list[list[str]]:
     lock = Timing(30.0)
     return [
-        ["a message whose handler", "is a dead letter after"],
+        ["A message whose handler", "is a dead letter after about"],
         ["raises at once, each time", f"{s(retries(MOST))} to {s(retries(NONE))} s of waiting"],
         [
             "kills its process, each time, at once",

@@ -19,8 +19,9 @@ from tenure._election import effects as election
 from tenure._election.machine import Machine
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
 from tenure._queue.options import ConsumeSettings
-from tenure._telemetry.families import FAMILIES
-from tenure.events import Reason, TermEnding
+from tenure._telemetry.families import FAMILIES, OTHER
+from tenure._telemetry.metrics import Metrics, election_label
+from tenure.events import Reason, StandingBy, TermBegan, TermEnded, TermEnding
 from tests.docs.pages import ROOT, broken_links, code, table, text_of
 
 PAGE = "docs/production.md"
@@ -247,6 +248,20 @@ def test_a_store_that_is_back_has_a_leader_within_the_bound_of_the_page(timing: 
         assert world.leaders[-1][0] - (moment + away.lasts) <= tables.back_after_outage(timing) + SECOND
 
 
+@each_ttl
+def test_work_that_hangs_is_succeeded_within_the_bound_of_the_page(timing: Timing) -> None:
+    """With ``stall_after``, renewals are withheld from so long after the last beat on; the work obeys its cancellation."""
+    stall_after = timing.ttl / 2
+    for seed, beat in moments(timing):
+        world = World(timing, seed, blocked=Outage(beat + stall_after, 10 * timing.ttl))
+        world.run(beat)
+        old = world.leader()
+        world.run(beat + 3 * timing.ttl)
+        next_at = next(at for at, machine in world.leaders if machine is not old)
+        assert next_at - beat <= stall_after + timing.work_window + SECOND
+        assert world.endings[0] == "stalled"
+
+
 # --- what else the page says in numbers -------------------------------------------------------------------------------
 
 
@@ -350,6 +365,21 @@ def test_a_metric_that_matters_at_night_has_an_alert() -> None:
         name for name in FAMILIES if re.search(r"overr|dead|lost|skipped|oldest|unanswered|crashed|leader", name)
     }
     assert [name for name in families if name not in text] == []
+
+
+def test_what_the_page_says_of_series_holds() -> None:
+    metrics = Metrics()
+    metrics.event(StandingBy(0.0, "shop", "a#1", "b", 1))
+    assert metrics.snapshot() == {}
+    metrics.event(TermBegan(0.0, "shop", "a#1", 2))
+    assert metrics.snapshot() == {("tenure_terms", ("shop",)): 1.0, ("tenure_leader", ("shop",)): 1.0}
+    metrics.event(TermEnded(0.0, "shop", "a#1", 2, "stopped", True))
+    assert metrics.snapshot()["tenure_leader", ("shop",)] == 0.0
+    [expression] = [rule["expr"] for rule in rules() if rule["alert"] == "TenureTwoLeaders"]
+    [left_out] = re.findall(r'name!~"([^"]+)"', expression)
+    for shared in (election_label("orders.partition-3"), election_label("orders.member-0"), OTHER):
+        assert re.fullmatch(left_out, shared)
+    assert not re.fullmatch(left_out, "nightly-report")
 
 
 def test_links_lead_somewhere() -> None:
