@@ -250,7 +250,7 @@ def test_a_store_that_is_back_has_a_leader_within_the_bound_of_the_page(timing: 
 
 @each_ttl
 def test_work_that_hangs_is_succeeded_within_the_bound_of_the_page(timing: Timing) -> None:
-    """With ``stall_after``, renewals are withheld from so long after the last beat on; the work obeys its cancellation."""
+    """With ``stall_after``, renewals are withheld so long after the last beat; this work obeys its cancellation."""
     stall_after = timing.ttl / 2
     for seed, beat in moments(timing):
         world = World(timing, seed, blocked=Outage(beat + stall_after, 10 * timing.ttl))
