@@ -155,7 +155,9 @@ def moments(timing: Timing) -> Iterator[tuple[int, float]]:
 
 
 TIMINGS = [Timing(ttl) for ttl in tables.TTLS]
-each_ttl = pytest.mark.parametrize("timing", TIMINGS, ids=lambda timing: f"{timing.ttl:g}")
+each_ttl = pytest.mark.parametrize(
+    "timing", [pytest.param(one, marks=pytest.mark.sim, id=f"{one.ttl:g}") for one in TIMINGS]
+)
 
 
 def successions(timing: Timing, **options: Any) -> list[float]:
