@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,14 +25,17 @@ from tenure.events import Reason
 from tests.docs.pages import ROOT, broken_links, code, table, text_of
 from tests.servers import Postgres, Redis, ZooKeeper, private, url_of
 
+asyncpg = pytest.importorskip("asyncpg")
+
 PAGE = "docs/migrating.md"
 FOLDER = ROOT / "examples" / "migrating"
 PAGES = 3
 """What each program writes while it has the lock."""
 
 
-def written(programs: list[str], environment: Mapping[str, str], folder: Path) -> list[str]:
-    """Run these programs at the same time; return the lines of all, in the order in which they were written."""
+@contextmanager
+def started(programs: Sequence[str], environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
+    """Start these programs at the same time; yield their common log; in the end, all must have ended well."""
     log = folder / "log"
     with ExitStack() as stack:
         out = stack.enter_context(log.open("ab"))
@@ -46,11 +52,21 @@ def written(programs: list[str], environment: Mapping[str, str], folder: Path) -
             for program in programs
         ]
         try:
+            yield log
             assert [process.wait(120) for process in running] == [0] * len(running)
         finally:
             for process in running:
                 process.kill()
-    return log.read_text().splitlines()
+
+
+def until_waiting(count: Callable[[], int], wanted: int, log: Path) -> None:
+    """Wait until so many programs wait for the lock that the test has; fail if one writes meanwhile."""
+    give_up = time.monotonic() + 60
+    while count() < wanted:
+        assert time.monotonic() < give_up, f"{count()} of {wanted} wait"
+        assert log.read_text() == ""
+        time.sleep(0.05)
+    assert log.read_text() == ""
 
 
 def reports(lines: list[str]) -> list[str]:
@@ -82,41 +98,104 @@ MIXED = ("before", "after", "before", "after")
 
 @pytest.mark.process
 def test_a_lock_of_redis_py_and_a_leader_exclude_each_other(tmp_path: Path) -> None:
-    with private(Redis) as server:
+    redis = pytest.importorskip("redis")
+    with private(Redis) as server, redis.Redis.from_url(server.url) as client:
+
+        def standing_by() -> int:
+            return sum(count for _, count in client.pubsub_numsub(*client.pubsub_channels()))
+
         environment = {"REDIS_URL": server.url, "TENURE_URL": f"{server.url}?lease_prefix="}
-        lines = written([f"redis_lock_{one}" for one in MIXED], environment, tmp_path)
-    assert sorted(reports(lines)) == sorted(MIXED)
+        lock = client.lock("nightly-report", timeout=100)
+        assert lock.acquire()
+        with started([f"redis_lock_{one}" for one in MIXED], environment, tmp_path) as log:
+            until_waiting(standing_by, MIXED.count("after"), log)
+            lock.release()
+        assert sorted(reports(log.read_text().splitlines())) == sorted(MIXED)
 
 
 @pytest.mark.process
 def test_an_election_of_kazoo_and_a_leader_exclude_each_other(tmp_path: Path) -> None:
     url = url_of(ZooKeeper)
     environment = {"ZOOKEEPER": urlsplit(url).netloc, "TENURE_URL": f"{url.replace('/?', '/jobs?')}&dialect=kazoo"}
-    lines = written([f"kazoo_{one}" for one in MIXED], environment, tmp_path)
-    assert sorted(reports(lines)) == sorted(MIXED)
+    client = pytest.importorskip("kazoo.client").KazooClient(environment["ZOOKEEPER"])
+    client.start()
+    try:
+        lock = client.Lock("/jobs/nightly-report", "test")
+        assert lock.acquire(timeout=60)
+        with started([f"kazoo_{one}" for one in MIXED], environment, tmp_path) as log:
+            until_waiting(lambda: len(client.get_children("/jobs/nightly-report")), len(MIXED) + 1, log)
+            lock.release()
+        assert sorted(reports(log.read_text().splitlines())) == sorted(MIXED)
+    finally:
+        client.stop()
+        client.close()
 
 
 @pytest.fixture
 def database() -> Iterator[str]:
     """Yield the URL of a database with tenure's schema."""
-    pytest.importorskip("asyncpg")
     with private(Postgres) as server:
         with tenure.sync.connect(server.url) as backend:
             backend.migrate()
         yield server.url
 
 
+def listening(database: str) -> int:
+    """Return how many connections listen for the changes of elections."""
+
+    async def main() -> int:
+        connection = await asyncpg.connect(database)
+        try:
+            found = await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query ILIKE 'listen %'")
+        finally:
+            await connection.close()
+        assert isinstance(found, int)
+        return found
+
+    return asyncio.run(main())
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("kinds", [("before", "bridge"), ("bridge", "after"), ("before",), ("after",)], ids="-".join)
-def test_an_advisory_lock_is_replaced_by_way_of_a_bridge(kinds: tuple[str, ...], database: str, tmp_path: Path) -> None:
-    programs = [f"advisory_lock_{kind}" for kind in kinds * 2]
-    lines = written(programs, {"DATABASE_URL": database}, tmp_path)
-    assert sorted(reports(lines)) == sorted(kinds * 2)
+def test_an_advisory_lock_and_a_bridge_exclude_each_other(database: str, tmp_path: Path) -> None:
+    kinds = ("before", "bridge", "before", "bridge")
+
+    async def main() -> Path:
+        connection = await asyncpg.connect(database)
+        await connection.execute("SELECT pg_advisory_lock(4217)")
+        with started([f"advisory_lock_{kind}" for kind in kinds], {"DATABASE_URL": database}, tmp_path) as log:
+            give_up = time.monotonic() + 60
+            while (await waiting(connection)) < 3:  # both old ones, and the bridge that leads
+                assert time.monotonic() < give_up
+                assert log.read_text() == ""
+                await asyncio.sleep(0.05)
+            await connection.close()
+        return log
+
+    async def waiting(connection: Any) -> int:
+        found = await connection.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        assert isinstance(found, int)
+        return found
+
+    log = asyncio.run(main())
+    assert sorted(reports(log.read_text().splitlines())) == sorted(kinds)
+
+
+@pytest.mark.process
+def test_a_bridge_and_the_new_program_exclude_each_other(database: str, tmp_path: Path) -> None:
+    kinds = ("after", "bridge", "after", "bridge")
+    with tenure.sync.connect(database) as backend, ExitStack() as leading:
+        leading.enter_context(backend.election("nightly-report").campaign())
+        with started([f"advisory_lock_{kind}" for kind in kinds], {"DATABASE_URL": database}, tmp_path) as log:
+            until_waiting(partial(listening, database), len(kinds) + 1, log)  # the test listens, too
+            leading.close()
+    assert sorted(reports(log.read_text().splitlines())) == sorted(kinds)
 
 
 @pytest.mark.process
 def test_the_service_that_replaces_celery_runs(tmp_path: Path) -> None:
-    assert written(["celery_after"], {}, tmp_path) == ["2 kettle served"]
+    with started(["celery_after"], {}, tmp_path) as log:
+        pass
+    assert log.read_text() == "2 kettle served\n"
     with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
         assert backend.queue("orders").stats().delayed == 1
 

@@ -160,28 +160,32 @@ each_ttl = pytest.mark.parametrize(
 )
 
 
-def successions(timing: Timing, **options: Any) -> list[float]:
-    """Return the seconds from the death of a leader to the next one."""
-    found = []
+def successions(timing: Timing, **options: Any) -> tuple[list[float], list[float]]:
+    """Return the seconds to the next leader from the death of one, and from the end of its lease."""
+    from_death, from_end = [], []
     for seed, moment in moments(timing):
         world = World(timing, seed, **options)
         world.run(moment)
         dead = world.leader()
+        assert world.lease is not None
+        ends_at = world.lease.ends_at
         world.run(moment + 3 * timing.ttl, stopped=dead)
         assert world.leader() is not dead
-        found.append(world.leaders[-1][0] - moment)
-    return found
+        from_death.append(world.leaders[-1][0] - moment)
+        from_end.append(world.leaders[-1][0] - ends_at)
+    return from_death, from_end
 
 
 @each_ttl
 def test_a_dead_leader_is_succeeded_within_the_bounds_of_the_page(timing: Timing) -> None:
-    with_hints = successions(timing)
-    assert tables.succeeded_first(timing) <= min(with_hints)
-    assert max(with_hints) <= tables.succeeded_with_hints(timing) + SECOND
-    assert max(with_hints) > timing.ttl * 0.95  # the bound is near
-    by_polls = successions(timing, hints=False, tells=False)
-    assert tables.succeeded_first(timing) <= min(by_polls)
-    assert max(by_polls) <= tables.succeeded_by_polls(timing) + SECOND
+    bounds = {
+        True: tables.succeeded_with_hints(timing) - timing.ttl,
+        False: tables.succeeded_by_polls(timing) - timing.ttl,
+    }
+    for hints, most in bounds.items():
+        from_death, from_end = successions(timing, hints=hints, tells=hints)
+        assert tables.succeeded_first(timing) <= min(from_death)
+        assert most / 2 < max(from_end) <= most + SECOND
 
 
 @each_ttl
