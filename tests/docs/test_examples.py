@@ -62,6 +62,7 @@ PRINTS = {
     "shards": r"6 14 4 messages wait in the stores\n(\w+ 1 2 3 4\n){6}",
     "telemetry": r"tenure_messages_sent_total\{queue=\"orders\"\} 1\.0\n(tenure_messages_.*\n)+"
     r"send orders: 0 links\nprocess orders: 1 links\n",
+    "two_stores": r"(order \d is served\n){3}led by None, and the queue has nothing\n",
     "typed_bodies": r"tea for 5\.00\ncup for 4\nundecodable: the body\.lines\[0\]\.price must be a Decimal, .*\n",
     "session": r"anna has 7\nben has 7\n",
     **dict.fromkeys(
