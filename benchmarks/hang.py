@@ -365,7 +365,7 @@ def in_short(outcomes: Sequence[Outcome]) -> str:
     if not took:
         return "B never acts"
     least, most = f"{min(took):.0f}", f"{max(took):.0f}"
-    when = f"B after {least if least == most else f'{least}–{most}'} s"
+    when = f"B after {least if least == most else f'{least}–{most}'} s" if max(took) >= 0.5 else "B at once"
     if len(took) < len(outcomes):
         when += f" in {len(took)} of {len(outcomes)}"
     late = max(each.late for each in outcomes)
