@@ -15,6 +15,7 @@ KNOWN = (
     "consuming",
     "election",
     "coordinators",
+    "hang",
     "partitions",
     "idle",
     "peers",
