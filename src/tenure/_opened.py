@@ -19,7 +19,9 @@ class Fact:
     """A fact about an opened backend; *advice* says what an operator should do about it, if anything."""
 
     name: str
+    """What it is about, in a word or two."""
     value: str
+    """What was found, as text."""
     advice: str = ""
 
 

@@ -28,6 +28,7 @@ from tenure.errors import ConfigError, TenureError, TermLost, refuse_generator
 from tenure.events import Event
 
 Work = Callable[[Term], Awaitable[Any]]
+"""``async def work(term)``: what a leader does, from the win until its term ends."""
 
 
 class Election:

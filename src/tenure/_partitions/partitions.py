@@ -65,6 +65,7 @@ class BlockingPartitionTerm(BlockingTerm):
 
 
 PartitionWork = Callable[[PartitionTerm], Awaitable[Any]]
+"""``async def work(term)``: what a member does for a partition while it owns it."""
 MakePartitionTerm = Callable[[str], MakeTerm]
 
 

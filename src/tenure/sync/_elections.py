@@ -20,6 +20,7 @@ from tenure.sync._blocking import blocking, iterated
 from tenure.sync._work_threads import WorkThreads
 
 Work = Callable[[Term], Any]
+"""``def work(term)``: what a leader does, on a thread of its own."""
 
 
 class Election:
