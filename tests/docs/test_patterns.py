@@ -33,6 +33,7 @@ POINTS = {
 """The issues and considerations of both pages, in their order."""
 
 TABLES = {
+    ("Leader Election", "When to use it"): ["shared resource", "one result"],
     ("Leader Election", "Which strategy"): ["mutex", "lowest id, Bully, Ring", "Raft"],
     ("Leader Election", "When not to use it"): ["natural leader", "lighter way", "another product"],
     ("Leader Election", "What the page says about its sample"): [
