@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from tenure._frozen import FrozenDict
 
 Metadata = Mapping[str, str]
-"""What a leader lets others read about itself: names and values, both text."""
+"""What a leader shows to other processes, such as its address."""
+
 NO_METADATA: Metadata = FrozenDict()
 
 

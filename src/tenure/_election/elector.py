@@ -28,7 +28,7 @@ from tenure.errors import ConfigError, TenureError, TermLost, refuse_generator
 from tenure.events import Event
 
 Work = Callable[[Term], Awaitable[Any]]
-"""``async def work(term)``: what a leader does, from the win until its term ends."""
+"""``work(term)``: async; it is called when this process is elected, and cancelled when the term ends."""
 
 
 class Election:

@@ -65,7 +65,8 @@ class BlockingPartitionTerm(BlockingTerm):
 
 
 PartitionWork = Callable[[PartitionTerm], Awaitable[Any]]
-"""``async def work(term)``: what a member does for a partition while it owns it."""
+"""``work(term)``: async; it is called for each partition that this process owns."""
+
 MakePartitionTerm = Callable[[str], MakeTerm]
 
 

@@ -41,7 +41,7 @@ from tenure._queue.verdicts import Deleted, Lapsed, NotEmpty, Renewed, Settled, 
 from tenure.errors import ConfigError, refuse_unknown
 
 Support = Literal["native", "emulated", "impossible"]
-"""Whether a store can do something: by itself (``native``), by what tenure does in it, or not at all."""
+"""How a store does something: by itself, by steps of tenure, or not at all."""
 
 CLAIM_BYTES = 4 * 2**20
 """Bytes: a claim ends with the message whose body makes it as large as this, so that its answer comes in time."""

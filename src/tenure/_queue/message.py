@@ -14,9 +14,11 @@ from tenure._frozen import FrozenDict
 from tenure._queue.failures import Failure
 
 HeaderValue = str | int | float | bool
-"""The value of a header: text, a whole number, a number or a boolean."""
+"""A value of a header."""
+
 Headers = Mapping[str, HeaderValue]
-"""The headers of a message: names, which are text, and their values. Not changed once the message is made."""
+"""The headers of a message, by their names."""
+
 NO_HEADERS: Headers = FrozenDict()
 
 Token = str | int

@@ -83,7 +83,7 @@ class DeadLetter:
 
 
 Verdict = Complete | Abandon | GiveBack | Defer | DeadLetter
-"""What becomes of a delivery: one of the five."""
+"""What becomes of a delivery."""
 
 COMPLETE = Complete()
 GIVE_BACK = GiveBack()

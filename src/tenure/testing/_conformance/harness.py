@@ -20,7 +20,7 @@ T = TypeVar("T")
 LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
 
 Fault = Literal["lose_answer", "cut", "cut_one", "late", "away", "restart", "full", "slow"]
-"""What can go wrong with a store; the methods of the harness that have these names explain each."""
+"""What a harness can do to the connection or the store."""
 
 GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
 """Sends a request and gives it up before it arrives."""
