@@ -170,8 +170,8 @@ def kept_rows() -> Iterator[list[str]]:
     golden = [*(ROOT / "tests/interop/golden").glob("*.json")]
     yield row("files with what they and we store, compared byte by byte or field by field", golden, "tests/interop")
     tests = [test for file in (ROOT / "tests").rglob("test_*.py") for test in test_functions(file)]
-    rounded = f"{len(tests) // 100 * 100:,}"
-    yield ["functions that are tests, rounded down; many run with many arguments", rounded, "`tests`"]
+    rounded = f"{len(tests) // 500 * 500:,}"  # so that not every new test changes the page
+    yield ["functions that are tests, at least; many run with many arguments", rounded, "`tests`"]
 
 
 def sim_at(number: int) -> str:
