@@ -33,9 +33,11 @@ class Diagnosis:
     """
 
     url: str
+    """The address, without secrets."""
     round_trip: float
     traits: LeaseTraits | None
     facts: Sequence[Fact]
+    """What was found, in the order in which it is shown."""
     queues: QueueTraits | None = None
     failure: TenureError | None = None
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from tenure._frozen import FrozenDict
 
 Metadata = Mapping[str, str]
+"""What a leader shows to other processes, such as its address."""
+
 NO_METADATA: Metadata = FrozenDict()
 
 
@@ -26,8 +28,11 @@ class Grant:
     """One claim on one name: its holder, and its number among all claims on that name."""
 
     name: str
+    """The name that is claimed."""
     holder: str
+    """The identity that claimed it; new for each acquisition."""
     token: int
+    """The fencing token: one higher than that of any earlier claim, or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,9 @@ class Granted:
     """
 
     grant: Grant
+    """The claim."""
     resign_asked: bool = False
+    """Whether its holder was asked to step down."""
     age: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
@@ -60,10 +67,14 @@ class HeldBy:
     """
 
     name: str
+    """The name that was asked for."""
     holder: str
+    """The identity that has it."""
     token: int
+    """The fencing token of that holder's claim."""
     remaining: float | None
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
+    """What the holder lets others read; empty where the store does not keep any, or the holder is another program."""
     resign_asked: bool = field(default=False, compare=False)
 
 
@@ -76,6 +87,7 @@ class Vacant:
     """
 
     name: str
+    """The name that was asked for."""
     token: int = 0
     vacant_for: float | None = field(default=None, compare=False)
 
@@ -85,6 +97,7 @@ class Lost:
     """No: this claim is certainly over. The name may have another holder, or none."""
 
     grant: Grant
+    """The claim that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,7 @@ class Released:
     """Yes: the claim was released; the name is free at once."""
 
     grant: Grant
+    """The claim that was released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,7 @@ class NoAnswer:
     """Don't know: the store could not be asked about this claim, or did not answer. It counts as neither yes nor no."""
 
     why: str
+    """The reason, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +125,11 @@ class Leader:
     """
 
     holder: str
+    """The identity under which it was elected; new for each term."""
     token: int
+    """The fencing token of its term."""
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
+    """What it lets others read; empty if it is another program."""
     remaining: float | None = field(default=None, compare=False)
 
 

@@ -22,7 +22,9 @@ class Fact:
     """
 
     name: str
+    """What it is about, in a word or two."""
     value: str
+    """What was found, as text."""
     advice: str = ""
     code: str = ""
 

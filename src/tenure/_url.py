@@ -28,10 +28,13 @@ class Url:
     """
 
     scheme: str
+    """What stands before the first colon: it chooses the backend."""
     netloc: str
+    """User, password, hosts and ports, as written: it may have a secret."""
     path: str
     query: Mapping[str, str]
     written: str
+    """The whole text, as it was given: it may have a secret."""
 
     @classmethod
     def parse(cls, written: str) -> Url:

@@ -52,8 +52,11 @@ class Event:
     """Something that happened to one candidate, at *at* seconds of its own clock."""
 
     at: float
+    """When it happened, in seconds of the process's own clock, which is no wall clock."""
     name: str
+    """The name of the election, or that of the queue."""
     holder: str
+    """The identity of the candidate, or that of the consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class TermBegan(Event):
     """The candidate was elected."""
 
     token: int
+    """The fencing token of the term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ class Renewed(Event):
     """The term is trusted for longer."""
 
     token: int
+    """The fencing token of the term."""
     trusted_until: float
+    """Until when, in seconds of the process's own clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,11 @@ class RenewalMissed(Event):
     """A renewal got no answer; it is tried again inside the time left."""
 
     token: int
+    """The fencing token of the term."""
     why: str
+    """Why there was no answer."""
     time_left: float
+    """Seconds for which the term is still trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,7 @@ class CampaignFailed(Event):
     """The store could not be asked for the name; the candidate keeps asking."""
 
     why: str
+    """Why there was no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,9 @@ class TermEnding(Event):
     """The work was asked to stop; it has until *deadline* to end."""
 
     token: int
+    """The fencing token of the term."""
     reason: Reason
+    """Why the term ends."""
     deadline: float
 
 
@@ -109,6 +121,7 @@ class Overrun(Event):
     """Work still runs although its term can no longer be trusted. The lease is left to run out."""
 
     token: int
+    """The fencing token of the term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,9 @@ class TermEnded(Event):
     """Work has ended, and the term with it; *released* says whether the lease is being released."""
 
     token: int
+    """The fencing token of the term."""
     reason: Reason
+    """Why the term ended."""
     released: bool
 
 
@@ -125,8 +140,11 @@ class ReleaseMissed(Event):
     """The lease of an ended term could not be released yet: emitted once. It is tried again, or runs out."""
 
     token: int
+    """The fencing token of the term."""
     why: str
+    """Why there was no answer."""
     time_left: float
+    """Seconds for which the release is still tried; then the lease is left to run out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +152,7 @@ class ReleasedUnused(Event):
     """A grant arrived after its request was given up, and was released unused."""
 
     token: int
+    """The fencing token of the grant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +163,7 @@ class TokenFell(Event):
     """
 
     token: int
+    """The token that the store gave."""
     seen: int
 
 
@@ -155,8 +175,11 @@ class MessageEvent(Event):
     """Something that happened to one delivery."""
 
     id: str
+    """The id of the message."""
     sequence: int
+    """The number of the message in its queue."""
     delivery_count: int
+    """Which delivery it was: 1 is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +191,7 @@ class MessageFailed(MessageEvent):
     """
 
     error: str
+    """Type and text of what the handler raised."""
     delay: float | None
     place: str = ""
 
@@ -184,6 +208,7 @@ class MessageDied(MessageEvent):
     """A message became a dead letter."""
 
     reason: str
+    """Why it died, in a word or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +244,7 @@ class GivenBack(Event):
     """Deliveries were given back unhandled and uncounted: they waited too long, or consuming stops."""
 
     count: int
+    """How many deliveries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +253,7 @@ class BrokerUnanswered(Event):
 
     what: str
     why: str
+    """Why there was no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +278,7 @@ class SlotSent(Event):
     """
 
     schedule: str
+    """The name of the schedule."""
     slot: float
     late: float
 
@@ -263,6 +291,7 @@ class SlotsSkipped(Event):
     """
 
     schedule: str
+    """The name of the schedule."""
     first: float
     last: float
 
@@ -272,4 +301,5 @@ class SlotsWithheld(Event):
     """This process sends no slots of a schedule for now (*why*). Emitted once for each reason."""
 
     schedule: str
+    """The name of the schedule."""
     why: str

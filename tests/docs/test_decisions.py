@@ -1,4 +1,4 @@
-"""The list of decisions has each record once, in the order of the numbers, under the record's own title."""
+"""The list of decisions has each record once, in the order of the numbers, under its own title, and in a topic."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def test_decisions_are_listed_in_order() -> None:
         assert int(number) == int(record.name[:4])
         known.append(f"{number}. [{title}]({record.name})")
     assert listed == known
+
+
+def test_each_decision_is_in_the_table_of_topics() -> None:
+    topics = [line for line in (DECISIONS / "README.md").read_text().splitlines() if line.startswith("| ")][1:]
+    listed = {int(number) for topic in topics for number in topic.strip("| ").rpartition("|")[2].split(",")}
+    assert listed == {int(record.name[:4]) for record in DECISIONS.glob("[0-9]*.md")}

@@ -28,6 +28,7 @@ from tenure.errors import ConfigError, TenureError, TermLost, refuse_generator
 from tenure.events import Event
 
 Work = Callable[[Term], Awaitable[Any]]
+"""``work(term)``: async; it is called when this process is elected, and cancelled when the term ends."""
 
 
 class Election:

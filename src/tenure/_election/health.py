@@ -12,6 +12,7 @@ from tenure._runtime.threads import in_thread
 from tenure.errors import in_words
 
 Health = Callable[[], bool | Awaitable[bool]]
+"""``health()``: plain or async, it tells whether the work can go on. An exception counts as false."""
 
 NOT_HEALTHY = "the health callback reported that the work is not healthy"
 

@@ -11,6 +11,7 @@ CandidateState = Literal[
     "leading",  # it holds the lease, and the work runs
     "ending",  # its term ends: the work is ending, or the lease is being released
 ]
+"""The state of one candidate."""
 
 
 @dataclass(frozen=True, slots=True)

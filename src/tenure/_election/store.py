@@ -20,7 +20,9 @@ class LeaseTraits:
     """The abilities of a store, as data: the suite, docs, checks and callers read the same object. Times in seconds."""
 
     ttl_min: float
+    """The shortest lease."""
     ttl_max: float
+    """The longest lease."""
     fencing: Literal["native", "emulated"]
     """The source of the rising token: the store's own counter, or one that tenure keeps in it."""
     expiry: Literal["store clock", "observed"]

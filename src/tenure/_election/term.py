@@ -145,7 +145,14 @@ class Term(TermBase[asyncio.Event]):
 
 
 class BlockingTerm(TermBase[threading.Event]):
-    """A term for threads: as :class:`tenure.Term`; ``lost`` is a ``threading.Event``."""
+    """A term of leadership, for threads: as :class:`tenure.Term`.
+
+    Attributes:
+        name: The name of the election.
+        holder: The identity that won; new for each acquisition.
+        token: The fencing token. It rises with every acquisition, by any candidate, and never falls.
+        lost: A ``threading.Event``, set when the work has to end.
+    """
 
     def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
         super().__init__(grant, trusted_until, clock, threading.Event())

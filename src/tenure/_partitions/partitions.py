@@ -65,6 +65,8 @@ class BlockingPartitionTerm(BlockingTerm):
 
 
 PartitionWork = Callable[[PartitionTerm], Awaitable[Any]]
+"""``work(term)``: async; it is called for each partition that this process owns."""
+
 MakePartitionTerm = Callable[[str], MakeTerm]
 
 

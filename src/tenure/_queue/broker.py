@@ -41,6 +41,7 @@ from tenure._queue.verdicts import Deleted, Lapsed, NotEmpty, Renewed, Settled, 
 from tenure.errors import ConfigError, refuse_unknown
 
 Support = Literal["native", "emulated", "impossible"]
+"""How a store does something: by itself, by steps of tenure, or not at all."""
 
 CLAIM_BYTES = 4 * 2**20
 """Bytes: a claim ends with the message whose body makes it as large as this, so that its answer comes in time."""
@@ -51,21 +52,29 @@ class QueueTraits:
     """A broker's abilities: data, so that suite, docs, checks and callers read the same object. Times in seconds."""
 
     lock_min: float
+    """The shortest lock."""
     lock_max: float
+    """The longest lock."""
     body_max: int
     """The largest body in bytes."""
     fencing: Support = "native"
     """Whether a late verb of an old claim is refused: by the store, by our check in it, or not."""
     renewal: Support = "native"
+    """Whether a lock can be renewed."""
     dead_letters: Support = "native"
+    """Whether dead letters are kept."""
     delay: Support = "native"
+    """Whether a message can be sent, or abandoned, with a delay."""
     delay_step: float = 0.001
     """Delays are rounded up to a multiple of it."""
     delay_lag: float = 0.0
     """Seconds by which a delayed message may come late, where the server puts it into the queue by its own schedule."""
     priorities: Support = "native"
+    """Whether messages of a higher priority come first."""
     sessions: Support = "native"
+    """Whether messages of a session come in order, to one consumer at a time."""
     deferral: Support = "native"
+    """Whether a message can be set aside until it is asked for by its sequence."""
     dedupe: Support = "native"
     """Whether the ids of sent messages are remembered."""
     dedupe_min: float = 0.0
@@ -81,6 +90,7 @@ class QueueTraits:
     tells_holder: bool = True
     """Whether ``peek`` tells which process has locked a message, and since when."""
     exact_stats: bool = True
+    """Whether the counts of messages, and the age of the oldest, are exact; without, they may be a little old."""
     hints: bool = True
     """Whether consumers get hints of new messages; without, they look now and then."""
     names_dead: bool = False
@@ -250,6 +260,7 @@ class Claim(NamedTuple):
     """
 
     deliveries: Sequence[Delivery]
+    """The messages, in order; none if the queue has none to hand out."""
     due_in: float | None = None
     died: Sequence[Died] = ()
     age: float = 0.0
@@ -279,6 +290,7 @@ class Schedules(NamedTuple):
     """What is kept of the schedules of a queue, by their names; *now* is the store's wall clock, in Unix seconds."""
 
     records: Mapping[str, str]
+    """The record of each schedule: text that tenure writes and reads."""
     now: float
 
 
@@ -286,8 +298,11 @@ class Advanced(NamedTuple):
     """The answer to ``advance``: whether it was done, the record that is kept now, and the store's wall clock."""
 
     is_done: bool
+    """Whether the record was as expected: then it is replaced, and the messages are sent."""
     record: str | None
+    """The record that is kept now; None if there is none."""
     now: float
+    """The store's wall clock, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +310,11 @@ class Selection:
     """Which dead letters are meant: those that fit every condition given; all of them if none is."""
 
     sequences: frozenset[int] | None = None
+    """Have one of these sequences."""
     ids: frozenset[str] | None = None
+    """Have one of these ids."""
     reason: str | None = None
+    """Died for this reason."""
     dead_before: float | None = None
     """Died before this moment of the store's wall clock, in Unix seconds."""
     dead_for: float | None = None
@@ -327,9 +345,13 @@ class LiveSelection:
     """Which live messages are meant: those that fit every condition given; all of them if none is."""
 
     states: frozenset[State] | None = None
+    """Are in one of these states."""
     sequences: frozenset[int] | None = None
+    """Have one of these sequences."""
     ids: frozenset[str] | None = None
+    """Have one of these ids."""
     session: str | None = None
+    """Belong to this session."""
     sent_before: float | None = None
     """Sent before this moment of the store's wall clock, in Unix seconds."""
     after: int = 0

@@ -16,6 +16,7 @@ from tenure._queue.selections import select_dead
 PAGE = 100
 
 Filter = Callable[[DeadMessage], bool]
+"""``filter(dead)``: tells whether a dead letter is meant."""
 
 
 class DeadLetters:

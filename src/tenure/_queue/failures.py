@@ -18,8 +18,11 @@ class Failure:
     """An exception, as text that outlives its process."""
 
     type: str
+    """The full name of the type, such as ``ValueError`` or ``shop.errors.NoSuchCustomer``."""
     message: str
+    """The text of the exception: at most 4,096 characters."""
     traceback: str = ""
+    """The traceback as text, or its end if it is long; empty if none was kept."""
 
     @classmethod
     def of(cls, error: BaseException, most: int = TRACEBACK_MAX) -> Failure:

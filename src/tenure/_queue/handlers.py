@@ -29,6 +29,8 @@ Handler = Callable[[Message], object] | Callable[[BlockingMessage], object] | Ca
 """``handler(message)``: async, it takes a ``Message``; plain, a ``BlockingMessage``; in a process, a ``Received``."""
 
 RunIn = Literal["auto", "thread", "process"]
+"""Where a handler runs; ``auto``: an async one on the loop, a plain one in a thread."""
+
 Served = Callable[[Message], Awaitable[object]]
 """Calls the handler, and returns what it returns; of one in a thread or a process, also the exception it raises."""
 

@@ -14,6 +14,7 @@ from tenure._queue.received import Message
 from tenure._runtime.threads import DaemonThreads
 
 OnError = Callable[[Message, BaseException], Awaitable[None] | None]
+"""``on_error(message, error)``: plain or async, it is called when a handler has failed."""
 
 HOOK_MAX = 10.0
 """Seconds that an async error hook may take; its message stays locked meanwhile."""

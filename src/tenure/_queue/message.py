@@ -14,7 +14,11 @@ from tenure._frozen import FrozenDict
 from tenure._queue.failures import Failure
 
 HeaderValue = str | int | float | bool
+"""A value of a header."""
+
 Headers = Mapping[str, HeaderValue]
+"""The headers of a message, by their names."""
+
 NO_HEADERS: Headers = FrozenDict()
 
 Token = str | int
@@ -61,9 +65,11 @@ class Attempt:
     number: int
     """Which delivery it was: 1 is the first."""
     at: float
+    """When it ended, by the store's wall clock, in Unix seconds."""
     outcome: Literal["abandoned", "expired", "rejected"]
     """``abandoned`` by its consumer, its lock ``expired`` (crash, hang), or ``rejected`` to the dead letters."""
     error: Failure | None = None
+    """What the handler raised; None if it raised nothing, or its process died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,15 @@ class Death:
     """Why, when and after what a message died."""
 
     reason: str
+    """A word or two: ``max_deliveries``, ``expired``, ``undecodable``, or the handler's own."""
     description: str
+    """More about it, as text; it may be empty."""
     at: float
+    """When it died, by the store's wall clock, in Unix seconds."""
     error: Failure | None = None
     """The last failure that was reported."""
     history: tuple[Attempt, ...] = ()
+    """Its deliveries, the oldest first; the newest fifty are kept."""
 
 
 def newest_error(history: Sequence[Attempt]) -> Failure | None:
@@ -90,31 +100,44 @@ class Died(NamedTuple):
     """A message whose death the broker decided by itself: it expired, or its last lock did."""
 
     sequence: int
+    """Its number in its queue."""
     id: str
+    """Its id."""
     delivery_count: int
+    """How often it was handed out."""
     reason: str
+    """``expired`` or ``max_deliveries``."""
 
 
 class Delivery(NamedTuple):
     """A locked message. A tuple, so that a broker can make thousands out of rows: ``Delivery._make(row)``."""
 
     queue: str
+    """The name of the queue."""
     sequence: int
     """The message's number in its queue: rising in the order sent, unchanged by redelivery."""
     token: Token
     """Proves the lock; the same for all deliveries of one claim."""
     id: str
+    """The id of the message: that of its sender, or one that the store made up."""
     body: bytes
+    """The content, as it was sent."""
     headers: Headers
+    """The headers, as they were sent."""
     delivery_count: int
     """How many times it was handed out, this time included. Given back, that time is taken off again."""
     enqueued_at: float
+    """When it was sent, by the store's wall clock, in Unix seconds."""
     locked_until: float
     """By the store's wall clock: for show."""
     session: str | None = None
+    """The session of the message; None if it belongs to none."""
     priority: int = 0
+    """0 to 9; higher ones are received first."""
     reply_to: str | None = None
+    """The queue that waits for the answer; None if no answer is expected."""
     correlation_id: str | None = None
+    """What the message is an answer to, or an answer to it has to carry; None if nothing."""
     death: Death | None = None
     """Set only for what is received from the dead letters."""
 
@@ -126,9 +149,13 @@ class SessionLock(NamedTuple):
     """A locked session: no other consumer receives its messages."""
 
     queue: str
+    """The name of the queue."""
     session: str
+    """The name of the session."""
     token: Token
+    """Proves the lock of the session; opaque."""
     locked_until: float
+    """When the lock ends unless it is renewed, by the store's wall clock, in Unix seconds: for show."""
     state: bytes | None = None
     """What was last stored for this session, when it was accepted."""
 
@@ -144,22 +171,33 @@ class LiveMessage:
     """A live message, looked at without locking it."""
 
     queue: str
+    """The name of the queue."""
     sequence: int
+    """The number of the message in its queue: it rises in the order of sending."""
     id: str
+    """The id of the message: that of its sender, or one that the store made up."""
     body: bytes
+    """The content, as it was sent."""
     headers: Headers
+    """The headers, as they were sent."""
     state: State
+    """Where the message is: ``ready``, ``locked``, ``delayed`` or ``deferred``."""
     delivery_count: int
     """How many times it was handed out; the present time included if it is locked."""
     enqueued_at: float
+    """When it was sent, by the store's wall clock, in Unix seconds."""
     locked_until: float | None
     """When its lock ends unless it is renewed; None if it is not locked."""
     due_at: float | None
     """When it can be received; None unless it is delayed."""
     session: str | None
+    """The session of the message; None if it belongs to none."""
     priority: int
+    """0 to 9; higher ones are received first."""
     reply_to: str | None
+    """The queue that waits for the answer; None if no answer is expected."""
     correlation_id: str | None
+    """What the message is an answer to, or an answer to it has to carry; None if nothing."""
     locked_by: str | None = None
     """The process that has locked it, as ``HOST:PID``; None if it is not locked, or the store doesn't tell."""
     locked_since: float | None = None
@@ -171,21 +209,37 @@ class DeadMessage:
     """A dead letter, looked at without locking it."""
 
     queue: str
+    """The name of the queue."""
     sequence: int
+    """The number of the message in its queue, as before it died."""
     id: str
+    """The id of the message: that of its sender, or one that the store made up."""
     body: bytes
+    """The content, as it was sent."""
     headers: Headers
+    """The headers, as they were sent."""
     delivery_count: int
+    """How often it was handed out before it died."""
     enqueued_at: float
+    """When it was sent, by the store's wall clock, in Unix seconds."""
     session: str | None
+    """The session of the message; None if it belongs to none."""
     priority: int
+    """0 to 9; higher ones are received first."""
     reply_to: str | None
+    """The queue that waits for the answer; None if no answer is expected."""
     correlation_id: str | None
+    """What the message is an answer to, or an answer to it has to carry; None if nothing."""
     reason: str
+    """Why it died, in a word or two: ``max_deliveries``, ``expired``, ``undecodable``, or the handler's own."""
     description: str
+    """More about its death, as text; it may be empty."""
     dead_at: float
+    """When it died, by the store's wall clock, in Unix seconds."""
     error: Failure | None
+    """The last failure that was reported; None if there was none."""
     history: tuple[Attempt, ...]
+    """Its deliveries, the oldest first; the newest fifty are kept."""
 
     def __repr__(self) -> str:
         return brief(self)
@@ -250,9 +304,11 @@ class Stats:
     ready: int = 0
     """Could be received now: also those whose lock or delay has ended."""
     locked: int = 0
+    """With a consumer, under a lock that has not ended."""
     delayed: int = 0
     """Sent or abandoned with a delay that has not ended."""
     deferred: int = 0
+    """Set aside: received again only by their sequence."""
     dead: int = 0
     """Dead letters, also those that are being looked at under a lock."""
     oldest_age: float = 0.0

@@ -49,9 +49,10 @@ class SendOptions(TypedDict, total=False):
     correlation_id: str | None
 
 
+# Not frozen: that would cost more time than all the rest of building one.
 @dataclass(slots=True, kw_only=True)
 class Outgoing:
-    """A message to be sent. (Not frozen: that would cost more time than all the rest of building one.)
+    """A message to be sent.
 
     Args:
         body: The content, as bytes.

@@ -46,6 +46,7 @@ class Abandon:
 
     delay: float = 0.0
     error: Failure | None = None
+    """What the handler raised, for the history; None if nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,11 @@ class DeadLetter:
     """
 
     reason: str
+    """A word or two, to group and to filter by."""
     description: str = ""
+    """More about it; what is beyond 4,096 characters is cut off."""
     error: Failure | None = None
+    """What the handler raised; None if nothing."""
 
     def __post_init__(self) -> None:
         check_description(self.description)
@@ -79,6 +83,7 @@ class DeadLetter:
 
 
 Verdict = Complete | Abandon | GiveBack | Defer | DeadLetter
+"""What becomes of a delivery."""
 
 COMPLETE = Complete()
 GIVE_BACK = GiveBack()
@@ -88,7 +93,9 @@ class Settlement(NamedTuple):
     """A verdict on one delivery."""
 
     delivery: Delivery
+    """The delivery, with its lock token."""
     verdict: Verdict
+    """What becomes of it."""
 
 
 # --- answers -----------------------------------------------------------------------------------------------------
@@ -99,6 +106,7 @@ class Renewed:
     """Yes: the lock holds for the time asked, from some moment after the request was sent, or for longer."""
 
     locked_until: float
+    """When the lock ends now, by the store's wall clock, in Unix seconds: for show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,7 @@ class Deleted:
     """Yes: the queue is gone, and with it the messages that are counted here."""
 
     stats: Stats
+    """The messages that were deleted, by state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,7 @@ class NotEmpty:
     """No: the queue holds the messages that are counted here, and nothing was changed."""
 
     stats: Stats
+    """The messages that are there, by state."""
 
 
 SETTLED = Settled()

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
+"""The kind of a metric."""
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Bounds of the buckets for handlers and sends: those of the messaging conventions of OpenTelemetry."""
@@ -24,9 +25,13 @@ class Family:
     """One metric, with all its labels."""
 
     kind: Kind
+    """``counter`` (it only rises), ``gauge`` or ``histogram``."""
     labels: tuple[str, ...]
+    """The names of its labels, in the order of their values in a ``Key``."""
     help: str
+    """One sentence for people who read the metric."""
     bounds: tuple[float, ...] = ()
+    """Of a histogram: the upper bounds of its buckets, in seconds, rising."""
     combine: Literal["sum", "max"] = "sum"
     """How the values of several processes become one."""
 
@@ -88,10 +93,13 @@ class Histogram:
     """How many values were in each bucket, the last of which has no bound; and their sum."""
 
     counts: list[int]
+    """How many values are in each bucket: those above the bound before it, up to its own."""
     total: float = 0.0
+    """The sum of all values, in seconds."""
 
     @classmethod
     def of(cls, family: Family) -> Histogram:
+        """Return an empty histogram with the buckets of *family*."""
         return cls([0] * (len(family.bounds) + 1))
 
     def add(self, other: Histogram) -> None:

@@ -20,6 +20,7 @@ from tenure.sync._blocking import blocking, iterated
 from tenure.sync._work_threads import WorkThreads
 
 Work = Callable[[Term], Any]
+"""``work(term)``: it is called, on a thread of its own, when this process is elected."""
 
 
 class Election:

@@ -18,6 +18,7 @@ from tenure.sync._blocking import blocking
 from tenure.sync._work_threads import WorkThreads
 
 PartitionWork = Callable[[PartitionTerm], Any]
+"""``work(term)``: it is called, on a thread of its own, for each partition that this process owns."""
 
 
 class Partitions:

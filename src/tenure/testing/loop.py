@@ -59,6 +59,7 @@ class LimitReached(TimeoutError):
 
 
 def _refused(self: VirtualLoop, *args: object, **options: object) -> Any:
+    """Raise ``NotImplementedError``: a loop in virtual time has no sockets, signals, pipes or processes."""
     raise NotImplementedError("a loop in virtual time has no sockets, signals, pipes or processes")
 
 

@@ -20,6 +20,7 @@ T = TypeVar("T")
 LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
 
 Fault = Literal["lose_answer", "cut", "cut_one", "late", "away", "restart", "full", "slow"]
+"""What a harness can do to the connection or the store."""
 
 GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
 """Sends a request and gives it up before it arrives."""
@@ -29,6 +30,7 @@ class LeaseHarness(ABC):
     """One test's storage, with as many clients as the test opens. Made without arguments, once for each test."""
 
     traits: ClassVar[LeaseTraits]
+    """The traits of the store; tests of what it can not do are skipped."""
     ttl: ClassVar[float] = 10.0
     """The length of a lease in the tests, in seconds; short where time is real, as tests wait for its end."""
     ends_within: ClassVar[float] = 0.0
@@ -270,6 +272,7 @@ class QueueHarness(ABC):
     """One test's queues, with as many clients as the test opens. Made without arguments, once for each test."""
 
     traits: ClassVar[QueueTraits]
+    """The traits of the broker; tests of what it can not do are skipped."""
     lock: ClassVar[float] = 10.0
     """The length of a lock in the tests, in seconds; short where time is real, as tests wait for its end."""
     long: ClassVar[float] = 20.0

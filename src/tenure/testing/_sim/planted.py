@@ -17,8 +17,11 @@ class Mutant(Generic[P]):
     """A planted bug: a description, the parts of a run with the bug in them, and the violation that must show it."""
 
     about: str
+    """What is wrong, in a sentence."""
     parts: P
+    """The parts of a run, with the bug in them."""
     shows: str = ""
+    """The kind of the violation that must show it; empty if none may."""
 
 
 def parts_of(mutant: str | None, known: Mapping[str, Mutant[P]], usual: P) -> P:

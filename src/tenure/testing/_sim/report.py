@@ -15,8 +15,11 @@ class Violation:
     """A promise that was broken: which one, when in true seconds, and what was seen."""
 
     kind: str
+    """Which promise, in a word or two."""
     at: float
+    """When, in seconds of true time from the beginning of the run."""
     what: str
+    """What was seen."""
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.at:.3f} s: {self.what}"
@@ -50,15 +53,22 @@ class Outcome:
     """The unit of :attr:`amount`."""
 
     seed: int
+    """The seed, from which everything was drawn."""
     mutant: str | None
+    """The planted bug; None if there was none."""
     setting: str
+    """What the seed drew, in words: how many processes, which times, which kind of store."""
     seconds: float
+    """The length of the run, in virtual seconds."""
     steps: int
+    """How many steps the run took."""
     recovery: float
     bound: float
     digest: str
     violations: tuple[Violation, ...] = ()
+    """The promises that were broken, the first twenty at most; none if all is well."""
     trace: tuple[str, ...] = field(default=(), repr=False)
+    """With ``trace=True``: what happened, line by line."""
 
     @property
     def ok(self) -> bool:
@@ -126,6 +136,7 @@ class Report(Outcome):
     unit: ClassVar[str] = "elections"
 
     elections: int
+    """How many elections were held."""
 
     @property
     def amount(self) -> int:
@@ -143,6 +154,7 @@ class QueueReport(Outcome):
     messages: int
     """How many were sent and acknowledged."""
     deliveries: int
+    """How often a message was handed out."""
     sessions: int
     """Of how many sessions messages were handed out."""
 

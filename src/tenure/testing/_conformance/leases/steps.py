@@ -22,6 +22,7 @@ class LeaseSuite:
     """Gives each test a harness and a name."""
 
     harness: ClassVar[type[LeaseHarness]]
+    """The harness of the store under test: a class, made anew for each test."""
     pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
     @pytest_asyncio.fixture(name="harness")

@@ -30,6 +30,7 @@ class QueueSuite:
     """Gives each test a harness and a name."""
 
     harness: ClassVar[type[QueueHarness]]
+    """The harness of the store under test: a class, made anew for each test."""
     pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
     @pytest_asyncio.fixture(name="harness")
