@@ -376,7 +376,7 @@ def test_a_metric_that_matters_at_night_has_an_alert() -> None:
 def test_what_the_page_says_of_series_holds() -> None:
     metrics = Metrics()
     metrics.event(StandingBy(0.0, "shop", "a#1", "b", 1))
-    assert metrics.snapshot() == {}
+    assert metrics.snapshot() == {("tenure_leader", ("shop",)): 0.0}
     metrics.event(TermBegan(0.0, "shop", "a#1", 2))
     assert metrics.snapshot() == {("tenure_terms", ("shop",)): 1.0, ("tenure_leader", ("shop",)): 1.0}
     metrics.event(TermEnded(0.0, "shop", "a#1", 2, "stopped", True))

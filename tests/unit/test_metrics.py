@@ -44,6 +44,7 @@ from tenure.events import (
     ResultDiscarded,
     SlotSent,
     SlotsSkipped,
+    StandingBy,
     TermBegan,
     TermEnded,
 )
@@ -205,6 +206,12 @@ def test_reasons_that_handlers_invent_are_one(reason: str, label: str) -> None:
     metrics = Metrics()
     metrics.event(MessageDied(0.0, "orders", "me", "id", 1, 1, reason))
     assert metrics.snapshot() == {("tenure_messages_dead", ("orders", label)): 1.0}
+
+
+def test_a_candidate_that_stands_by_shows_that_it_does_not_lead() -> None:
+    metrics = Metrics()
+    metrics.event(StandingBy(0.0, "chair", "a", "b", 1))
+    assert metrics.snapshot() == {("tenure_leader", ("chair",)): 0.0}
 
 
 def test_a_program_leads_while_any_of_its_candidates_does() -> None:

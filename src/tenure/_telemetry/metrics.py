@@ -30,6 +30,7 @@ from tenure.events import (
     ResultDiscarded,
     SlotSent,
     SlotsSkipped,
+    StandingBy,
     TermBegan,
     TermEnded,
 )
@@ -158,6 +159,8 @@ class Metrics(Telemetry):
                     self._count("tenure_overruns", self._label("name", election_label(event.name)))
                 case CampaignFailed():
                     self._count("tenure_campaigns_failed", self._label("name", election_label(event.name)))
+                case StandingBy():  # so that a name without a leader shows 0 where a candidate has never led, too
+                    self._leading.setdefault(self._label("name", election_label(event.name)), set())
 
     def _of(self, event: Event) -> str:
         """Return the queue of an event, as its label."""
