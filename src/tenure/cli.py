@@ -1,7 +1,7 @@
 """The entry point of the command line; it imports nothing slow.
 
 Elections: ``tenure lead|status|watch|resign|partitions``. Queues: ``tenure send|work|queue|dead``. Stores: ``tenure
-doctor|migrate``. Demonstrations: ``tenure sim|demo``.
+doctor|explain|migrate``. Demonstrations: ``tenure sim|demo``.
 """
 
 from __future__ import annotations

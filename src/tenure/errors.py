@@ -96,14 +96,13 @@ class DecodeError(TenureError, ValueError):
     """A message's body is not JSON, or doesn't fit the type; the message names the place.
 
     If a handler raises it about its own message, that is not retried, because the body stays the same.
-
-    Attributes:
-        queue, sequence: The message; None if only a body was known.
     """
 
     code: ClassVar[str] = "decode"
     queue: str | None = None
+    """The queue of the message; None if only a body was known."""
     sequence: int | None = None
+    """The message's sequence in it; None likewise."""
 
 
 class QueueNotEmpty(TenureError):
