@@ -13,9 +13,12 @@ BIN    := $(VENV)/bin
 INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/dev.txt \
           $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt
 
+# Scripts that write pages, or parts of them, from the code; the tests run each with --check.
+WRITTEN = traits commands errors_page timing_tables figures proof_figures
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test pythons lowest proof format lint types layers unit wheel dist coverage bench servers clean
+.PHONY: help demo quick test pythons lowest proof format lint types layers unit wheel docs pictures dist coverage bench servers clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +64,14 @@ unit: $(VENV)/.dev ## Run the tests alone (ARGS='-k lease -x')
 
 wheel: $(VENV)/.dev ## Build the wheel, install it without extras, time its import
 	@$(BIN)/python scripts/stages.py wheel
+
+docs: $(VENV)/.dev ## Build the site of the documentation into build/site, without network; a dead link fails
+	@set -e; for name in $(WRITTEN); do $(BIN)/python -m scripts.$$name; done
+	@$(BIN)/python scripts/stages.py docs
+	@echo "Open build/site/index.html"
+
+pictures: $(VENV)/.dev servers ## Make the pictures of screens in docs/images anew, in Chromium; they differ each time
+	@set -e; for name in demo_picture pictures; do $(BIN)/python -m scripts.$$name; done
 
 dist: $(VENV)/.dev ## Build what is published, and check it: metadata, contents, each extra, its own tests (ARGS='contents')
 	@$(BIN)/python -m scripts.check_dist $(ARGS)

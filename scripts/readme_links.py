@@ -6,11 +6,18 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-TO_A_FILE = re.compile(r"\]\((?![a-z]+:|#)([^)]+)\)")
+TO_A_FILE = re.compile(r"(!?)(\[[^\]]*\])\((?![a-z]+:|#)([^)]+)\)")
 
 
 class ReadmeLinks(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
-        files = f"{metadata['urls']['Homepage']}/blob/v{metadata['version']}"
+        repository, tag = metadata["urls"]["Homepage"], f"v{metadata['version']}"
+
+        def absolute(link: re.Match[str]) -> str:
+            image, text, path = link.groups()
+            return (
+                f"{image}{text}({repository}/{'raw' if image else 'blob'}/{tag}/{path})"  # blob is a page about a file
+            )
+
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": TO_A_FILE.sub(rf"]({files}/\1)", text)}
+        metadata["readme"] = {"content-type": "text/markdown", "text": TO_A_FILE.sub(absolute, text)}

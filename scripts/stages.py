@@ -33,6 +33,10 @@ STAGES: dict[str, list[list[str]]] = {
         ["pyright", "--pythonpath", PYTHON],
         [PYTHON, "scripts/check_public_types.py"],
     ],
+    # Every warning fails: a dead link, also one inside a page; a public name that is on no page.
+    "docs": [
+        ["sphinx-build", "-qEW", "--keep-going", "-j", "auto", "-c", "docs", "-d", "build/doctrees", ".", "build/site"]
+    ],
     "wheel": [[PYTHON, "scripts/check_wheel.py"]],
     # The files begin in the order of tests/conftest.py, and not with those of most tests.
     "tests": [[PYTHON, "-m", "pytest", *WORKERS, "--no-loadscope-reorder", "--durations", "20"]],

@@ -97,6 +97,8 @@ LONGEST = [
     "process/test_azure_elections.py",
     "conformance/test_cost.py",
     "examples/test_kubernetes_deployment.py",
+    "examples/test_django_outbox.py",
+    "examples/test_fastapi_shop.py",
     "process/test_work.py",
     "process/test_work_locks.py",
     "application/test_threads.py",

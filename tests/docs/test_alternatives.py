@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.hang import CONTENDERS, FAULTS, PEERS, SHORT, Act, Contender, Outcome, Process, outcome, suffers, trial
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "alternatives.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "alternatives.md").read_text(encoding="utf-8")
 TTL = 0.5
 
 
@@ -59,6 +60,11 @@ def test_the_short_table_says_the_same_as_the_long_ones() -> None:
             most = [int(found[1]) for name in those if (found := re.search(r"\((\d+)\)", late[name][place]))]
             if "goes on" not in cell:
                 assert re.findall(r"(\d+) late", cell) == ([str(max(most))] if most else []), (row, fault)
+
+
+def test_the_readme_has_the_short_table() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(part("short")) in readme
 
 
 def test_each_fault_is_explained() -> None:

@@ -287,7 +287,7 @@ def test_a_message_that_was_changed_is_found() -> None:
     assert len(unexplained(changed)) > 0.5 * len(changed)
 
 
-@pytest.mark.parametrize(("code", "about"), warnings().items(), ids=warnings())
+@pytest.mark.parametrize(("code", "about"), sorted(warnings().items()), ids=sorted(warnings()))
 def test_a_warning_is_quoted_as_doctor_prints_it(code: str, about: set[str]) -> None:
     for line in quotes(sections()[code]):
         named = re.fullmatch(r"! ([^:]+(?::\d+)?): .+ \[([a-z-]+)\]", line)

@@ -92,6 +92,14 @@ def test_each_example_has_an_expectation() -> None:
     assert {example.stem for example in EXAMPLES} == set(PRINTS)
 
 
+def test_each_example_is_in_the_list_of_examples() -> None:
+    listed = re.findall(r"\]\(([^)]+)\)", (ROOT / "examples" / "README.md").read_text())
+    first = {target.removesuffix("/README.md") for target in listed}
+    there = {one.name for one in (ROOT / "examples").iterdir()} - {"README.md", "__pycache__", "projects"}
+    projects = {f"projects/{one.name}" for one in (ROOT / "examples" / "projects").iterdir()} - {"projects/__pycache__"}
+    assert there | projects == {target for target in first if not target.startswith("..")}
+
+
 @pytest.mark.parametrize("example", TESTS, ids=lambda example: example.stem)
 def test_an_example_of_a_test_passes_with_every_seed(example: Path, tmp_path: Path) -> None:
     line = [sys.executable, "-m", "pytest", "-p", "tenure.testing.pytest_plugin", "--seeds", "20", str(example)]

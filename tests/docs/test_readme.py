@@ -1,4 +1,4 @@
-"""The commands of the README run in the order of the page."""
+"""The commands of the README, and of the page of the command line, run in the order of their page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from pathlib import Path
 from tests.absent import skip_or_fail
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
+LINES_MAX = 130
 
-PRINTS = r"""[\w-]+--1
+EXAMPLES_PRINT = r"""page 1 of the report, written in term 1
+page 2 .*
+page 3 .*
+(order \d is served, delivery 1\n){3}"""
+
+STEPS_PRINT = r"""[\w-]+--1
 [\w-]+--2
 QUEUE .*
 orders +2 .*
@@ -23,42 +29,47 @@ got: one teapot
 leading in term 1
 NAME .*
 nightly-report +\(none\).*
-page 1 of the report, written in term 2
-page 2 .*
-page 3 .*
-(order \d is served, delivery 1\n){3}"""
+"""
 
 
-def blocks() -> list[str]:
-    found: list[str] = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+def blocks(page: str) -> list[str]:
+    found: list[str] = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return found
 
 
-def test_the_installation_comes_first() -> None:
-    first, *rest = blocks()
-    assert first.startswith("git clone ")
-    assert [line for block in rest for line in block.splitlines() if re.match(r"git|pip|\. ", line)] == []
-    headings = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
-    assert headings[:5] == ["Install", "First steps", "Two examples", "A service", "See it work"]
-
-
-def test_the_first_steps_run_in_the_order_of_the_page(tmp_path: Path) -> None:
+def printed(script: str, folder: Path, code: int = 0) -> str:
+    """Return what a *script* prints in a new shell, which ends with *code*."""
     if (bash := shutil.which("bash")) is None:
         skip_or_fail("there is no bash")
-    _, *rest = blocks()
-    steps = [block for block in rest if not block.startswith("make ")]  # make has tests of its own
-    script = "".join(steps).replace("sleep 10", "true")
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (folder / "examples").symlink_to(ROOT / "examples")
     done = subprocess.run(
         [bash, "--norc", "-c", script],
-        cwd=tmp_path,
-        env={"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)},
+        cwd=folder,
+        env={"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(PRINTS, done.stdout), done.stdout
+    assert done.returncode == code, done.stderr
     assert "error" not in done.stderr
+    return done.stdout
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= LINES_MAX, "move something to a page of docs"
+
+
+def test_the_installation_comes_first_and_then_the_examples_run(tmp_path: Path) -> None:
+    [commands] = blocks(README)
+    [installation] = blocks((ROOT / "docs" / "install.md").read_text())
+    assert commands.startswith(installation)
+    script = commands.removeprefix(installation)
+    assert re.fullmatch(EXAMPLES_PRINT, got := printed(script, tmp_path)), got
+
+
+def test_the_first_steps_of_the_command_line_run(tmp_path: Path) -> None:
+    steps = [block for block in blocks((ROOT / "docs" / "cli.md").read_text()) if "tenure" in block]
+    script = "".join(steps).replace("sleep 10", "true")
+    assert re.fullmatch(STEPS_PRINT, got := printed(script, tmp_path, code=3)), got  # there is no leader at the end
