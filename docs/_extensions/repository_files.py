@@ -17,6 +17,7 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.util import logging
 
 LOGGER = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ def uri(app: Sphinx, here: str, path: str) -> str:
 
 def make_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Make a page for each file or folder to which a document links, and for all that is in such a folder."""
+    assert isinstance(app.builder, StandaloneHTMLBuilder)  # no other one has such pages
     wanted = {path for metadata in app.env.metadata.values() for path in metadata.get(LINKED, ())}
     made: set[str] = set()
     while wanted:
@@ -107,15 +109,16 @@ class SharedTree:
     def share(
         self, _app: Sphinx, page: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
     ) -> None:
-        make, depth = context.get("toctree"), page.count("/")
+        if "toctree" not in context or not page.startswith("files/"):
+            return
+        make, depth = context["toctree"], page.count("/")
 
         def tree(**options: Any) -> str:
             if depth not in self._made:
                 self._made[depth] = make(**options)
             return self._made[depth]
 
-        if make is not None and page.startswith("files/"):
-            context["toctree"] = tree
+        context["toctree"] = tree
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
