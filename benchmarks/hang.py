@@ -88,7 +88,7 @@ STORES: Mapping[str, Callable[[], Server]] = {
     "Kubernetes": lambda: private(Kubernetes),
 }
 
-TENURE, LOCK = "tenure", "PostgreSQL advisory lock, or `flock`"
+TENURE = "tenure"
 CONTENDERS = [
     Contender("tenure on SQLite", "tenure", row=TENURE),
     Contender("tenure on Redis", "tenure", "Redis", row=TENURE),
@@ -104,8 +104,8 @@ CONTENDERS = [
     in_both("python-redis-lock, `auto_renewal`", "python_redis_lock", "Redis", "redis_lock"),
     in_both("kazoo `Election`", "kazoo_election", "ZooKeeper", "kazoo"),
     in_both("kazoo `Election`, with a listener", "kazoo_election_listening", "ZooKeeper", "kazoo"),
-    Contender("PostgreSQL advisory lock", "postgres_advisory_lock", "PostgreSQL", "psycopg", row=LOCK),
-    Contender("`flock` on one machine", "flock", row=LOCK),
+    in_both("PostgreSQL advisory lock", "postgres_advisory_lock", "PostgreSQL", "psycopg"),
+    in_both("`flock` on one machine", "flock", "", "tenure"),
     Contender("`LeaderElection` of `kubernetes`", "kubernetes_election", "Kubernetes", "kubernetes"),
 ]
 PEERS = ("redis", "python-redis-lock", "kazoo", "psycopg", "kubernetes")
@@ -361,6 +361,8 @@ def late_acts_of(outcomes: Sequence[Outcome]) -> str:
 
 def in_short(outcomes: Sequence[Outcome]) -> str:
     """Return both in a few words."""
+    if not outcomes:
+        return "—"
     took = [each.took for each in outcomes if each.took is not None]
     if not took:
         return "B never acts"

@@ -55,6 +55,9 @@ def test_the_short_table_says_the_same_as_the_long_ones() -> None:
         for cell, fault in zip(cells, SHORT, strict=True):
             place = list(FAULTS).index(fault)
             those = [name for name in members_of(row) if seconds[name][place] != "—"]
+            if not those:
+                assert cell == "—", (row, fault)
+                continue
             assert (cell == "B never acts") == all(seconds[name][place] == "never" for name in those), (row, fault)
             assert ("goes on" in cell) == any(late[name][place] == "goes on" for name in those), (row, fault)
             most = [int(found[1]) for name in those if (found := re.search(r"\((\d+)\)", late[name][place]))]

@@ -84,7 +84,7 @@ def _advice(diagnosis: Diagnosis) -> Iterator[Advice]:
     traits = diagnosis.traits
     if traits is None:
         return
-    if not traits.survives_restart:
+    if not traits.survives_restart and traits.fencing == "native":  # others compute tokens that go on rising
         yield Advice(
             "survives restart",
             "tokens start at 1 again when the store's process restarts; a fence can't be relied on across restarts",

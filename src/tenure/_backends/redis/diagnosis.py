@@ -70,7 +70,7 @@ def _role(info: Mapping[str, object]) -> Fact:
     return Fact(
         "role",
         f"primary with {replicas} replicas",
-        "replication is asynchronous: a failover may lose the newest leases, tokens and messages; then two may lead, "
+        "replication is asynchronous: a fail-over may lose the newest leases, tokens and messages; then two may lead, "
         "or a token may be given twice. Let the resource itself refuse old tokens, or use PostgreSQL",
         "redis-failover",
     )
