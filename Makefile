@@ -34,7 +34,7 @@ quick: $(VENV)/.dev
 	@$(BIN)/python scripts/stages.py format lint layers types quick
 endif
 
-test: $(VENV)/.dev servers ## Check everything, as CI does: format, lint, layers, types, wheel, tests
+test: $(VENV)/.dev servers ## Check everything, as CI does: format, lint, layers, types, documents, wheel, tests
 	@$(BIN)/python scripts/stages.py
 
 pythons: | $(BIN)/python ## Run the quick tests on every installed Python from 3.11 to 3.14 (ARGS='3.12 3.13 -- -x')

@@ -37,8 +37,8 @@ LANGUAGES = {
 }
 """The language of a file by its suffix; all others are shown as plain text."""
 
-MADE_BY_RUNS = re.compile(r"^\.|^__pycache__$|\.db\b")
-"""Files and folders that are not of the repository."""
+MADE_BY_RUNS = re.compile(r"^\.|^__pycache__$|^dist$|\.db\b|\.key$|\.egg-info$")
+"""Files and folders that are not of the repository, and must not be published: a key, for example."""
 
 LINKED = "linked_files"
 """Where the metadata of a document keep the paths of the files to which it links."""

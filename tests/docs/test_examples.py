@@ -11,6 +11,7 @@ from textwrap import indent
 
 import pytest
 
+from tests.examples.project_pages import PROJECTS, is_left_behind
 from tests.servers import Etcd, Kubernetes, Nats, Postgres, RabbitMQ, ZooKeeper, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem no
 DOCUMENTS = sorted(
     str(page.relative_to(ROOT))
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
+    if not is_left_behind(page, ROOT)
 )
 RUN_BY_OTHERS = {"docs/tutorial.md"}  # its blocks are run in their order: see test_tutorial.py
 
@@ -95,9 +97,10 @@ def test_each_example_has_an_expectation() -> None:
 def test_each_example_is_in_the_list_of_examples() -> None:
     listed = re.findall(r"\]\(([^)]+)\)", (ROOT / "examples" / "README.md").read_text())
     first = {target.removesuffix("/README.md") for target in listed}
-    there = {one.name for one in (ROOT / "examples").iterdir()} - {"README.md", "__pycache__", "projects"}
-    projects = {f"projects/{one.name}" for one in (ROOT / "examples" / "projects").iterdir()} - {"projects/__pycache__"}
-    assert there | projects == {target for target in first if not target.startswith("..")}
+    folder = ROOT / "examples"
+    files = [one for one in (*folder.iterdir(), *PROJECTS.iterdir()) if not is_left_behind(one, folder)]
+    found = {str(one.relative_to(folder)) for one in files} - {"README.md", "projects"}
+    assert found == {target for target in first if not target.startswith("..")}
 
 
 @pytest.mark.parametrize("example", TESTS, ids=lambda example: example.stem)
@@ -156,7 +159,8 @@ def python_in(document: str) -> list[str]:
 
 @pytest.mark.parametrize("document", sorted({*DOCUMENTS} - RUN_BY_OTHERS))
 def test_python_in_the_documents_is_a_piece_of_an_example(document: str) -> None:
-    sources = ["\n" + one.read_text() for one in (ROOT / "examples").rglob("*.py")]
+    files = [one for one in (ROOT / "examples").rglob("*.py") if not is_left_behind(one, ROOT)]
+    sources = ["\n" + one.read_text() for one in files]
     for block in python_in(document):
         pieces = ["\n" + indent(block, " " * deep) for deep in (0, 4, 8, 12)]  # of a module, or of a function in it
         assert any(piece in source for piece in pieces for source in sources), (

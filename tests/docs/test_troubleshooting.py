@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,12 +113,18 @@ def test_each_reason_of_dead_letters_is_explained() -> None:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def sockets() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="shop") as folder:  # a socket's path must be short
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory, sockets: str) -> Iterator[dict[str, str]]:
     """Return an environment with a store that has a leader, a dead letter and a message."""
     folder = tmp_path_factory.mktemp("shop")
     environment = os.environ | {
         "TENURE_URL": f"sqlite:///{folder}/work.db",
-        "TENURE_SOCKET_DIR": str(folder),
+        "TENURE_SOCKET_DIR": sockets,
         "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
     }
 

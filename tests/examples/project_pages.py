@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+LEFT_BEHIND = re.compile(r"^\.|^__pycache__$|^dist$|\.db\b|\.key$|\.egg-info$")
+"""What a reader's run leaves in the folder of an example."""
+
 PROJECTS = Path(__file__).resolve().parents[2] / "examples" / "projects"
 
 
@@ -24,14 +27,12 @@ def files_listed(page: Path) -> set[str]:
     return set(re.findall(r"(?m)^\| \[([^]]+)\]\(\1\) \|", page.read_text()))
 
 
+def is_left_behind(path: Path, folder: Path) -> bool:
+    """Tell whether a file below a *folder* is not of the repository."""
+    return any(LEFT_BEHIND.search(part) for part in path.relative_to(folder).parts)
+
+
 def files_of(page: Path) -> set[str]:
     """Return the files of the project itself, without the README, hidden files and what a run leaves behind."""
-    return {
-        str(path.relative_to(page.parent))
-        for path in page.parent.rglob("*")
-        if path.is_file()
-        and "__pycache__" not in path.parts
-        and path.suffix != ".db"
-        and path.name[0] != "."
-        and path != page
-    }
+    files = [path for path in page.parent.rglob("*") if path.is_file() and path != page]
+    return {str(path.relative_to(page.parent)) for path in files if not is_left_behind(path, page.parent)}

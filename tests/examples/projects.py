@@ -19,7 +19,7 @@ from typing import Any, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-PROJECTS = Path(__file__).resolve().parents[2] / "examples" / "projects"
+from tests.examples.project_pages import LEFT_BEHIND, PROJECTS
 
 WITHIN = 60.0
 """Seconds that a step may take on a slow machine."""
@@ -90,7 +90,11 @@ class Project:
 
     def __init__(self, name: str, folder: Path, ports: Mapping[str, int], **environment: str) -> None:
         self.folder = folder / name
-        shutil.copytree(PROJECTS / name, self.folder, ignore=shutil.ignore_patterns("__pycache__", "*.db*", ".venv"))
+        shutil.copytree(
+            PROJECTS / name,
+            self.folder,
+            ignore=lambda _, names: {one for one in names if LEFT_BEHIND.search(one) and one != ".gitignore"},
+        )
         self.readme = (self.folder / "README.md").read_text()
         self.ports = ports
         self._environment = {name: value for name, value in os.environ.items() if name != "TENURE_URL"} | environment

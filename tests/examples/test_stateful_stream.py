@@ -54,11 +54,13 @@ class Shell:
 def shells(folder: Path, url: str) -> Iterator[list[Shell]]:
     """Yield a list; what is in it at the end is ended."""
     started: list[Shell] = []
-    yield started
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.ended()
+    try:
+        yield started
+    finally:
+        for one in started:
+            if one.process.poll() is None:
+                one.process.kill()
+                one.ended()
 
 
 def plain(*moves: stream.Move) -> dict[str, tuple[int, int]]:
@@ -104,9 +106,10 @@ def test_balances_are_right_although_an_owner_is_killed_and_another_joins(url: s
         def output() -> str:
             return "\n".join(one.output.read_text() for one in started)
 
+        owners = [start("own", "--pause", "0.05") for _ in range(3)]
+        until(lambda: all("term" in one.output.read_text() for one in owners), output)  # each owns a partition
         assert start("send", "600", "--seed", "1").ended() == 0, output()
         moves.send(b"no move", session="partition-0")
-        owners = [start("own", "--pause", "0.05") for _ in range(3)]
         until(lambda: all(one.applied() for one in owners), output)
         killed = owners[0]
         killed.process.kill()

@@ -115,9 +115,9 @@ def _for_people(diagnosis: Diagnosis, advice: list[Advice]) -> None:
     if not advice:
         print_line("No warnings.")
     for one in advice:
-        print_line(f"! {clean(one.about)}: {clean(one.text)} [{one.code}]")
-    if advice:
-        print_line(f"\nEach warning in full: tenure explain CODE, for example: tenure explain {advice[0].code}")
+        print_line(f"! {clean(one.about)}: {clean(one.text)}{f' [{one.code}]' if one.code else ''}")
+    if codes := [one.code for one in advice if one.code]:  # a store of another package may have none
+        print_line(f"\nEach warning in full: tenure explain CODE, for example: tenure explain {codes[0]}")
 
 
 def _for_programs(diagnosis: Diagnosis, advice: list[Advice]) -> dict[str, object]:

@@ -60,10 +60,11 @@ def sections() -> dict[str, Section]:
 
 def code_of(asked: str) -> str:
     """Return the code that *asked* means: a code, an exit code, or the name of an error, an event or a reason."""
-    if asked.isascii() and asked.isdecimal():
+    asked = asked.strip()
+    if asked.isascii() and asked.isdecimal() and len(asked) <= len(str(CODE_MAX)):
         code = int(asked)
         return f"exit-{SIGNAL if SIGNAL < code <= CODE_MAX else code}"
-    name = asked.strip("[]: ").rpartition(".")[2]
+    name = asked.strip("[]:. ").partition(":")[0].rpartition(".")[2]
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[_ ]", "-", name).lower()
 
 
