@@ -66,6 +66,7 @@ wheel: $(VENV)/.dev ## Build the wheel, install it without extras, time its impo
 	@$(BIN)/python scripts/stages.py wheel
 
 docs: $(VENV)/.dev ## Build the site of the documentation into build/site, without network; a dead link fails
+	@rm -rf build/site
 	@set -e; for name in $(WRITTEN); do $(BIN)/python -m scripts.$$name; done
 	@$(BIN)/python scripts/stages.py docs
 	@echo "Open build/site/index.html"
