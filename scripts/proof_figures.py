@@ -24,7 +24,7 @@ PLANTS = {
     "tests/sim/test_partitions.py": "partitions under faults",
     "tests/sim/test_schedules.py": "schedules under faults",
     "tests/sim/test_fleet.py": "the requests of thousands of candidates",
-    "tests/models/test_models.py": "the votes of peers, as a model for spin",
+    "tests/stores/peers/test_models.py": "the votes of peers, as a model for spin",
     "tests/properties/test_queue_machine.py": "the machines of a consumer",
     "tests/properties/test_session_pump.py": "the machine of a consumer of sessions",
     "tests/unit/test_supervisor.py": "the machine of `tenure run`",
@@ -122,7 +122,7 @@ def tests_of_planted_bugs(file: str) -> list[str]:
 
 def store_rows() -> Iterator[list[str]]:
     kinds = module_of("tests/conformance/test_kinds.py")
-    peers = module_of("tests/conformance/test_peers.py")
+    peers = module_of("tests/stores/peers/test_suites.py")
     yield ["Store", "Tried on", "Suites", "Tests", "Faults"]
     yield ["---", "---", "---", "---", "---"]
     for store, (title, tried_on) in STORES.items():

@@ -29,7 +29,7 @@ VERSION = "Programming Language :: Python :: 3."
 
 SIDE_BY_SIDE = 2
 QUICK = ["-n", "2", "--dist", "loadfile", "--quick"]
-STORES = ["-n", "3", "--dist", "loadfile", "tests/unit", "tests/application", "tests/backends", "tests/conformance"]
+STORES = ["-n", "3", "--dist", "loadfile", "tests/unit", "tests/application", "tests/stores", "tests/conformance"]
 
 ASK = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2], sys.executable)"
 

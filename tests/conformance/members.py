@@ -1,19 +1,18 @@
-"""The tests that are left out on three members, unless ``TENURE_FULL=1``: those that take long."""
+"""The tests that are left out on three members, unless ``TENURE_LONG=1``: those that take long."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
 from tenure.testing._conformance.leases.steps import LeaseSuite
 from tenure.testing.conformance import LeaseFaultSuite, LeaseQueueSuite, LeaseStoreSuite
+from tests.long import LONG
 
 T = TypeVar("T", bound=type[LeaseSuite])
 
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
 
-LONG: tuple[Callable[..., object], ...] = (
+TAKE_LONG: tuple[Callable[..., object], ...] = (
     LeaseStoreSuite.test_a_lease_ends_by_itself_and_not_before,
     LeaseStoreSuite.test_a_lease_that_is_not_renewed_ends_beside_others_of_its_process,
     LeaseStoreSuite.test_a_renewal_never_shortens_a_lease,
@@ -41,8 +40,8 @@ LONG: tuple[Callable[..., object], ...] = (
 
 def without_long(suite: T) -> T:
     """Leave these tests out of a class."""
-    if not FULL:
-        for test in LONG:
+    if not LONG:
+        for test in TAKE_LONG:
             if hasattr(suite, test.__name__):
                 setattr(suite, test.__name__, None)
     return suite

@@ -12,7 +12,7 @@ import pytest
 from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._queue.broker import Broker
 from tenure.testing.conformance import FaultyBroker, FaultyLeaseStore, LeaseHarness, QueueHarness
-from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+from tests.stores.memory.test_suites import MemoryHarness, MemoryQueueHarness
 
 FAILURES: tuple[type[BaseException], ...] = (Exception, pytest.fail.Exception)
 

@@ -11,14 +11,14 @@ from redis import asyncio as aioredis
 from tenure._backends import postgres
 from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Scale
 from tests.conformance.counting import VmSteps, commands_called, lines_run, methods_sent, requests_sent, rows_visited
-from tests.conformance.test_azure import AzureHarness, AzureQueueHarness
-from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
-from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness, PostgresSetup
-from tests.conformance.test_rabbitmq import RabbitQueueHarness
-from tests.conformance.test_redis import RedisHarness, RedisQueueHarness, RedisSetup
-from tests.conformance.test_sqlite import SqliteHarness
-from tests.conformance.test_sqlite_queue import SqliteQueueHarness
 from tests.servers import Postgres, shared
+from tests.stores.azure_storage.test_suites import AzureHarness, AzureQueueHarness
+from tests.stores.memory.test_suites import MemoryHarness, MemoryQueueHarness
+from tests.stores.postgres.test_suites import PostgresHarness, PostgresQueueHarness, PostgresSetup
+from tests.stores.rabbitmq.test_suites import RabbitQueueHarness
+from tests.stores.redis.test_suites import RedisHarness, RedisQueueHarness, RedisSetup
+from tests.stores.sqlite.test_lease_suites import SqliteHarness
+from tests.stores.sqlite.test_queue_suites import SqliteQueueHarness
 
 T = TypeVar("T")
 Ask = Callable[[], Awaitable[T]]
@@ -164,7 +164,7 @@ class TestRedisLeaseCost(LeaseCostSuite):
 
 class TestRedisQueueCost(BrokerCostSuite):
     harness = CountedRedisQueues
-    # A request continues with further scripts, each bounded; see tests/backends/test_redis_bounds.py.
+    # A request continues with further scripts, each bounded; see tests/stores/redis/test_bounds.py.
     test_everything_has_expired = None  # type: ignore[assignment]
 
 

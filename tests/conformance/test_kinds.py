@@ -12,43 +12,39 @@ from tenure.testing import conformance
 from tenure.testing._conformance.harness import Fault
 from tenure.testing._conformance.leases.steps import LeaseSuite
 from tenure.testing._conformance.queues.steps import QueueSuite
-from tests.conformance import (
-    test_azure,
-    test_cost,
-    test_etcd,
-    test_etcd_cluster,
-    test_kubernetes,
-    test_memory,
-    test_nats,
-    test_nats_cluster,
-    test_nats_queue,
-    test_peers,
-    test_postgres,
-    test_queued,
-    test_rabbitmq,
-    test_redis,
-    test_redis_cluster,
-    test_servicebus,
-    test_sqlite,
-    test_sqlite_queue,
-    test_strain,
-    test_zookeeper,
-    test_zookeeper_ensemble,
-)
+from tests.conformance import test_cost, test_queued, test_strain
+from tests.stores.azure_storage import test_suites as azure
+from tests.stores.etcd import test_cluster_suites as etcd_cluster
+from tests.stores.etcd import test_suites as etcd
+from tests.stores.kubernetes import test_suites as kubernetes
+from tests.stores.memory import test_suites as memory
+from tests.stores.nats import test_cluster_lease_suites as nats_cluster
+from tests.stores.nats import test_lease_suites as nats_leases
+from tests.stores.nats import test_queue_suites as nats_queues
+from tests.stores.peers import test_suites as peers
+from tests.stores.postgres import test_suites as postgres
+from tests.stores.rabbitmq import test_suites as rabbitmq
+from tests.stores.redis import test_cluster_suites as redis_cluster
+from tests.stores.redis import test_suites as redis
+from tests.stores.servicebus import test_suites as servicebus
+from tests.stores.sqlite import test_lease_suites as sqlite_leases
+from tests.stores.sqlite import test_queue_suites as sqlite_queues
+from tests.stores.zookeeper import test_ensemble_suites as zookeeper_ensemble
+from tests.stores.zookeeper import test_suites as zookeeper
 
 WHERE: dict[str, tuple[ModuleType, ...]] = {
-    "Memory": (test_memory, test_cost),
-    "Sqlite": (test_sqlite, test_sqlite_queue, test_cost, test_strain),
-    "Postgres": (test_postgres, test_cost, test_strain),
-    "Redis": (test_redis, test_redis_cluster, test_cost, test_strain),
-    "Azure": (test_azure, test_cost, test_strain),
-    "ServiceBus": (test_servicebus,),
-    "Rabbit": (test_rabbitmq, test_cost, test_strain),
-    "Kubernetes": (test_kubernetes,),
+    "Memory": (memory, test_cost),
+    "Sqlite": (sqlite_leases, sqlite_queues, test_cost, test_strain),
+    "Postgres": (postgres, test_cost, test_strain),
+    "Redis": (redis, redis_cluster, test_cost, test_strain),
+    "Azure": (azure, test_cost, test_strain),
+    "ServiceBus": (servicebus,),
+    "Rabbit": (rabbitmq, test_cost, test_strain),
+    "Kubernetes": (kubernetes,),
     "Queued": (test_queued,),
-    "Etcd": (test_etcd, test_etcd_cluster),
-    "ZooKeeper": (test_zookeeper, test_zookeeper_ensemble),
-    "Nats": (test_nats, test_nats_cluster, test_nats_queue),
+    "Etcd": (etcd, etcd_cluster),
+    "ZooKeeper": (zookeeper, zookeeper_ensemble),
+    "Nats": (nats_leases, nats_cluster, nats_queues),
 }
 LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""
@@ -59,7 +55,7 @@ CALLED = {"Redis": ("Redis", "Cluster")}
 LEASE_KINDS = frozenset(get_args(Fault)) - {"slow"}
 """A slow link is tried with messages, of which there are many."""
 QUEUE_KINDS = frozenset(get_args(Fault)) - {"cut_one"}
-"""The failure of one of several queues is tried in tests/backends, on Redis Cluster and Azure."""
+"""The failure of one of several queues is tried in tests/stores, on Redis Cluster and Azure."""
 
 NOT_ON = {
     "Memory": {
@@ -74,7 +70,7 @@ NOT_ON = {
     },
     "Etcd": {
         "cut_one": "each member has all leases",
-        "full": "it accepts no new leader then, whatever the name: tried in tests/backends",
+        "full": "it accepts no new leader then, whatever the name: tried in tests/stores",
     },
     "Queued": {
         "away": "it is inside the process",
@@ -82,7 +78,7 @@ NOT_ON = {
         "full": "its limit is the process's memory",
     },
     "Kubernetes": {
-        "full": "a full etcd refuses every write of its API server, renewals too: tests/backends has that",
+        "full": "a full etcd refuses every write of its API server, renewals too: tests/stores/etcd has that",
     },
     "ZooKeeper": {
         "cut_one": "one connection carries all requests",
@@ -96,7 +92,7 @@ NOT_ON = {
 
 NOT_ON_LEASES = {
     "Nats": {
-        "full": "it refuses every write then, renewals too: tried in tests/backends",
+        "full": "it refuses every write then, renewals too: tried in tests/stores",
     },
 }
 """The same for leases alone."""
@@ -167,5 +163,5 @@ def test_each_store_counts_the_cost_of_its_requests(store: str) -> None:
 
 def test_peers_have_the_faults_of_a_fleet() -> None:
     # A fleet has no store that could be full, away or restarted: tests/sim/peers has faults of its members, and
-    # tests/process/test_peers_cut.py cuts real ones off.
-    assert test_peers.PeersHarness.faults == {"lose_answer", "late"}
+    # tests/stores/peers/test_cut.py cuts real ones off.
+    assert peers.PeersHarness.faults == {"lose_answer", "late"}

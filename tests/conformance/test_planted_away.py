@@ -16,7 +16,7 @@ from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.testing.conformance import BrokerFaultSuite, FaultyLeaseStore, LeaseFaultSuite, LeaseHarness, QueueHarness
 from tests.conformance.planted import failing_tests
-from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+from tests.stores.memory.test_suites import MemoryHarness, MemoryQueueHarness
 
 TESTS = {
     LeaseFaultSuite: ("test_the_store_is_used_again_when_it_is_back", "test_candidates_go_on_when_the_store_is_back"),

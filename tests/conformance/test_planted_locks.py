@@ -18,7 +18,7 @@ from tenure._queue.verdicts import Abandon, GiveBack, Lapsed, Renewed, Settled, 
 from tenure.testing._conformance.queues import consumers
 from tenure.testing.conformance import ConsumerSuite, LockExpirySuite
 from tests.conformance.planted import failing_tests, queues_with
-from tests.conformance.test_memory import MemoryQueueHarness
+from tests.stores.memory.test_suites import MemoryQueueHarness
 
 
 class Trusting(MemoryBroker):

@@ -39,7 +39,7 @@ from tenure._queue.verdicts import (
 from tenure._runtime.notifier import Notifier
 from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite
 from tests.conformance.planted import failing_tests, queues_with
-from tests.conformance.test_memory import MemoryQueueHarness
+from tests.stores.memory.test_suites import MemoryQueueHarness
 
 
 class ComparesSequenceOnly(MemoryBroker):

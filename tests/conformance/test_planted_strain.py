@@ -17,7 +17,7 @@ from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.errors import Unavailable
 from tenure.testing.conformance import BrokerCapacitySuite, FaultyLeaseStore, LeaseCapacitySuite
 from tests.conformance.planted import failing_tests
-from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+from tests.stores.memory.test_suites import MemoryHarness, MemoryQueueHarness
 
 state = {"full": False, "cut": False}  # of the test's only store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenure.testing.conformance import FaultyLeaseStore, LeaseFaultSuite, LeaseQueueSuite, LeaseStoreSuite
 from tests.conformance.queued_memory import TRAITS, QueuedMemoryLeases, Queues
-from tests.conformance.test_memory import MemoryHarness
+from tests.stores.memory.test_suites import MemoryHarness
 
 
 class QueuedHarness(MemoryHarness):

@@ -16,10 +16,10 @@ from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing._conformance.queues.steps import bodies, receive, receive_some
 from tenure.testing.conformance import QueueHarness
-from tests.conformance.test_azure import AzureQueueHarness
-from tests.conformance.test_nats_queue import NatsQueueHarness
-from tests.conformance.test_rabbitmq import RabbitQueueHarness
-from tests.conformance.test_servicebus import ServiceBusHarness
+from tests.stores.azure_storage.test_suites import AzureQueueHarness
+from tests.stores.nats.test_queue_suites import NatsQueueHarness
+from tests.stores.rabbitmq.test_suites import RabbitQueueHarness
+from tests.stores.servicebus.test_suites import ServiceBusHarness
 
 HARNESSES: list[type[QueueHarness]] = [AzureQueueHarness, NatsQueueHarness, RabbitQueueHarness, ServiceBusHarness]
 SLOT = [Outgoing(b"a", id="s@a")]

@@ -17,14 +17,14 @@ from tenure._queue.broker import Broker
 from tenure._url import Url
 from tenure.testing.conformance import BrokerCapacitySuite, LeaseCapacitySuite
 from tenure.testing.faultproxy import FaultProxy
-from tests.conformance.test_azure import AzureQueueHarness
-from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness
-from tests.conformance.test_rabbitmq import RabbitQueueHarness
-from tests.conformance.test_redis import RedisHarness, RedisQueueHarness, RedisSetup
-from tests.conformance.test_sqlite import SqliteHarness
-from tests.conformance.test_sqlite_queue import SqliteQueueHarness
 from tests.disks import fill, small_disk
 from tests.servers import Postgres, shared
+from tests.stores.azure_storage.test_suites import AzureQueueHarness
+from tests.stores.postgres.test_suites import PostgresHarness, PostgresQueueHarness
+from tests.stores.rabbitmq.test_suites import RabbitQueueHarness
+from tests.stores.redis.test_suites import RedisHarness, RedisQueueHarness, RedisSetup
+from tests.stores.sqlite.test_lease_suites import SqliteHarness
+from tests.stores.sqlite.test_queue_suites import SqliteQueueHarness
 
 
 @asynccontextmanager

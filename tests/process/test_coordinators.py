@@ -1,18 +1,18 @@
 """Many names, three processes, and etcd, ZooKeeper or Kubernetes, all with faults: never two leaders, rarely none.
 
 Also ensembles of three whose own leader dies or stops, or of which one is cut off together with the candidate that
-leads there. The acts of leaders are recorded as in ``test_store_elections.py``. ``TENURE_FULL=1`` makes it long.
+leads there. The acts of leaders are recorded as in ``test_store_elections.py``. ``TENURE_LONG=1`` makes it long.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.absent import skip_or_fail
+from tests.long import LONG
 from tests.process.ensembles import (
     SIZE,
     Ensemble,
@@ -29,9 +29,8 @@ from tests.servers import Etcd, Kubernetes, Server, ZooKeeper, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(3_600)]
 
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-ROUNDS = 20 if FULL else 1
-LOAD = Load(names=20 if FULL else 10, ttl=4.0)  # a busy machine may fail to renew a shorter lease
+ROUNDS = 20 if LONG else 1
+LOAD = Load(names=20 if LONG else 10, ttl=4.0)  # a busy machine may fail to renew a shorter lease
 
 
 @pytest.mark.parametrize("kind", [Etcd, ZooKeeper, Kubernetes], ids=lambda kind: str(kind.__name__))

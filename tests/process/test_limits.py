@@ -1,6 +1,6 @@
 """Processes that consume a queue with limits, killed and stopped in the middle: no limit is exceeded, no place is lost.
 
-``TENURE_FULL=1`` makes it 60 kills, instead of 8.
+``TENURE_LONG=1`` makes it 60 kills, instead of 8.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
+from tests.long import LONG
 from tests.process_states import stop, until
 from tests.servers import Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-KILLS = 60 if FULL else 8
+KILLS = 60 if LONG else 8
 PROCESSES = 3
 LOCK = 1.5
 MOST = 3

@@ -1,24 +1,23 @@
 """Processes that share partitions on a store, killed, stopped, cut off, restarted: never two owners, soon in balance.
 
-The acts of owners are recorded in a Redis without faults, see ``store_elections.py``. ``TENURE_FULL=1`` makes it long.
+The acts of owners are recorded in a Redis without faults, see ``store_elections.py``. ``TENURE_LONG=1`` makes it long.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tenure._backends import postgres
+from tests.long import LONG
 from tests.process.store_elections import CANDIDATES, Candidate, Load, elect_through_faults, recorded, standing
 from tests.servers import Etcd, Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
 # A busy machine may fail to renew a short lease, so the short run has longer ones.
-ROUNDS, LOAD = (8, Load(64, 2.0, is_shared=True)) if FULL else (1, Load(12, 4.0, is_shared=True))
+ROUNDS, LOAD = (8, Load(64, 2.0, is_shared=True)) if LONG else (1, Load(12, 4.0, is_shared=True))
 
 
 @pytest.mark.parametrize("kind", [Redis, Postgres, Etcd], ids=lambda kind: str(kind.__name__))

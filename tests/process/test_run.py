@@ -20,13 +20,13 @@ import pytest
 import tenure.sync
 from tenure._queue.pump import BACKLOG_MAX
 from tenure.sync import Queue
+from tests.long import LONG
 from tests.process_states import is_alive
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 PATIENCE = 90.0
-FULL = bool(os.environ.get("TENURE_FULL"))
-MESSAGES = 50_000 if FULL else 4_000
+MESSAGES = 50_000 if LONG else 4_000
 
 CONCURRENCY = 10
 

@@ -1,7 +1,7 @@
 """Processes that run a schedule, killed and stopped around its slots, on each kind of store: each slot is sent once.
 
 Always the process that has sent the newest slot is killed, at a random moment until shortly after the next one is due.
-``TENURE_FULL=1`` makes it 100 of them, instead of 12.
+``TENURE_LONG=1`` makes it 100 of them, instead of 12.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pytest
 import tenure.sync
 from tenure._schedule.plan import Plan
 from tenure._schedule.slots import id_of, newest, slots_of
+from tests.long import LONG
 from tests.process_states import stop, until
 from tests.servers import Nats, Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-KILLS = 100 if FULL else 12
+KILLS = 100 if LONG else 12
 PROCESSES = 3
 EVERY = 0.4
 

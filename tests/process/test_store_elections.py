@@ -1,23 +1,21 @@
 """Many names, three processes and a store, killed, stopped, cut off, restarted: never two leaders, rarely none.
 
-The acts of leaders are recorded in a Redis without faults, see ``store_elections.py``. ``TENURE_FULL=1`` makes it long.
+The acts of leaders are recorded in a Redis without faults, see ``store_elections.py``. ``TENURE_LONG=1`` makes it long.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tenure._backends import postgres
+from tests.long import LONG
 from tests.process.store_elections import Act, Load, elect_through_faults, late
 from tests.servers import Nats, Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
 # A busy machine may fail to renew a short lease, so the short run has longer ones.
-ROUNDS, LOAD = (8, Load(names=50, ttl=2.0)) if FULL else (1, Load(names=20, ttl=4.0))
+ROUNDS, LOAD = (8, Load(names=50, ttl=2.0)) if LONG else (1, Load(names=20, ttl=4.0))
 
 
 @pytest.mark.parametrize("kind", [Redis, Postgres, Nats], ids=lambda kind: str(kind.__name__))

@@ -1,13 +1,12 @@
 """Consumers killed with kill -9, on each kind of server, and the server with them: nothing is lost or settled twice.
 
-``TENURE_FULL=1`` makes it long: 20,000 messages, 40 consumers killed, and the server 5 times. Azurite itself is not
+``TENURE_LONG=1`` makes it long: 20,000 messages, 40 consumers killed, and the server 5 times. Azurite itself is not
 killed: what it keeps is saved every few seconds only. RabbitMQ is killed in ``test_rabbitmq.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
@@ -26,11 +25,10 @@ from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until
+from tests.long import LONG
 from tests.servers import Azurite, Nats, Postgres, RabbitMQ, Redis, ServiceBus, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
-
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,9 @@ class Load:
 
     driver: str
     server: type[Azurite] | type[Nats] | type[Postgres] | type[RabbitMQ] | type[Redis] | type[ServiceBus]
-    messages: int = 20_000 if FULL else 2_000
-    kills: int = 40 if FULL else 6
-    server_kills: int = 5 if FULL else 1
+    messages: int = 20_000 if LONG else 2_000
+    kills: int = 40 if LONG else 6
+    server_kills: int = 5 if LONG else 1
     consumers: int = 4
     lock: float = 1.0
     batch: int = 20
@@ -59,7 +57,7 @@ LOADS = [
     Load(
         "azure.storage.queue",
         Azurite,
-        messages=20_000 if FULL else 600,
+        messages=20_000 if LONG else 600,
         server_kills=0,
         consumers=3,
         lock=3.0,

@@ -1,6 +1,6 @@
 """Fleets under a simulator: the promises with a majority, those without one, and bugs that must be found.
 
-``TENURE_FULL=1`` makes it long.
+``TENURE_LONG=1`` makes it long.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from tenure._backends.peers.fleet import Quorum, Strategy
+from tests.long import LONG
 from tests.sim.peers import MUTANTS, Given, run
 from tests.sim.peers.counting import Count, failover
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
-FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-SEEDS = int(os.environ.get("TENURE_SIM_SEEDS", "300" if FULL else "15"))
+SEEDS = int(os.environ.get("TENURE_SIM_SEEDS", "300" if LONG else "15"))
 """Runs for each strategy and rule."""
 
 SHOWN_BY = {"yields_for_ever": [28]}

@@ -1,0 +1,150 @@
+"""Queues on three servers of NATS, under the suites: each client uses another one, and each queue is kept on all.
+
+``TENURE_LONG=1`` runs the suites whose tests mostly wait for the ends of locks, or have little to do with servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import pytest
+
+from tenure._backends.nats.places import SERIALIZABLE
+from tenure._queue.broker import Broker
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Settled, Settlement
+from tenure.testing.conformance import (
+    BrokerFaultSuite,
+    BrokerSuite,
+    ConsumerSuite,
+    FaultyBroker,
+    LiveMessagesSuite,
+    LockExpirySuite,
+    QueueHarness,
+)
+from tests.long import LONG
+from tests.servers import NatsCluster, shared
+from tests.stores.nats.test_queue_suites import PATIENCE, NatsQueueHarness, Way
+
+
+class NatsClusterQueueHarness(NatsQueueHarness):
+    backlog = 60  # of which each message is written several times, one after another
+    patience: ClassVar[float] = PATIENCE
+
+    async def start(self) -> None:
+        self._cluster = shared(NatsCluster)
+        if self._cluster.version < SERIALIZABLE:
+            pytest.skip("tenure makes no queue with replicas on this version; see tests/stores/nats/test_queues.py")
+        self._ports = deque(node.port for node in self._cluster.nodes)
+        self._ways: dict[Broker, Way] = {}
+
+    async def open(self) -> Broker:
+        way = Way(self._ports[0], self.login, f"?timeout={self.patience}&replicas=3")
+        self._ports.rotate()  # the next client uses another server
+        broker = FaultyBroker.around(await way.open())
+        self._ways[broker] = way
+        return broker
+
+
+class DeepNatsClusterQueueHarness(NatsClusterQueueHarness):
+    """Its backlog is larger than a page of a purge, so that others come between two pages."""
+
+    backlog = 1_500
+
+
+class KilledNatsClusterQueueHarness(NatsClusterQueueHarness):
+    """One server after another is killed."""
+
+    faults = frozenset({"restart"})
+    lock = 4.0  # a delay of some of them outlasts a restart
+
+    async def restart(self) -> None:
+        """Kill the server that the newest client uses, and restart it when the others have a leader."""
+        await self.close()
+        await asyncio.to_thread(self._replace, self._ports[-1])
+
+    def _replace(self, port: int) -> None:
+        killed = next(node for node in self._cluster.nodes if node.port == port)
+        killed.kill()
+        try:
+            self._cluster.leader()
+        finally:
+            self._cluster.start()
+            self._cluster.until_led()
+
+
+class PausedNatsClusterQueueHarness(NatsClusterQueueHarness):
+    """All servers are stopped; locks outlast that."""
+
+    faults = frozenset({"away"})
+    lock = 60.0
+    patience = 1.0
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        for node in self._cluster.nodes:
+            node.pause()
+        try:
+            yield
+        finally:
+            for node in self._cluster.nodes:
+                node.resume()
+            await asyncio.to_thread(self._cluster.until_led)
+
+
+class TestNatsClusterQueues(BrokerSuite):
+    harness = NatsClusterQueueHarness
+
+    async def test_a_claim_finds_what_another_server_has_acknowledged(self, harness: QueueHarness, name: str) -> None:
+        brokers = [await harness.open() for _ in range(3)]
+        for number in range(60):
+            sender, receiver = brokers[number % 3], brokers[(number + 1) % 3]
+            await sender.send(name, [Outgoing(b"%d" % number), Outgoing(b"more")])
+            claim = await receiver.receive(name, 10, harness.lock)
+            assert [one.body for one in claim.deliveries] == [b"%d" % number, b"more"]
+            answers = await receiver.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+            assert answers == [Settled()] * 2
+
+    async def test_ids_sent_at_the_same_time_are_kept_once(self, harness: QueueHarness, name: str) -> None:
+        brokers = [await harness.open() for _ in range(3)]
+        await brokers[0].declare(name, {"lock": harness.lock})
+        for number in range(20):
+            same = [Outgoing(b"a", id=f"{number}-{which}") for which in range(5)]
+            await asyncio.gather(*(one.send(name, same) for one in brokers))
+        assert (await brokers[0].stats(name)).ready == 100
+
+
+class TestNatsClusterQueueFaults(BrokerFaultSuite):
+    harness = NatsClusterQueueHarness
+
+
+class TestNatsClusterQueuesKilled(BrokerFaultSuite):
+    harness = KilledNatsClusterQueueHarness
+
+
+class TestNatsClusterQueuesPaused(BrokerFaultSuite):
+    harness = PausedNatsClusterQueueHarness
+    # What is sent to a server that is stopped is stored when it goes on.
+    test_the_store_is_used_again_when_it_is_back = None  # type: ignore[assignment]
+
+
+long_only = pytest.mark.skipif(not LONG, reason="it takes long: set TENURE_LONG=1")
+
+
+@long_only
+class TestNatsClusterLiveMessages(LiveMessagesSuite):
+    harness = DeepNatsClusterQueueHarness
+
+
+@long_only
+class TestNatsClusterLocks(LockExpirySuite):
+    harness = DeepNatsClusterQueueHarness
+
+
+@long_only
+class TestNatsClusterConsumers(ConsumerSuite):
+    harness = NatsClusterQueueHarness

@@ -1,0 +1,227 @@
+"""Queues on Service Bus under the suites, on a look-alike with a moved clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from tenure._backends import servicebus
+from tenure._backends.servicebus import QUEUE_TRAITS, feed, sessions
+from tenure._queue.broker import Broker
+from tenure._url import Url
+from tenure.testing.conformance import (
+    BrokerCapacitySuite,
+    BrokerFaultSuite,
+    BrokerSuite,
+    ConsumerSuite,
+    FaultyBroker,
+    GiveUp,
+    LiveMessagesSuite,
+    LockExpirySuite,
+    QueueHarness,
+)
+from tenure.testing.faultproxy import FaultProxy
+from tests.servers import ServiceBus, private, shared
+from tests.servers.servicebus import NAMESPACE
+from tests.stores.servicebus.opened import MovedClock
+
+
+class Proxied:
+    """Proxies to the look-alike, which can be cut; and the backend that uses them."""
+
+    def __init__(self, server: ServiceBus, clock: MovedClock) -> None:
+        self._clock = clock
+        self.amqp, self.admin = FaultProxy("127.0.0.1", server.port), FaultProxy("127.0.0.1", server.admin_port)
+
+    async def open(self) -> Broker:
+        for proxy in (self.amqp, self.admin):
+            await proxy.__aenter__()
+        url = f"servicebus://127.0.0.1:{self.amqp.port}?emulator=yes&admin_port={self.admin.port}&create=yes&timeout=8"
+        self.backend = servicebus.open(Url.parse(url), clock=self._clock)
+        return self.backend.broker
+
+    @asynccontextmanager
+    async def cut(self) -> AsyncIterator[None]:
+        for proxy in (self.amqp, self.admin):
+            proxy.reset()
+            proxy.refuse()
+        try:
+            yield
+        finally:
+            for proxy in (self.amqp, self.admin):
+                proxy.heal()
+
+    async def close(self) -> None:
+        await self.backend.close()
+        for proxy in (self.amqp, self.admin):
+            await proxy.__aexit__(None, None, None)
+
+
+class ServiceBusHarness(QueueHarness):
+    traits = QUEUE_TRAITS
+    lock = 30.0  # that of a queue that is created without settings
+    backlog = 300
+    faults = frozenset({"lose_answer", "cut", "late"})
+    any_client_settles = False
+
+    async def start(self) -> None:
+        self._server = self._start_server()
+        self._clock = MovedClock()
+        self._ways: dict[Broker, Proxied] = {}
+        self._patch = pytest.MonkeyPatch()
+        # The look-alike needs no time to look.
+        self._patch.setattr(feed, "LOOK", 0.02)
+        self._patch.setattr(feed, "FIRST_LOOK", 0.02)
+        self._patch.setattr(sessions, "LOOK", 0.02)
+        self._patch.setattr(sessions, "WAIT", 0.05)
+
+    def _start_server(self) -> ServiceBus:
+        return shared(ServiceBus)
+
+    async def open(self) -> Broker:
+        way = Proxied(self._server, self._clock)
+        broker = FaultyBroker.around(await way.open())
+        self._ways[broker] = way
+        return broker
+
+    async def close(self) -> None:
+        await asyncio.gather(*(way.close() for way in self._ways.values()))
+        self._ways.clear()
+        self._patch.undo()
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.to_thread(self._server.turn, seconds)
+        self._clock.by += seconds
+
+    def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        assert isinstance(broker, FaultyBroker)
+        return broker.lose_answer()
+
+    def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        return self._ways[broker].cut()
+
+    def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
+        # A connection carries the requests of a queue one after the other: one that is held would hold up the others.
+        assert isinstance(broker, FaultyBroker)
+        return broker.late()
+
+
+class TestServiceBusQueues(BrokerSuite):
+    harness = ServiceBusHarness
+
+
+class TestServiceBusLiveMessages(LiveMessagesSuite):
+    harness = ServiceBusHarness
+
+
+class TestServiceBusLocks(LockExpirySuite):
+    harness = ServiceBusHarness
+
+
+class TestServiceBusConsumers(ConsumerSuite):
+    harness = ServiceBusHarness
+
+
+class TestServiceBusQueueFaults(BrokerFaultSuite):
+    harness = ServiceBusHarness
+
+
+class PrivateHarness(ServiceBusHarness):
+    """A server of its own, which may be disturbed."""
+
+    def _start_server(self) -> ServiceBus:
+        return private(ServiceBus)
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.to_thread(self._server.close)
+
+
+class DisturbedHarness(PrivateHarness):
+    """With a server that is killed, and rights that are revoked for a while."""
+
+    faults = frozenset({"restart", "away"})
+
+    async def restart(self) -> None:
+        await asyncio.gather(*(way.close() for way in self._ways.values()))
+        self._ways.clear()
+        await asyncio.to_thread(self._server.kill)
+        await asyncio.to_thread(self._server.start)
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        await asyncio.to_thread(self._server.control, "revoke", "1")
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self._server.control, "revoke", "0")
+
+
+class TestServiceBusDisturbed(BrokerFaultSuite):
+    harness = DisturbedHarness
+
+
+class StrainedHarness(PrivateHarness):
+    faults = frozenset({"full", "slow"})
+    drains_when_full = False  # to abandon with a delay, or to redrive, is to send a copy
+
+    @asynccontextmanager
+    async def full(self) -> AsyncIterator[None]:
+        await asyncio.to_thread(self._server.control, "full", "1")
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self._server.control, "full", "0")
+
+    @asynccontextmanager
+    async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:
+        way = self._ways[broker]
+        for proxy in (way.amqp, way.admin):
+            proxy.delay(round_trip / 2)
+        try:
+            yield
+        finally:
+            for proxy in (way.amqp, way.admin):
+                proxy.delay(0.0)
+
+    async def reset(self, broker: Broker) -> None:
+        self._ways[broker].amqp.reset()
+        self._ways[broker].admin.reset()
+
+
+class TestServiceBusStrain(BrokerCapacitySuite):
+    harness = StrainedHarness
+
+
+if os.environ.get(NAMESPACE):
+
+    class RealHarness(QueueHarness):
+        """A real namespace, or the official emulator. Time is real there, so this takes hours."""
+
+        traits = QUEUE_TRAITS
+        lock = 30.0
+        backlog = 300
+        faults = frozenset({"lose_answer"})
+
+        async def start(self) -> None:
+            self._opened: list[servicebus.ServiceBusBackend] = []
+
+        async def open(self) -> Broker:
+            backend = servicebus.open(Url.parse(f"servicebus:?connection_string_env={NAMESPACE}&create=yes"))
+            self._opened.append(backend)
+            return FaultyBroker.around(backend.broker)
+
+        async def close(self) -> None:
+            await asyncio.gather(*(backend.close() for backend in self._opened))
+
+        def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+            assert isinstance(broker, FaultyBroker)
+            return broker.lose_answer()
+
+    @pytest.mark.timeout(3_600)
+    class TestServiceBusForReal(BrokerSuite, LiveMessagesSuite, LockExpirySuite, BrokerFaultSuite):
+        harness = RealHarness

@@ -1,0 +1,197 @@
+"""Leases in ZooKeeper, under the suites: in real time with short ticks, on a server that can be restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from itertools import chain
+from typing import ClassVar, TypeVar
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Exists
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
+
+from tenure._backends import zookeeper
+from tenure._backends.zookeeper.driver import Driver
+from tenure._election.store import LeaseStore
+from tenure._url import Url
+from tenure.testing.conformance import (
+    FaultyLeaseStore,
+    GiveUp,
+    LeaseCostSuite,
+    LeaseFaultSuite,
+    LeaseHarness,
+    LeaseQueueSuite,
+    LeaseStoreSuite,
+    Scale,
+)
+from tenure.testing.faultproxy import FaultProxy, late
+from tests.servers import ZooKeeper, shared
+
+T = TypeVar("T")
+
+TICK = 0.1
+ADMIN = "admin", "of this test"
+SYSTEM = "/zookeeper"
+
+
+class ZooKeeperHarness(LeaseHarness):
+    """A ZooKeeper for one test; each client has its own proxy, so that faults concern it alone."""
+
+    traits = replace(zookeeper.TRAITS, ttl_min=2 * TICK)
+    ttl = 3.0
+    ends_within = 0.2  # a busy machine may delay the request that deletes a node
+    has_sessions = True
+
+    patience: ClassVar[float] = 20.0
+    """Seconds for a request."""
+    options: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """The server's options; other options start another server."""
+
+    def __init__(self) -> None:
+        self._proxies: dict[int, list[FaultProxy]] = {}  # one to each server
+        self._backends: list[zookeeper.ZooKeeperBackend] = []
+
+    async def start(self) -> None:
+        self._server = shared(ZooKeeper, tick=TICK, options=self.options)
+        self._ports = deque([self._server.port])
+
+    async def open(self) -> LeaseStore:
+        proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]
+        self._ports.rotate()
+        for proxy in proxies[1:]:  # so that each client is connected to another server
+            proxy.refuse()
+        hosts = ",".join(f"{proxy.host}:{proxy.port}" for proxy in proxies)
+        backend = zookeeper.open(Url.parse(f"zookeeper://{hosts}/?tick={TICK}&timeout={self.patience}"))
+        store = FaultyLeaseStore(backend.leases)
+        self._backends.append(backend)
+        self._proxies[id(store)] = proxies
+        await backend.client.session(self.ttl).connected(backend.client.until())
+        self._heal(store)
+        return store
+
+    async def close(self) -> None:
+        await asyncio.gather(*(backend.close() for backend in self._backends))
+        self._backends.clear()
+        for proxy in chain.from_iterable(self._proxies.values()):
+            await proxy.__aexit__(None, None, None)
+        self._proxies.clear()
+
+    @asynccontextmanager
+    async def lose_answer(self, store: LeaseStore) -> AsyncIterator[None]:
+        """Lose the answer of the verb; tests/stores/zookeeper/test_zookeeper.py loses that of each of its requests."""
+        assert isinstance(store, FaultyLeaseStore)
+        async with store.lose_answer():
+            yield
+
+    @asynccontextmanager
+    async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
+        for proxy in self._proxies[id(store)]:
+            proxy.reset()
+            proxy.refuse()
+        try:
+            yield
+        finally:
+            self._heal(store)
+
+    def _heal(self, store: LeaseStore) -> None:
+        for proxy in self._proxies[id(store)]:
+            proxy.heal()
+
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        """Hold back the connection of the request; the other requests go out on a new one, which the client makes."""
+        return late(*self._proxies[id(store)])
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Revoke all rights on every node."""
+        user, password = ADMIN
+        rights = [make_acl("digest", make_digest_acl_credential(user, password), all=True)]
+        with self._server.client(auth_data={("digest", f"{user}:{password}")}) as client:
+            for path in _paths(client):
+                client.set_acls(path, rights)
+            try:
+                yield
+            finally:
+                for path in _paths(client):
+                    client.set_acls(path, OPEN_ACL_UNSAFE)
+
+    async def restart(self) -> None:
+        """Kill the server, and restart it from its files; its sessions go on."""
+        self._server.kill()
+        self._server.start()
+
+
+def _paths(client: KazooClient, above: str = "") -> Iterator[str]:
+    for child in client.get_children(above or "/"):
+        path = f"{above}/{child}"
+        if path != SYSTEM:
+            yield from _paths(client, path)
+            yield path
+    if not above:
+        yield "/"
+
+
+class FaultyHarness(ZooKeeperHarness):
+    """Three requests in a row are given up before a lease has ended."""
+
+    ttl = 2.5
+    patience = 0.6
+    faults = frozenset({"lose_answer", "cut", "late"})
+
+
+class RestartedHarness(ZooKeeperHarness):
+    """A server that is killed, or revokes all rights; leases outlast its absence."""
+
+    options = (("globalOutstandingLimit", "1000"),)  # the default; but no other test uses such a server
+    ttl = 20.0
+    faults = frozenset({"restart", "away"})
+
+
+class CountedHarness(ZooKeeperHarness):
+    """Counts the requests of this process; those that only keep sessions up are noise."""
+
+    faults = frozenset()
+    scale = Scale("requests", few=5, several=50, noise=3, times=2)
+
+    async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        sent = 0
+        call = Driver._call
+
+        def counted(driver: Driver, request: object, result: object) -> object:
+            nonlocal sent
+            sent += not (isinstance(request, Exists) and request.path == "/")
+            return call(driver, request, result)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Driver, "_call", counted)
+            answer = await ask()
+        return answer, sent
+
+
+class TestZooKeeperLeases(LeaseStoreSuite):
+    harness = ZooKeeperHarness
+
+    async def test_three_hundred_are_renewed_at_once(self, harness: LeaseHarness, name: str) -> None:
+        harness.ttl = 20.0  # type: ignore[misc]  # a busy machine takes seconds for so many claims
+        await super().test_three_hundred_are_renewed_at_once(harness, name)
+
+
+class TestZooKeeperWaiting(LeaseQueueSuite):
+    harness = FaultyHarness
+
+
+class TestZooKeeperLeaseFaults(LeaseFaultSuite):
+    harness = FaultyHarness
+
+
+class TestZooKeeperLeaseCost(LeaseCostSuite):
+    harness = CountedHarness
+
+
+class TestZooKeeperRestarted(LeaseFaultSuite):
+    harness = RestartedHarness
