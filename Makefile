@@ -18,7 +18,7 @@ WRITTEN = traits commands errors_page timing_tables figures proof_figures
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test pythons lowest proof format lint types layers unit wheel docs pictures dist coverage bench servers clean
+.PHONY: help demo quick test full busy pythons lowest proof format lint types layers unit wheel docs pictures dist coverage bench servers clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,8 +34,14 @@ quick: $(VENV)/.dev
 	@$(BIN)/python scripts/stages.py format lint layers types quick
 endif
 
-test: $(VENV)/.dev servers ## Check everything, as CI does: format, lint, layers, types, documents, wheel, tests
-	@$(BIN)/python scripts/stages.py
+test: $(VENV)/.dev servers ## Check a change, in ten minutes: format, lint, layers, types, wheel, tests
+	@$(BIN)/python scripts/stages.py format lint layers types wheel tests
+
+full: $(VENV)/.dev servers ## Run what takes long, after `make test`: the site, clusters, cut networks, kills, foreign clients, examples
+	@$(BIN)/python scripts/stages.py docs full
+
+busy: $(VENV)/.dev servers ## Run the tests beside eight busy processes (ARGS='make full'; `make test` by default)
+	@$(BIN)/python scripts/busy.py $(or $(ARGS),$(MAKE) test)
 
 pythons: | $(BIN)/python ## Run the quick tests on every installed Python from 3.11 to 3.14 (ARGS='3.12 3.13 -- -x')
 	@$(BIN)/python scripts/pythons.py $(ARGS)

@@ -159,7 +159,20 @@ def tests(built: Built) -> Iterable[str]:
         archive.extractall(built.folder / "unpacked", filter="data")
     (source,) = (built.folder / "unpacked").iterdir()
     python, failure = environment(built.folder / "tests", "-e", f"{source}[all,test]")
-    line = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "--quick"]
+    line = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        "--target",
+        "quick",
+    ]
     failure = failure or refused(source, *line)
     if failure:
         yield f"the unpacked sdist fails its tests: {failure}"

@@ -28,7 +28,7 @@ LOWEST = ROOT / "constraints" / "lowest.txt"
 VERSION = "Programming Language :: Python :: 3."
 
 SIDE_BY_SIDE = 2
-QUICK = ["-n", "2", "--dist", "loadfile", "--quick"]
+QUICK = ["-n", "2", "--dist", "loadfile", "--target", "quick"]
 STORES = ["-n", "3", "--dist", "loadfile", "tests/unit", "tests/application", "tests/stores", "tests/conformance"]
 
 ASK = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2], sys.executable)"

@@ -2,10 +2,12 @@
 Run the checks one after the other, cheapest first, and end with a table of their times.
 
 Every stage runs, also after a failure, so that one run shows all failures; the exit status is 1 if any failed.
-Arguments name the stages to run: ``python scripts/stages.py lint types``. The tests name their slowest twenty.
+Arguments name the stages to run: ``python scripts/stages.py lint types``; the Makefile has those of each target. The
+tests name their slowest twenty.
 """
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -19,7 +21,8 @@ PYTHON = sys.executable
 
 # More workers than a machine of two cores has: the tests of processes and servers mostly wait. The number is the same
 # everywhere, so that a failure is, too. A file stays on one worker: its tests run one after the other.
-WORKERS = ["-n", "4", "--dist", "loadfile"]
+# The files begin in the order of tests/targets.py, and not with those of most tests.
+PYTEST = [PYTHON, "-m", "pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 STAGES: dict[str, list[list[str]]] = {
     "format": [["ruff", "format", "--check", "."]],
@@ -38,12 +41,11 @@ STAGES: dict[str, list[list[str]]] = {
         ["sphinx-build", "-qEW", "--keep-going", "-j", "auto", "-c", "docs", "-d", "build/doctrees", ".", "build/site"]
     ],
     "wheel": [[PYTHON, "scripts/check_wheel.py"]],
-    # The files begin in the order of tests/conftest.py, and not with those of most tests.
-    "tests": [[PYTHON, "-m", "pytest", *WORKERS, "--no-loadscope-reorder", "--durations", "20"]],
-    # For each commit: no server, no long wait; tests/conftest.py lists the tests.
-    "quick": [[PYTHON, "-m", "pytest", *WORKERS, "--quick"]],
+    # Which tests they run is in tests/targets.py.
+    "quick": [[*PYTEST, "--target", "quick"]],
+    "tests": [[*PYTEST, "--target", "test", "--durations", "20"]],
+    "full": [[*PYTEST, "--target", "full", "--durations", "20"]],
 }
-EVERYTHING = [name for name in STAGES if name != "quick"]
 
 QUIET = {"layers", "types"}  # long output on success: shown only after a failure
 SIDE_BY_SIDE = {"types"}  # its commands are independent, use a core each, and time nothing
@@ -51,14 +53,16 @@ SIDE_BY_SIDE = {"types"}  # its commands are independent, use a core each, and t
 
 def main(names: list[str]) -> int:
     unknown = sorted(set(names) - set(STAGES))
-    if unknown:
-        print(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}", file=sys.stderr)
+    if unknown or not names:
+        print(f"name stages, not {', '.join(unknown) or 'none'}; there are {', '.join(STAGES)}", file=sys.stderr)
         return 2
-    results = [(name, *timed(name)) for name in names or EVERYTHING]
+    results = [(name, *timed(name)) for name in names]
     print(f"\n{'stage':<10}{'seconds':>8}  result")
     for name, passed, seconds in results:
         print(f"{name:<10}{seconds:>8.1f}  {'ok' if passed else 'FAILED'}")
-    print(f"{'total':<10}{sum(seconds for _, _, seconds in results):>8.1f}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = sum(seconds for _, _, seconds in results)
+    print(f"{'total':<10}{total:>8.1f}  with {used.ru_utime + used.ru_stime:.0f} s of CPU time")
     return 0 if all(passed for _, passed, _ in results) else 1
 
 
@@ -73,10 +77,13 @@ def timed(name: str) -> tuple[bool, float]:
 
 
 def run(command: list[str], *, quiet: bool) -> bool:
+    environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    # Without bytecode, each of the processes would compile all tests and all of tenure again.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if quiet else None,
         stderr=subprocess.STDOUT if quiet else None,

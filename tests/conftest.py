@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import targets
 from tests.absent import nothing_may_be_missing
 from tests.servers import NO_SERVERS, Azurite, Postgres, Redis, url_of
+from tests.targets import HERE, TARGETS, Target
 
 # Where Python is set to keep no bytecode, each of the many processes that the tests start would compile the library.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -24,165 +26,55 @@ settings.register_profile("tenure", settings(), deadline=None, suppress_health_c
 settings.load_profile("tenure")
 
 
-QUICK = [
-    "unit",
-    "properties",
-    "scenarios",
-    "application",
-    "cli",
-    "conformance/test_kinds.py",
-    "conformance/test_planted_away.py",
-    "stores/azure_storage/test_errors.py",
-    "stores/azure_storage/test_names.py",
-    "stores/etcd/test_client.py",
-    "stores/kubernetes/test_records.py",
-    "stores/memory",
-    "stores/nats/test_connection.py",
-    "stores/nats/test_messages.py",
-    "stores/peers/test_counting.py",
-    "stores/peers/test_machine.py",
-    "stores/peers/test_strategies.py",
-    "stores/peers/test_wire.py",
-    "stores/redis/test_scripts.py",
-    "stores/sqlite",
-]
-"""The folders and files of ``make quick``: machines, units, memory and SQLite. No server is started."""
-
-NOT_QUICK = [
-    "application/test_consumer.py::test_a_handler_that_blocks_keeps_its_lock",
-    "application/test_consumer.py::test_a_process_is_stopped",
-    "application/test_consumer.py::test_a_process_that_dies_harms_its_own_message_only",
-    "application/test_consumer.py::test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer",
-    "application/test_consumer.py::test_a_thread_that_is_stuck_does_not_keep_the_process",
-    "application/test_consumer.py::test_no_process_outlives_its_consumer",
-    "application/test_consumer.py::test_sigterm_ends_it_gracefully",
-    "application/test_elector.py::test_a_thousand_leases_share_their_renewals",
-    "application/test_failure_logs.py",
-    "application/test_forked.py",
-    "application/test_http.py",
-    "application/test_partition_threads.py",
-    "application/test_processes.py",
-    "application/test_sigterm.py",
-    "application/test_telemetry.py::test_nothing_is_imported_for_it_when_it_is_off",
-    "application/test_threads.py",
-    "application/test_queue_threads.py",
-    "cli/test_completion.py",
-    "cli/test_coordinators.py",
-    "cli/test_errors.py",
-    "cli/test_foreign_leader.py",
-    "cli/test_help.py",
-    "cli/test_leases_only.py",
-    "cli/test_live.py",
-    "cli/test_me.py",
-    "cli/test_queues_only.py",
-    "cli/test_send_lines.py",
-    "unit/test_metrics.py::test_a_child_by_fork_counts_on_although_another_thread_counted_then",
-    "unit/test_names.py",
-    "stores/peers/test_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",
-    "stores/peers/test_wire.py::test_a_known_tag_with_any_fields_is_a_message_or_malformed",
-    "unit/test_pytest_plugin.py",
-    "unit/test_suite_times.py",
-    "stores/sqlite/test_fence.py::test_no_old_token_passes_when_processes_race",
-    "unit/test_watchdog.py",
-]
-"""Files and tests of these folders that start processes or servers, or that take a second and more."""
-
-LONGEST = [
-    "process/test_lead.py",
-    "sim/test_peers.py",
-    "stores/etcd/test_suites.py",
-    "process/test_demo.py",
-    "stores/zookeeper/test_suites.py",
-    "stores/azure_storage/test_suites.py",
-    "stores/peers/test_cut.py",
-    "sim/test_sim.py",
-    "process/test_coordinators.py",
-    "process/test_store_elections.py",
-    "stores/servicebus/test_suites.py",
-    "stores/rabbitmq/test_suites.py",
-    "stores/postgres/test_suites.py",
-    "sim/test_queue_sim.py",
-    "process/test_store_kills.py",
-    "stores/peers/test_models.py",
-    "stores/azure_storage/test_elections.py",
-    "conformance/test_cost.py",
-    "examples/test_kubernetes_deployment.py",
-    "examples/test_django_outbox.py",
-    "examples/test_fastapi_shop.py",
-    "process/test_work.py",
-    "process/test_work_locks.py",
-    "application/test_threads.py",
-    "application/test_processes.py",
-    "docs/test_examples.py",
-    "examples/test_stateful_stream.py",
-    "examples/test_fleet_without_store.py",
-    "stores/redis/test_suites.py",
-    "stores/redis/test_cluster_suites.py",
-    "stores/zookeeper/test_ensemble_suites.py",
-    "stores/etcd/test_cluster_suites.py",
-    "stores/zookeeper/test_zookeeper.py",
-    "stores/zookeeper/test_ensemble.py",
-    "stores/test_wrong_inputs.py",
-    "process/test_servers.py",
-    "interop/test_handing_over.py",
-    "interop/test_kills.py",
-]
-"""The files that take half a minute and more, the longest first, those that mostly wait between those that compute."""
-
-HERE = Path(__file__).parent
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run the tests of `make quick` only")
+    parser.addoption("--target", choices=TARGETS, help="run the tests of `make quick`, `make test` or `make full` only")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("quick"):
+    if target_of(config) == "quick":
         os.environ[NO_SERVERS] = "1"
 
 
+def target_of(config: pytest.Config) -> Target | None:
+    chosen: Target | None = config.getoption("target")
+    return chosen
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under ``--quick``, don't import other files."""
-    if not config.getoption("quick") or not collection_path.is_relative_to(HERE):
+    """Import no file that has no test of the target."""
+    target = target_of(config)
+    if target is None or not collection_path.is_relative_to(HERE) or collection_path == HERE:
         return None
-    path = collection_path.relative_to(HERE)
-    chosen = [Path(name) for name in QUICK]
-    if not any(path.is_relative_to(name) or name.is_relative_to(path) for name in chosen) or str(path) in NOT_QUICK:
-        return True
-    return None
+    return None if targets.may_have(target, collection_path.relative_to(HERE).as_posix()) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``--quick``, drop the other tests; begin with the files that take longest.
+    """Drop the tests of other targets; begin with the files that take longest.
 
     A worker that begins a long file last keeps the others waiting.
     """
-    unknown = [name for name in (*QUICK, *NOT_QUICK, *LONGEST) if not is_there(name)]
-    if unknown:
-        raise pytest.UsageError(f"tests/conftest.py names missing files or tests: {', '.join(unknown)}")
-    if config.getoption("quick"):
-        dropped = [item for item in items if is_dropped(item)]
+    if unknown := targets.missing():
+        raise pytest.UsageError(f"tests/targets.py names missing files or tests: {', '.join(unknown)}")
+    if target := target_of(config):
+        dropped = [item for item in items if not is_of(target, item)]
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in set(dropped)]
-    places = {HERE / name: place for place, name in enumerate(LONGEST)}
+        left_out = set(dropped)
+        items[:] = [item for item in items if item not in left_out]
+    places = {HERE / name: place for place, name in enumerate(targets.LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))  # the others keep their order
 
 
-def is_there(name: str) -> bool:
-    """Return whether a folder, a file, or a test in a file exists."""
-    file, _, test = name.partition("::")
-    path = HERE / file
-    return f"def {test}(" in path.read_text() if test and path.is_file() else path.exists() and not test
+def is_of(target: Target, item: pytest.Item) -> bool:
+    """Return whether a target runs a test. What is marked as a process or as a long simulation isn't quick."""
+    slow = item.get_closest_marker("process") or item.get_closest_marker("sim")
+    return targets.has(target, name_of(item)) and not (target == "quick" and slow)
 
 
-def is_dropped(item: pytest.Item) -> bool:
-    """Return whether a test is left out of ``make quick``."""
-    function = getattr(item, "originalname", item.name)
-    return (
-        f"{item.path.relative_to(HERE)}::{function}" in NOT_QUICK
-        or item.get_closest_marker("process") is not None
-        or item.get_closest_marker("sim") is not None
-    )
+def name_of(item: pytest.Item) -> str:
+    """Return the file of a test, its class, and its function, without its arguments."""
+    file = item.path.relative_to(HERE).as_posix()
+    classes = [node.name for node in item.listchain() if isinstance(node, pytest.Class)]
+    return "::".join([file, *classes, getattr(item, "originalname", item.name)])
 
 
 @pytest.hookimpl(wrapper=True)

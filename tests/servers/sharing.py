@@ -68,7 +68,7 @@ def shared(kind: type[S], **options: Any) -> S:
 def require(kind: type[Startable]) -> None:
     """Skip the test where there can be no server of this *kind*, or fail it if nothing may be missing."""
     if os.environ.get(NO_SERVERS):
-        pytest.fail("a test of `make quick` starts no server; name it in NOT_QUICK (tests/conftest.py)", pytrace=False)
+        pytest.fail("a test of `make quick` starts no server; name it in NOT_QUICK (tests/targets.py)", pytrace=False)
     if reason := kind.missing():
         skip_or_fail(f"{reason}; to run this test, install {kind.install}")
 

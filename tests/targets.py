@@ -1,0 +1,167 @@
+"""
+Which tests each target runs: ``make quick``, ``make test`` and ``make full``.
+
+A test belongs to ``make test`` unless it is named in ``FULL``; ``make quick`` runs a part of those. An entry names a
+folder, a file, or a class or function in a file, whatever its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+Target: TypeAlias = Literal["quick", "test", "full"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+HERE = Path(__file__).parent
+
+QUICK = [
+    "unit",
+    "properties",
+    "scenarios",
+    "application",
+    "cli",
+    "conformance/test_kinds.py",
+    "conformance/test_planted_away.py",
+    "stores/azure_storage/test_errors.py",
+    "stores/azure_storage/test_names.py",
+    "stores/etcd/test_client.py",
+    "stores/kubernetes/test_records.py",
+    "stores/memory",
+    "stores/nats/test_connection.py",
+    "stores/nats/test_messages.py",
+    "stores/peers/test_counting.py",
+    "stores/peers/test_machine.py",
+    "stores/peers/test_strategies.py",
+    "stores/peers/test_wire.py",
+    "stores/redis/test_scripts.py",
+    "stores/sqlite",
+]
+"""The folders and files of ``make quick``: machines, units, memory and SQLite. No server is started."""
+
+NOT_QUICK = [
+    "application/test_consumer.py::test_a_handler_that_blocks_keeps_its_lock",
+    "application/test_consumer.py::test_a_process_is_stopped",
+    "application/test_consumer.py::test_a_process_that_dies_harms_its_own_message_only",
+    "application/test_consumer.py::test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer",
+    "application/test_consumer.py::test_a_thread_that_is_stuck_does_not_keep_the_process",
+    "application/test_consumer.py::test_no_process_outlives_its_consumer",
+    "application/test_consumer.py::test_sigterm_ends_it_gracefully",
+    "application/test_elector.py::test_a_thousand_leases_share_their_renewals",
+    "application/test_failure_logs.py",
+    "application/test_forked.py",
+    "application/test_http.py",
+    "application/test_partition_threads.py",
+    "application/test_processes.py",
+    "application/test_sigterm.py",
+    "application/test_telemetry.py::test_nothing_is_imported_for_it_when_it_is_off",
+    "application/test_threads.py",
+    "application/test_queue_threads.py",
+    "cli/test_completion.py",
+    "cli/test_coordinators.py",
+    "cli/test_errors.py",
+    "cli/test_foreign_leader.py",
+    "cli/test_help.py",
+    "cli/test_leases_only.py",
+    "cli/test_live.py",
+    "cli/test_me.py",
+    "cli/test_queues_only.py",
+    "cli/test_send_lines.py",
+    "unit/test_metrics.py::test_a_child_by_fork_counts_on_although_another_thread_counted_then",
+    "unit/test_names.py",
+    "stores/peers/test_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",
+    "stores/peers/test_wire.py::test_a_known_tag_with_any_fields_is_a_message_or_malformed",
+    "unit/test_pytest_plugin.py",
+    "unit/test_suite_times.py",
+    "unit/test_targets.py",
+    "stores/sqlite/test_fence.py::test_no_old_token_passes_when_processes_race",
+    "unit/test_watchdog.py",
+]
+"""Files and tests of these folders that start processes or servers, or that take a second and more."""
+
+FULL: list[str] = []
+"""The tests that only ``make full`` runs."""
+
+LONGEST = [
+    "process/test_lead.py",
+    "sim/test_peers.py",
+    "stores/etcd/test_suites.py",
+    "process/test_demo.py",
+    "stores/zookeeper/test_suites.py",
+    "stores/azure_storage/test_suites.py",
+    "stores/peers/test_cut.py",
+    "sim/test_sim.py",
+    "process/test_coordinators.py",
+    "process/test_store_elections.py",
+    "stores/servicebus/test_suites.py",
+    "stores/rabbitmq/test_suites.py",
+    "stores/postgres/test_suites.py",
+    "sim/test_queue_sim.py",
+    "process/test_store_kills.py",
+    "stores/peers/test_models.py",
+    "stores/azure_storage/test_elections.py",
+    "conformance/test_cost.py",
+    "examples/test_kubernetes_deployment.py",
+    "examples/test_django_outbox.py",
+    "examples/test_fastapi_shop.py",
+    "process/test_work.py",
+    "process/test_work_locks.py",
+    "application/test_threads.py",
+    "application/test_processes.py",
+    "docs/test_examples.py",
+    "examples/test_stateful_stream.py",
+    "examples/test_fleet_without_store.py",
+    "stores/redis/test_suites.py",
+    "stores/redis/test_cluster_suites.py",
+    "stores/zookeeper/test_ensemble_suites.py",
+    "stores/etcd/test_cluster_suites.py",
+    "stores/zookeeper/test_zookeeper.py",
+    "stores/zookeeper/test_ensemble.py",
+    "stores/test_wrong_inputs.py",
+    "process/test_servers.py",
+    "interop/test_handing_over.py",
+    "interop/test_kills.py",
+]
+"""The files that take half a minute and more, the longest first, those that mostly wait between those that compute."""
+
+
+def may_have(target: Target, path: str) -> bool:
+    """Return whether a folder or a file may have tests of *target*, so that it must be looked into."""
+    if target == "quick":
+        return (is_below(path, QUICK) or is_above(path, QUICK)) and not is_below(path, [*NOT_QUICK, *FULL])
+    if target == "test":
+        return not is_below(path, FULL)
+    return is_below(path, FULL) or is_above(path, FULL)
+
+
+def has(target: Target, test: str) -> bool:
+    """Return whether a test, as ``file::function`` or ``file::class::function``, is one of *target*."""
+    if target == "quick":
+        return is_below(test, QUICK) and not is_below(test, [*NOT_QUICK, *FULL])
+    return is_below(test, FULL) == (target == "full")
+
+
+def is_below(path: str, entries: Iterable[str]) -> bool:
+    """Return whether *path* is an entry, or in one."""
+    return any(path == entry or path.startswith((f"{entry}/", f"{entry}::")) for entry in entries)
+
+
+def is_above(path: str, entries: Iterable[str]) -> bool:
+    """Return whether an entry is in the folder or file *path*."""
+    return any(entry.startswith((f"{path}/", f"{path}::")) for entry in entries)
+
+
+def missing() -> list[str]:
+    """Return the entries of files and tests that don't exist."""
+    return [entry for entry in (*QUICK, *NOT_QUICK, *FULL, *LONGEST) if not is_there(entry)]
+
+
+def is_there(entry: str) -> bool:
+    """Return whether a folder, a file, or a class or function in a file exists."""
+    file, *names = entry.split("::")
+    path = HERE / file
+    if not names:
+        return path.exists()
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return all(f"def {name}(" in text or f"class {name}(" in text or f"class {name}:" in text for name in names)
