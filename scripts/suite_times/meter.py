@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -86,7 +87,7 @@ class Meter:
             children_user=user,
             children_system=system,
             waited=max(0.0, wall - busy),
-            places={place: count * SAMPLE_EVERY for place, count in self._sampler.places.items()},
+            places={place: count * SAMPLE_EVERY for place, count in self._sampler.places.items() if place},
         )
 
 
@@ -136,8 +137,9 @@ class Sampler:
         while True:
             time.sleep(SAMPLE_EVERY)
             then, used = used, time.clock_gettime(clock)
-            if used - then < SAMPLE_EVERY / 5 and (place := place_of(sys._current_frames().get(self._main))):
-                self.places[place] += 1
+            if used - then < SAMPLE_EVERY / 5:
+                with suppress(Exception):  # the main thread goes on meanwhile: what is looked at may have changed
+                    self.places[place_of(sys._current_frames().get(self._main))] += 1
 
 
 def place_of(frame: FrameType | None) -> str:

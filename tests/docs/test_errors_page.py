@@ -44,10 +44,14 @@ LABELS = ["Cause", "Do now", "Meanwhile", "More"]
 
 
 @cache
-def modules() -> dict[Path, ast.Module]:
-    """Return what is in the source of the library, without the parts for tests and demonstrations."""
-    files = [one for one in SOURCE.rglob("*.py") if not {"testing", "_demo"} & set(one.relative_to(SOURCE).parts)]
-    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
+def files() -> list[Path]:
+    """Return the files of the library, without the parts for tests and demonstrations."""
+    return [one for one in SOURCE.rglob("*.py") if not {"testing", "_demo"} & set(one.relative_to(SOURCE).parts)]
+
+
+@cache
+def module(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 # --- owners ----------------------------------------------------------------------------------------------------------
@@ -100,7 +104,7 @@ def codes_of(call: ast.Call, function: ast.AST, place: int) -> set[str] | None:
 @cache
 def advising() -> list[Path]:
     """Return the files with facts or advice."""
-    return [file for file in modules() if re.search(r"\b(Fact|Advice)\(", file.read_text(encoding="utf-8"))]
+    return [file for file in files() if re.search(r"\b(Fact|Advice)\(", file.read_text(encoding="utf-8"))]
 
 
 @cache
@@ -108,7 +112,7 @@ def warnings() -> dict[str, set[str]]:
     """Return the codes of all warnings, with what they are about, as the source has them."""
     found: dict[str, set[str]] = {}
     for file in advising():
-        tree = modules()[file]
+        tree = module(file)
         calls = [(one, function, 3) for one, function in advices("Fact", tree)]
         calls += [(one, function, 2) for one, function in advices("Advice", tree)]
         for call, function, place in calls:
@@ -164,11 +168,11 @@ def test_each_event_is_a_failure_or_known_to_be_none() -> None:
 
 @pytest.mark.parametrize("file", advising(), ids=lambda file: str(file.relative_to(SOURCE)))
 def test_a_fact_with_advice_names_a_code(file: Path) -> None:
-    for call, function in advices("Fact", modules()[file]):
+    for call, function in advices("Fact", module(file)):
         assert not call.keywords, ast.unparse(call)
         if len(call.args) > 2:
             assert codes_of(call, function, 3) is not None, f"give a code to {ast.unparse(call)}"
-    for call, function in advices("Advice", modules()[file]):
+    for call, function in advices("Advice", module(file)):
         assert codes_of(call, function, 2) is not None, ast.unparse(call)
 
 
@@ -241,7 +245,7 @@ def quotes(section: Section) -> list[str]:
 def templates() -> list[tuple[str, list[str]]]:
     """Return the constant parts of each text in the source, the longest first: a message without its values."""
     found: list[list[str]] = []
-    for tree in modules().values():
+    for tree in map(module, files()):
         inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
@@ -287,9 +291,10 @@ def test_a_message_that_was_changed_is_found() -> None:
     assert len(unexplained(changed)) > 0.5 * len(changed)
 
 
-@pytest.mark.parametrize(("code", "about"), sorted(warnings().items()), ids=sorted(warnings()))
-def test_a_warning_is_quoted_as_doctor_prints_it(code: str, about: set[str]) -> None:
-    for line in quotes(sections()[code]):
+def test_each_warning_is_quoted_as_doctor_prints_it() -> None:
+    quoted = [(code, about, line) for code, about in warnings().items() for line in quotes(sections()[code])]
+    assert {code for code, _, _ in quoted} == set(warnings())
+    for code, about, line in quoted:
         named = re.fullmatch(r"! ([^:]+(?::\d+)?): .+ \[([a-z-]+)\]", line)
         assert named is not None, line
         assert named[2] == code

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -28,6 +29,7 @@ BIN = Path(sys.executable).parent
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
+@cache
 def texts_of_the_source() -> list[str]:
     """Return each text of the program, with … where a value is inserted."""
     found = []
@@ -42,9 +44,6 @@ def texts_of_the_source() -> list[str]:
     return found
 
 
-SOURCE = texts_of_the_source()
-
-
 def messages() -> list[str]:
     section = text_of(PAGE).split("## By message\n")[1]
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
@@ -54,7 +53,7 @@ def messages() -> list[str]:
 def test_a_message_is_one_of_the_program(message: str) -> None:
     parts = [part for part in message.split("…") if part]
     assert max(map(len, parts)) > 10, "too little to be found by"
-    assert any(holds(text, parts) for text in SOURCE)
+    assert any(holds(text, parts) for text in texts_of_the_source())
 
 
 def holds(text: str, parts: list[str]) -> bool:
@@ -70,7 +69,7 @@ def holds(text: str, parts: list[str]) -> bool:
 
 def test_the_search_for_messages_can_fail() -> None:
     assert len(messages()) > 50
-    assert not any("could not campaign; trying again" in text for text in SOURCE)
+    assert not any("could not campaign; trying again" in text for text in texts_of_the_source())
 
 
 def test_each_line_of_the_log_that_warns_is_explained() -> None:
