@@ -18,7 +18,7 @@ WRITTEN = traits commands errors_page timing_tables figures proof_figures
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test full busy pythons lowest proof format lint types layers unit wheel docs pictures dist coverage bench servers clean
+.PHONY: help demo quick test full changed busy pythons lowest proof format lint types layers unit wheel docs pictures dist coverage bench servers clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: $(VENV)/.dev servers ## Check a change, in ten minutes: format, lint, laye
 
 full: $(VENV)/.dev servers ## Run what takes long, after `make test`: the site, clusters, cut networks, kills, foreign clients, examples
 	@$(BIN)/python scripts/stages.py docs full
+
+changed: $(VENV)/.dev servers ## Run the tests that your change can reach (ARGS='--base HEAD~3 -- -x'; --list, --why FILE)
+	@$(BIN)/python -m scripts.changed $(ARGS)
 
 busy: $(VENV)/.dev servers ## Run the tests beside eight busy processes (ARGS='make full'; `make test` by default)
 	@$(BIN)/python scripts/busy.py $(or $(ARGS),$(MAKE) test)
