@@ -85,14 +85,24 @@ def page_with_figures(page: str) -> str:
 
 
 def planted_rows() -> Iterator[list[str]]:
-    yield ["A bug planted in", "Bugs", "Found by"]
-    yield ["---", "---", "---"]
+    yield ["A bug planted in", "Bugs", "Found by", "In"]
+    yield ["---", "---", "---", "---"]
     every: set[object] = set()
     for file, what in PLANTS.items():
         bugs = set(planted_in(file))
         every |= bugs
-        yield [what, str(len(bugs)), f"[{Path(file).name}](../{file})"]
-    yield ["all", str(len(every)), "a bug that two files plant counts once"]
+        yield [what, str(len(bugs)), f"[{Path(file).name}](../{file})", target_of(file)]
+    yield ["all", str(len(every)), "a bug that two files plant counts once", ""]
+
+
+def target_of(file: str) -> str:
+    """Return the target of make that plants the bugs of *file*."""
+    has = module_of("tests/targets.py").has
+    name = file.removeprefix("tests/")
+    found = {
+        target for target in ("test", "full") for test in tests_of_planted_bugs(file) if has(target, f"{name}::{test}")
+    }
+    return " and ".join(f"`make {target}`" for target in ("test", "full") if target in found)
 
 
 def planted_in(file: str) -> Iterator[object]:
