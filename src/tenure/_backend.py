@@ -18,7 +18,7 @@ import tenure
 from tenure import _registry as registry
 from tenure._connection import Connection
 from tenure._election.store import require_name
-from tenure._lease import Leader, Vacant
+from tenure._lease import Leader, Vacant, leader_of
 from tenure._opened import Opened
 from tenure._queue.broker import Broker, QueueOptions, checked_changes, settings_with
 from tenure._queue.checks import check_count, check_name
@@ -384,13 +384,11 @@ class Backend:
             Unavailable: The store could not be asked.
             ConfigError: It has queues only.
         """
-        from tenure._election.elector import leader_of
-
         renewal_thread, _ = self._connection.require_open()
-        driver = self._connection.require_driver()
+        leases = self._connection.require_leases()
 
         async def look() -> dict[str, Leader | None]:
-            found = await driver.store.inspect_many(await driver.store.names())
+            found = await leases.inspect_many(await leases.names())
             return {one.name: leader_of(one) for one in found}
 
         return await renewal_thread.call(look)
@@ -410,10 +408,10 @@ class Backend:
             ConfigError: It has queues only.
         """
         renewal_thread, _ = self._connection.require_open()
-        driver = self._connection.require_driver()
+        leases = self._connection.require_leases()
 
         async def look() -> dict[str, float | None]:
-            found = await driver.store.inspect_many(names or await driver.store.names())
+            found = await leases.inspect_many(names or await leases.names())
             return {one.name: one.vacant_for for one in found if isinstance(one, Vacant)}
 
         return await renewal_thread.call(look)

@@ -158,10 +158,21 @@ class Connection:
         Raises:
             ConfigError: The store has none, or it is not open.
         """
+        return self._require_elections().driver()
+
+    def require_leases(self) -> LeaseStore:
+        """Return the leases, of an open one: to look, and not to campaign.
+
+        Raises:
+            ConfigError: The store has none, or it is not open.
+        """
+        return self._require_elections().leases
+
+    def _require_elections(self) -> Elections:
         self.require_open()
         if self.elections is None:
             raise ConfigError(f"{self.url} has queues, but no elections; use another store for them")
-        return self.elections.driver()
+        return self.elections
 
     @property
     def state(self) -> str:
@@ -183,7 +194,7 @@ class Elections:
     """The elections of an open backend: their driver, made when there is first one. A program of queues has none."""
 
     def __init__(self, leases: LeaseStore, clock: Clock) -> None:
-        self._leases = leases
+        self.leases = leases
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._drivers: dict[str, Driver] = {}  # one at most
@@ -197,7 +208,7 @@ class Elections:
         """
         from tenure._election.driver import Driver
 
-        driver = self._drivers.setdefault("one", Driver(self._leases, self._clock, self._loop))  # as threads may race
+        driver = self._drivers.setdefault("one", Driver(self.leases, self._clock, self._loop))  # as threads may race
         if self._is_closed and not driver.is_closing:
             raise Unavailable("the backend was closed, so no candidate can campaign on it; connect again")
         return driver

@@ -208,7 +208,6 @@ class QueueContext:
 
     def emit(self, event: Event, error: BaseException | None = None) -> None:
         """Report *event* to the observers, to the log with the traceback of *error*. Their own errors are reported."""
-        # Loaded by all that consumes; a sender has no events.
         from tenure._queue.tracebacks import told_of
         from tenure._telemetry.hook import call_hook
         from tenure._telemetry.log import is_logged, log_event

@@ -8,6 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+# For QueueContext.emit: on the renewal thread, it must find them imported.
+import tenure._queue.tracebacks
+import tenure._telemetry.hook
+import tenure._telemetry.log  # noqa: F401
 from tenure._lease import NoAnswer
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import (

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 CURRENT_CONSUMER: ContextVar[object | None] = ContextVar("tenure_current_consumer", default=None)
-"""The consumer whose handler runs in this context, or sync drain would wait for itself."""
+"""The consumer that calls the handler of this context, also in tasks that it starts; None outside of handlers."""
 
 
 class Drained(Protocol):

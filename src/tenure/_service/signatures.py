@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union
 
-import tenure.sync
+import tenure
 from tenure import ConfigError, Message, Received, Reject, Reply, Retry
 from tenure._queue.handlers import is_async_function
 from tenure._service.bodies import members_of, name_of
