@@ -69,6 +69,7 @@ NOT_QUICK = [
     "cli/test_queues_only.py",
     "cli/test_send_lines.py",
     "unit/test_metrics.py::test_a_child_by_fork_counts_on_although_another_thread_counted_then",
+    "unit/test_first_use.py",
     "unit/test_names.py",
     "stores/peers/test_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",
     "stores/peers/test_wire.py::test_a_known_tag_with_any_fields_is_a_message_or_malformed",

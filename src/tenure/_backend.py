@@ -476,6 +476,18 @@ class Backend:
         return f"<{type(self).__name__} {self.url}, {self._connection.state}>"
 
 
+def import_late_modules() -> None:
+    """Import what methods of backends, queues and messages import when they are called first.
+
+    For ``tenure.sync``, which calls them on the renewal thread: there, an import would delay renewals.
+    """
+    import tenure._diagnosis
+    import tenure._queue.bodies
+    import tenure._queue.lock_renewer
+    import tenure._queue.requests
+    import tenure._queue.selections  # noqa: F401
+
+
 def url_given(url: str | None) -> str:
     """Return *url*, or the URL that the environment names in its place.
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-# For QueueContext.emit: on the renewal thread, it must find them imported.
+# For QueueContext.emit: an event may come shortly before a lock ends, which is no time to import.
 import tenure._queue.tracebacks
 import tenure._telemetry.hook
 import tenure._telemetry.log  # noqa: F401
