@@ -277,7 +277,8 @@ def test_first_use_keeps_to_its_budget(use: str, tmp_path: Path, file: str) -> N
 def test_no_budget_is_larger_than_its_use(use: str, tmp_path: Path, file: str) -> None:
     found = used(use, tmp_path, file)
     budget = BUDGETS[use]
-    less = Budget(*(int(0.9 * most) for most in budget[:3]), None, ())
+    modules, dataclasses, kilobytes = (int(0.9 * most) for most in budget[:3])
+    less = Budget(modules, dataclasses, kilobytes, None, ())
     assert len(beyond(found, less)) == sum(most > 0 for most in budget[:3]), "lower the limits, or they find nothing"
 
 
