@@ -186,12 +186,18 @@ NOT_RECEIVED = (
     "tenure._telemetry.telemetry",
     "tenure.events",
 )
+NOT_SERVED = (
+    "tenure._queue.processes",
+    "tenure._queue.session_pump",
+    "tenure._queue.typed",
+    "tenure._schedule.schedule",
+)
 OTHER_FACES = ("tenure.dashboard", "tenure.http", "tenure.sync", "tenure.telemetry", "tenure.testing")
 
 BUDGETS = {
     "import tenure": Budget(2, 0, 11, 1, ("tenure.errors",)),
     "send": Budget(67, 38, 460, 16, (*SLOW, *NOT_BEGUN, *NOT_RECEIVED, *OTHER_FACES, "tenure._service", "secrets")),
-    "serve": Budget(121, 106, 860, 24, (*SLOW, *NOT_BEGUN, *OTHER_FACES, "tenure._queue.processes")),
+    "serve": Budget(114, 103, 790, 24, (*SLOW, *NOT_BEGUN, *NOT_SERVED, *OTHER_FACES)),
     "--help": Budget(10, 1, 60, None, ("asyncio", "sqlite3", "tenure._backend", "tenure._connection")),
     "status": Budget(84, 48, 550, None, (*NOT_BEGUN[:3], *NOT_RECEIVED[:8], *OTHER_FACES, "tenure._service")),
 }
