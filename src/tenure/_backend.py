@@ -1,4 +1,9 @@
-"""``Backend``: makes the elections and queues of one store, and answers questions about it."""
+"""``Backend``: makes the elections and queues of one store, and answers questions about it.
+
+A program that sends one message loads no elections, schedules and partitions: what they are made of is imported where
+they are made. Their types are named as ``tenure.Election``, which loads them, so that hints can be evaluated all the
+same.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +14,28 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+import tenure
 from tenure import _registry as registry
 from tenure._connection import Connection
-from tenure._diagnosis import Diagnosis, diagnose
-from tenure._election.elector import Election, leader_of
-from tenure._election.options import ElectionOptions, timing_of
 from tenure._election.store import require_name
-from tenure._election.term import MakeTerm, Term
-from tenure._lease import Leader, Vacant
+from tenure._lease import Leader, Vacant, leader_of
 from tenure._opened import Opened
-from tenure._partitions.partitions import MakePartitionTerm, Partitions, make_partition_term
-from tenure._partitions.plan import Layout, checked_partitions
 from tenure._queue.broker import Broker, QueueOptions, checked_changes, settings_with
 from tenure._queue.checks import check_count, check_name
 from tenure._queue.context import QueueContext
 from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.producer import is_reply_queue
 from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.process_name import process_name
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure._schedule.plan import Missed, plan_of
-from tenure._schedule.schedule import Schedule, template_of
-from tenure._schedule.status import ScheduleStatus
-from tenure._telemetry.hook import ObservedHook
-from tenure._telemetry.telemetry import Guarded, Telemetry, given_telemetry
 from tenure._url import Url
 from tenure.errors import ConfigError, refuse_unknown
-from tenure.events import Event
+
+if TYPE_CHECKING:
+    from tenure._election.term import MakeTerm
+    from tenure._partitions.partitions import MakePartitionTerm
+    from tenure._telemetry.telemetry import Guarded
 
 LISTED_AT_ONCE = 16
 """The queues whose schedules are asked for at once, as the store may be far away."""
@@ -55,8 +53,8 @@ class Backend:
         *,
         renewal_thread: RenewalThread | None = None,
         clock: Clock | None = None,
-        on_event: Callable[[Event], None] | None = None,
-        telemetry: Telemetry | Sequence[Telemetry] | None = None,
+        on_event: Callable[[tenure.Event], None] | None = None,
+        telemetry: tenure.telemetry.Telemetry | Sequence[tenure.telemetry.Telemetry] | None = None,
     ) -> None:
         parsed = Url.parse(url)
         self._module = registry.load(parsed)
@@ -64,7 +62,10 @@ class Backend:
         self._given_on_event = on_event
         self._telemetry: Guarded | None = None
         self._on_event = on_event
-        self.observe(*given_telemetry(telemetry))
+        if telemetry is not None:
+            from tenure._telemetry.telemetry import given_telemetry
+
+            self.observe(*given_telemetry(telemetry))
         self._connection = Connection(parsed, self._module, self._clock, renewal_thread)
 
     @property
@@ -76,12 +77,15 @@ class Backend:
     def url(self, url: Url) -> None:
         self._connection.url = url
 
-    def observe(self, *telemetry: Telemetry) -> None:
+    def observe(self, *telemetry: tenure.telemetry.Telemetry) -> None:
         """Add metrics or traces to those that :func:`tenure.connect` was given, for queues and elections made later.
 
         Raises:
             ConfigError: One of them is no :class:`tenure.telemetry.Telemetry`.
         """
+        from tenure._telemetry.hook import ObservedHook
+        from tenure._telemetry.telemetry import Guarded, given_telemetry
+
         added = given_telemetry(telemetry)
         if added:
             before = () if self._telemetry is None else self._telemetry.each
@@ -132,7 +136,7 @@ class Backend:
         """End every campaign and every consumer, release leases and locks, close the store. See :meth:`aclose`."""
         await self.aclose()
 
-    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
+    def election(self, name: str, **options: Unpack[tenure.ElectionOptions]) -> tenure.Election:
         """Return an election for *name*, in which this object is one candidate.
 
         Args:
@@ -152,14 +156,16 @@ class Backend:
             ConfigError: The times leave too little room, or don't fit this backend's limits; or it has queues only.
             TypeError: There is no such option; the message names the nearest one.
         """
-        return self._election(name, options, Term)
+        return self._election(name, options, tenure.Term)
 
-    def _election(self, name: str, options: ElectionOptions, make_term: MakeTerm) -> Election:
+    def _election(self, name: str, options: tenure.ElectionOptions, make_term: MakeTerm) -> tenure.Election:
         """Return an election whose terms are made by *make_term*."""
+        from tenure._election.options import ElectionOptions, timing_of
+
         renewal_thread, opened = self._connection.require_open()
         driver = self._connection.require_driver()
         refuse_unknown("election", options, ElectionOptions.__annotations__)
-        return Election(
+        return tenure.Election(
             name,
             timing_of(options, opened.leases.traits),
             driver=driver,
@@ -174,8 +180,8 @@ class Backend:
         )
 
     def partitions(
-        self, name: str, partitions: int | Iterable[str], *, weight: int = 1, **options: Unpack[ElectionOptions]
-    ) -> Partitions:
+        self, name: str, partitions: int | Iterable[str], *, weight: int = 1, **options: Unpack[tenure.ElectionOptions]
+    ) -> tenure.Partitions:
         """Return the partitions of the group *name*, which its members share; this object is one member.
 
         Every member owns a fair share of them, each under a lease of its own, and runs the work of each: without a
@@ -198,6 +204,8 @@ class Backend:
             partitions = backend.partitions("orders", 64)
             await partitions.run(work)  # work(term) for each term.partition owned
         """
+        from tenure._partitions.partitions import make_partition_term
+
         return self._partitions(name, partitions, weight, options, make_partition_term)
 
     def _partitions(
@@ -205,15 +213,18 @@ class Backend:
         name: str,
         partitions: int | Iterable[str],
         weight: int,
-        options: ElectionOptions,
+        options: tenure.ElectionOptions,
         make_term: MakePartitionTerm,
-    ) -> Partitions:
+    ) -> tenure.Partitions:
         """Return partitions whose terms are made by *make_term*."""
+        from tenure._election.options import ElectionOptions, timing_of
+        from tenure._partitions.plan import Layout, checked_partitions
+
         renewal_thread, opened = self._connection.require_open()
         driver = self._connection.require_driver()
         refuse_unknown("partitions", options, ElectionOptions.__annotations__)
         require_name(name)
-        return Partitions(
+        return tenure.Partitions(
             Layout(name, checked_partitions(partitions)),
             timing_of(options, opened.leases.traits),
             driver=driver,
@@ -287,10 +298,10 @@ class Backend:
         *,
         queue: str,
         timezone: str = "UTC",
-        missed: Missed = "once",
+        missed: tenure.Missed = "once",
         missed_after: float = 60.0,
         message: Outgoing | None = None,
-    ) -> Schedule:
+    ) -> tenure.Schedule:
         """Return a schedule, which sends a message to *queue* at each of its times, once in the whole fleet.
 
         ``await schedule.run()`` in every instance of the program. They need no leader: the store notes each slot in the
@@ -326,12 +337,15 @@ class Backend:
             nightly = backend.schedule("nightly", "0 3 * * *", queue="reports", timezone="Europe/Berlin")
             await nightly.run()
         """
+        from tenure._schedule.plan import plan_of
+        from tenure._schedule.schedule import template_of
+
         check_name(name, "the schedule's name")
         to = self.queue(queue)
         template = template_of(message, to.traits.body_max)
-        return Schedule(to, name, plan_of(every, timezone, missed, missed_after), template)
+        return tenure.Schedule(to, name, plan_of(every, timezone, missed, missed_after), template)
 
-    async def schedules(self) -> list[ScheduleStatus]:
+    async def schedules(self) -> list[tenure.ScheduleStatus]:
         """Return all schedules that this store keeps, sorted by the names of their queues, then by their own.
 
         Raises:
@@ -340,7 +354,7 @@ class Backend:
         """
         _, opened = self._connection.require_open()
         names = await self._broker_of(opened).names()
-        found: list[ScheduleStatus] = []
+        found: list[tenure.ScheduleStatus] = []
         for start in range(0, len(names), LISTED_AT_ONCE):
             some = names[start : start + LISTED_AT_ONCE]
             for one in await asyncio.gather(*(self.queue(name).schedules.list() for name in some)):
@@ -356,6 +370,8 @@ class Backend:
             Unavailable: The store could not be asked.
             ConfigError: It has elections only.
         """
+        from tenure._queue.requests import is_reply_queue
+
         _, opened = self._connection.require_open()
         broker = self._broker_of(opened)
         names = await broker.names()
@@ -369,10 +385,10 @@ class Backend:
             ConfigError: It has queues only.
         """
         renewal_thread, _ = self._connection.require_open()
-        driver = self._connection.require_driver()
+        leases = self._connection.require_leases()
 
         async def look() -> dict[str, Leader | None]:
-            found = await driver.store.inspect_many(await driver.store.names())
+            found = await leases.inspect_many(await leases.names())
             return {one.name: leader_of(one) for one in found}
 
         return await renewal_thread.call(look)
@@ -392,15 +408,15 @@ class Backend:
             ConfigError: It has queues only.
         """
         renewal_thread, _ = self._connection.require_open()
-        driver = self._connection.require_driver()
+        leases = self._connection.require_leases()
 
         async def look() -> dict[str, float | None]:
-            found = await driver.store.inspect_many(names or await driver.store.names())
+            found = await leases.inspect_many(names or await leases.names())
             return {one.name: one.vacant_for for one in found if isinstance(one, Vacant)}
 
         return await renewal_thread.call(look)
 
-    async def diagnose(self, *, write: bool = False) -> Diagnosis:
+    async def diagnose(self, *, write: bool = False) -> tenure.Diagnosis:
         """Reach the store; return its facts, its round trip, and warnings.
 
         Args:
@@ -410,6 +426,9 @@ class Backend:
         Raises:
             Unavailable: The store could not be asked.
         """
+        _ = tenure.Diagnosis  # loads the type of the answer under its public name
+        from tenure._diagnosis import diagnose
+
         renewal_thread, opened = self._connection.require_open()
         return await renewal_thread.call(lambda: diagnose(str(self.url), opened, self._clock, write=write))
 
@@ -457,6 +476,18 @@ class Backend:
         return f"<{type(self).__name__} {self.url}, {self._connection.state}>"
 
 
+def import_late_modules() -> None:
+    """Import what methods of backends, queues and messages import when they are called first.
+
+    For ``tenure.sync``, which calls them on the renewal thread: there, an import would delay renewals.
+    """
+    import tenure._diagnosis
+    import tenure._queue.bodies
+    import tenure._queue.lock_renewer
+    import tenure._queue.requests
+    import tenure._queue.selections  # noqa: F401
+
+
 def url_given(url: str | None) -> str:
     """Return *url*, or the URL that the environment names in its place.
 
@@ -476,8 +507,8 @@ def url_given(url: str | None) -> str:
 def connect(
     url: str | None = None,
     *,
-    on_event: Callable[[Event], None] | None = None,
-    telemetry: Telemetry | Sequence[Telemetry] | None = None,
+    on_event: Callable[[tenure.Event], None] | None = None,
+    telemetry: tenure.telemetry.Telemetry | Sequence[tenure.telemetry.Telemetry] | None = None,
 ) -> Backend:
     """Connect to the store at *url*; use it as ``async with tenure.connect(url) as backend:``.
 

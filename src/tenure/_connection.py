@@ -8,24 +8,26 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet, WeakValueDictionary
 
-from tenure._election.driver import Driver
 from tenure._election.store import LeaseStore
 from tenure._opened import Fact, Opened
 from tenure._queue.broker import Broker
 from tenure._queue.hints import HintSubscriptions
 from tenure._queue.looks import SharedLooks
-from tenure._queue.producer import OpenRequests, Requests
+from tenure._queue.producer import OpenRequests
 from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.threads import in_thread
-from tenure._telemetry.callbacks import run_callback
-from tenure._telemetry.log import logger
+from tenure._telemetry.callbacks import logger, run_callback
 from tenure._url import Url
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from tenure._election.driver import Driver
+    from tenure._queue.requests import Requests
 
 
 class Connection:
@@ -44,7 +46,7 @@ class Connection:
         self.was_open = False
         self.renewal_thread: RenewalThread | None = None
         self.opened: Opened | None = None
-        self.driver: Driver | None = None
+        self.elections: Elections | None = None
         self._module = module
         self._clock = clock
         self._given_renewal_thread = renewal_thread
@@ -75,7 +77,7 @@ class Connection:
     async def in_turn(self) -> AsyncIterator[None]:
         """Open or close inside this block: one call at a time, also of calls on different loops and threads."""
         if self.renewal_thread is not None and self.renewal_thread.is_forked:
-            self.renewal_thread = self.driver = self.opened = None  # the open ones stayed with the parent
+            self.renewal_thread = self.elections = self.opened = None  # the open ones stayed with the parent
         turn: Future[None] = Future()
         while (before := self._turns.setdefault("now", turn)) is not turn:  # in one step, as threads may race
             await asyncio.wait({asyncio.wrap_future(before)})
@@ -91,16 +93,16 @@ class Connection:
         _check_loop(here=self._given_renewal_thread is not None)
         renewal_thread = self._given_renewal_thread or RenewalThread.enter()
 
-        async def open_store() -> tuple[Opened, Driver | None]:
+        async def open_store() -> tuple[Opened, Elections | None]:
             opened: Opened = self._module.open(self.url, clock=self._clock)
             warnings: Sequence[Fact] = getattr(opened, "warnings", ())
             for fact in warnings:
                 run_callback(logger.warning, "%s: %s: %s; %s", self.url, fact.name, fact.value, fact.advice)
             leases: LeaseStore | None = getattr(opened, "leases", None)
-            return opened, None if leases is None else Driver(leases, self._clock)
+            return opened, None if leases is None else Elections(leases, self._clock)
 
         try:
-            self.opened, self.driver = await renewal_thread.call(open_store)
+            self.opened, self.elections = await renewal_thread.call(open_store)
         except BaseException:
             await self._leave(renewal_thread)
             raise
@@ -110,20 +112,20 @@ class Connection:
 
     async def _close(self) -> None:
         renewal_thread, opened = self.require_open()
-        driver = self.driver
+        elections = self.elections
         _open.discard(self)
 
         async def close() -> None:
             try:
-                if driver is not None:
-                    await driver.close()
+                if elections is not None:
+                    await elections.close()
             finally:
                 await opened.close()
 
         try:
             await self.queues.close()
         finally:
-            self.renewal_thread = self.driver = self.opened = None
+            self.renewal_thread = self.elections = self.opened = None
             try:
                 await renewal_thread.call(close)
             finally:
@@ -156,10 +158,21 @@ class Connection:
         Raises:
             ConfigError: The store has none, or it is not open.
         """
+        return self._require_elections().driver()
+
+    def require_leases(self) -> LeaseStore:
+        """Return the leases, of an open one: to look, and not to campaign.
+
+        Raises:
+            ConfigError: The store has none, or it is not open.
+        """
+        return self._require_elections().leases
+
+    def _require_elections(self) -> Elections:
         self.require_open()
-        if self.driver is None:
+        if self.elections is None:
             raise ConfigError(f"{self.url} has queues, but no elections; use another store for them")
-        return self.driver
+        return self.elections
 
     @property
     def state(self) -> str:
@@ -170,11 +183,41 @@ class Connection:
 
     def note_fork(self) -> None:
         """Let nothing in a forked child reach the store by the parent's connections, threads or memory."""
-        _of_parent.append((self.renewal_thread, self.driver, self.opened))
+        _of_parent.append((self.renewal_thread, self.elections, self.opened))
         self._turns.clear()  # the thread that would end it isn't in this process
         _of_parent.append(self.queues)
         self.queues.leave_to_parent(self.require_open)
         self.queues = OpenQueues()  # its consumers and requests stay with the parent: a close would wait for their end
+
+
+class Elections:
+    """The elections of an open backend: their driver, made when there is first one. A program of queues has none."""
+
+    def __init__(self, leases: LeaseStore, clock: Clock) -> None:
+        self.leases = leases
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._drivers: dict[str, Driver] = {}  # one at most
+        self._is_closed = False
+
+    def driver(self) -> Driver:
+        """Return the driver; on any loop or thread.
+
+        Raises:
+            Unavailable: It was closed meanwhile.
+        """
+        from tenure._election.driver import Driver
+
+        driver = self._drivers.setdefault("one", Driver(self.leases, self._clock, self._loop))  # as threads may race
+        if self._is_closed and not driver.is_closing:
+            raise Unavailable("the backend was closed, so no candidate can campaign on it; connect again")
+        return driver
+
+    async def close(self) -> None:
+        """End every candidacy, and refuse others."""
+        self._is_closed = True
+        for driver in list(self._drivers.values()):
+            await driver.close()
 
 
 class OpenQueues:

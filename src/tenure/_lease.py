@@ -133,6 +133,13 @@ class Leader:
     remaining: float | None = field(default=None, compare=False)
 
 
+def leader_of(answer: HeldBy | Vacant) -> Leader | None:
+    """Return a store's answer as users get it."""
+    if isinstance(answer, Vacant):
+        return None
+    return Leader(answer.holder, answer.token, answer.metadata, answer.remaining)
+
+
 def trusted_until(asked_at: float, ttl: float, drift: float, margin: float) -> float:
     """Return the time until which a claim of *ttl* seconds, requested at *asked_at*, is trusted.
 

@@ -433,7 +433,7 @@ def test_the_deadline_of_a_process_is_what_remains_of_the_lock(monkeypatch: pyte
             clock.advance(3.0)  # a thread may be delayed anywhere
             return 20.0
 
-    monkeypatch.setattr(handlers, "CLOCK", clock)
+    monkeypatch.setattr("tenure._queue.handler_process.CLOCK", clock)
     served = handlers.Handlers(_handles, "process", 1, RenewalThread())
     asked: Any = None  # only its delivery tracker is used
     assert served._until(asked) == 100.0 + 20.0 - handlers.KILL_SHARE * timing.grace

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tenure._backends.memory import MemoryLeases
+from tenure._connection import Elections
 from tenure._queue.message import Stats
+from tenure._runtime.clock import SystemClock
 from tenure.testing import until
 
 
@@ -231,3 +234,15 @@ def test_a_hook_that_closes_a_closing_backend_does_not_wait_for_itself() -> None
     backend.close()
     work.join()
     assert "closed" in repr(backend)
+
+
+async def test_elections_that_were_closed_before_the_first_get_no_driver() -> None:
+    leases = MemoryLeases()
+    elections = Elections(leases, SystemClock())
+    assert elections.driver() is elections.driver()
+    await elections.close()
+    assert elections.driver().is_closing  # it refuses candidates
+    elections = Elections(leases, SystemClock())
+    await elections.close()
+    with pytest.raises(tenure.Unavailable, match="was closed, so no candidate can campaign"):
+        elections.driver()

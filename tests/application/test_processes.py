@@ -25,7 +25,8 @@ import pytest
 
 import tenure
 from tenure._backend import connect
-from tenure._queue.handler_process import CLOCK, NotBegun
+from tenure._queue.handler_process import CLOCK
+from tenure._queue.outcomes import NotBegun
 from tenure._queue.processes import HandlerDied, Lock, Processes
 from tenure._queue.received import Received
 from tenure.events import Event, HandlerNotBegun

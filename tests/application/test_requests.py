@@ -14,8 +14,9 @@ import tenure
 from tenure._queue.broker import Claim
 from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.producer import IDLE, Producer, Requests
+from tenure._queue.producer import Producer
 from tenure._queue.received import Message, Received
+from tenure._queue.requests import IDLE, Requests
 from tenure.errors import ConfigError, Unavailable
 from tenure.events import (
     BrokerUnanswered,

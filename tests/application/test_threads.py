@@ -237,7 +237,8 @@ async def test_cancelled_at_any_moment_no_leader_is_left(url: str) -> None:
             task.cancel()
             await asyncio.wait({task})
         async with asyncio.timeout(PATIENCE):
-            while (await backend.leaders()).get("chair") is not None or backend._connection.driver.candidacies:  # type: ignore[union-attr]
+            driver = backend._connection.require_driver()
+            while (await backend.leaders()).get("chair") is not None or driver.candidacies:
                 await asyncio.sleep(0.005)
 
 
@@ -584,13 +585,13 @@ async def test_a_close_that_is_cancelled_leaves_no_caller_waiting(url: str) -> N
         await backend.__aenter__()
         task = asyncio.create_task(backend.election("chair", ttl=60.0).run(work))
         await work.began.wait()
-        driver, closing = backend._connection.driver, asyncio.create_task(backend.__aexit__(None, None, None))
-        while not driver._is_closing:  # type: ignore[union-attr]
+        driver, closing = backend._connection.require_driver(), asyncio.create_task(backend.__aexit__(None, None, None))
+        while not driver._is_closing:
             await asyncio.sleep(0.005)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        while driver.candidacies:  # type: ignore[union-attr]  # this happens on the renewal thread, a moment later
+        while driver.candidacies:  # this happens on the renewal thread, a moment later
             await asyncio.sleep(0.005)
         work.may_end.set()
         with pytest.raises(tenure.Unavailable, match="closed while work was still running"):
@@ -698,7 +699,7 @@ def test_interrupted_at_any_line_nothing_is_held_for_ever(url: str, form: str) -
         step = 1
         while next(confined(step, hold)):
             gc.collect()  # a block that was not entered is left by its generator's end
-            wait_until(lambda: not backend._behind._connection.driver.candidacies)  # type: ignore[union-attr]
+            wait_until(lambda: not backend._behind._connection.require_driver().candidacies)
             step += 1
         assert step > 10
     assert sys.exc_info() == (None, None, None)

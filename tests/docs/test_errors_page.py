@@ -22,7 +22,7 @@ from tenure._cli.explanations import Section, code_of, sections
 from tenure._cli.group import group
 from tenure._opened import Fact
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, UNDECODABLE
-from tenure._queue.producer import REQUEST_ENDED
+from tenure._queue.requests import REQUEST_ENDED
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "tenure"

@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import tenure
-from tenure._backends.sqlite import Fence
+from tenure.backends.sqlite import Fence
 
 TTL = float(os.environ.get("CANDIDATE_TTL", "1"))
 PAUSE = 0.01

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 import tenure
 import tenure._backend  # imported on first use otherwise; here before the fork
 import tenure._queue.queue
-from tenure._backends.sqlite import transact
+from tenure.backends.sqlite import transact
 
 LOCK = 1.5
 EFFECT = "INSERT INTO effect VALUES (?, ?, ?)"

@@ -167,9 +167,43 @@ def test_the_help_of_a_method_that_blocks_is_that_of_a_plain_one() -> None:
 
 
 def test_names_are_the_public_ones_in_any_order_of_import() -> None:
-    line = "import tenure; tenure.connect; import tenure._queue.received as r; print(r.Message)"
+    line = "import tenure; import tenure._queue.received as r; tenure.connect; print(r.Message)"
     said = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True).stdout
     assert said == "<class 'tenure.Message'>\n"
+
+
+MET = """
+import asyncio, tenure
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"x")
+        [message] = await queue.receive()
+        print(type({met}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("met", "name"),
+    [
+        ("message", "Message"),
+        ("queue.dead_letters", "DeadLetters"),
+        ("queue.schedules", "Schedules"),
+        ("queue.session()", "Session"),
+        ("queue.consumer(print)", "Consumer"),
+        ("backend.election('chair')", "Election"),
+        ("backend.partitions('group', 2)", "Partitions"),
+        ("backend.schedule('nightly', 60, queue='orders')", "Schedule"),
+        ("await backend.diagnose()", "Diagnosis"),
+    ],
+)
+def test_what_is_loaded_late_has_its_public_name(met: str, name: str) -> None:
+    program = MET.replace("{met}", met)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said == f"<class 'tenure.{name}'>\n"
 
 
 def test_fields_are_known_to_pydantic() -> None:

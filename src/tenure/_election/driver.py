@@ -248,10 +248,10 @@ class _DueRenewal:
 class Driver:
     """All candidacies on one store."""
 
-    def __init__(self, store: LeaseStore, clock: Clock) -> None:
+    def __init__(self, store: LeaseStore, clock: Clock, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.store = store
         self.clock = clock
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = loop or asyncio.get_running_loop()
         self.candidacies: set[Candidacy] = set()
         self.numbers: Iterator[int] = count()
         self._due: list[_DueRenewal] = []

@@ -20,7 +20,7 @@ from tenure._election.status import CandidateStatus
 from tenure._election.store import NAME_MAX, require_name
 from tenure._election.term import MakeTerm, Term, TermBase
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, HeldBy, Leader, Metadata, Vacant
+from tenure._lease import NO_METADATA, HeldBy, Leader, Metadata, Vacant, leader_of
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
@@ -356,13 +356,6 @@ class Campaign:
             raise asyncio.CancelledError
         if over and (error is None or kind is asyncio.CancelledError):
             raise TermLost(self._term.loss_message()) from error
-
-
-def leader_of(answer: HeldBy | Vacant) -> Leader | None:
-    """Return a store's answer as users get it."""
-    if isinstance(answer, Vacant):
-        return None
-    return Leader(answer.holder, answer.token, answer.metadata, answer.remaining)
 
 
 async def _stop_when(stop: asyncio.Event, candidate: CandidateHandle, *, at_once: bool) -> None:

@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from tenure._election.driver import Driver
-from tenure._election.elector import Election, checked_metadata, leader_of
+from tenure._election.elector import Election, checked_metadata
 from tenure._election.handle import HOLDER_BYTES
 from tenure._election.health import Health, HealthCheck
 from tenure._election.options import ElectionOptions
 from tenure._election.store import NAME_MAX, require_name
 from tenure._election.term import BlockingTerm, MakeTerm, Term
-from tenure._lease import Grant, Leader, Metadata
+from tenure._lease import Grant, Leader, Metadata, leader_of
 from tenure._partitions.machine import PartitionMachine
 from tenure._partitions.owner import Owner
 from tenure._partitions.plan import (

@@ -26,7 +26,6 @@ from tenure._queue.pump_driver import PumpDriver
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.received import Message
 from tenure._queue.reports import log_interrupt
-from tenure._queue.session_pump import SessionPump
 from tenure._queue.startup import wait_until_ready
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
@@ -70,9 +69,10 @@ class Consumer:
         context = self._context
         self._settings = settings = self._get_settings()
         groups: dict[Token, LockGroup] = {}
+        kind = _pump_of_sessions() if self._consuming.sessions else Pump
         machine = (context.name, context.holder, settings, context.rng, groups)
         now = context.clock.now()
-        pump = (SessionPump if self._consuming.sessions else Pump)(*machine, now=now)
+        pump = kind(*machine, now=now)
         driver = PumpDriver(context, self._consuming, self._handlers, pump, self)
         renewer = LockRenewer(context, Locks(*machine, now=now), driver.feed)
         cancelled = None
@@ -168,3 +168,9 @@ class Consumer:
         if self._driver is None or self._context.renewal_thread.is_forked:
             return 0.0
         return max(0.0, self._driver.pump.trusted_until(message.delivery) - self._context.clock.now())
+
+
+def _pump_of_sessions() -> type[Pump]:
+    from tenure._queue.session_pump import SessionPump  # most queues have none
+
+    return SessionPump

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
-import shlex
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
@@ -18,10 +16,8 @@ from tenure._queue.broker import Broker, Claim, QueueOptions, QueueSettings, Sel
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import name_of, text_of
 from tenure._queue.hints import MESSAGES, HintSubscriptions, Subscription
-from tenure._queue.identity import spellings_of
 from tenure._queue.looks import SharedLooks
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Delivery, Died
-from tenure._queue.tracebacks import told_of
 from tenure._queue.verdicts import (
     GIVE_BACK,
     Abandon,
@@ -37,11 +33,13 @@ from tenure._queue.verdicts import (
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.tasks import Tasks
-from tenure._telemetry.hook import call_hook
-from tenure._telemetry.log import is_logged, log_event
-from tenure._telemetry.telemetry import Telemetry, Tracing
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
-from tenure.events import Event, MessageDied
+
+if TYPE_CHECKING:
+    import random
+
+    from tenure._telemetry.telemetry import Telemetry, Tracing
+    from tenure.events import Event
 
 T = TypeVar("T")
 
@@ -62,7 +60,7 @@ DEATHS_PER_TURN = 50
 """The most deaths reported in one turn of the loop: each calls an event hook and a log handler."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class QueueContext:
     """One queue of one backend: the state that its parts share."""
 
@@ -75,7 +73,6 @@ class QueueContext:
     on_event: Callable[[Event], None] | None = None
     expected: QueueOptions | None = None
     """The settings that the queue must have, checked when it is first used; None after that."""
-    rng: random.Random = field(default_factory=random.Random)
     purge_at: float = 0.0
     """When to look again for dead letters past their retention."""
     _chores: Tasks = field(default_factory=Tasks)
@@ -87,8 +84,18 @@ class QueueContext:
     """The kinds of failures, by type and place, that were logged in full."""
     telemetry: Telemetry | None = None
     tracing: Tracing | None = None
+    _rng: random.Random | None = None
     has_answered: bool = False
     """Whether the broker has ever answered a consumer: from then on, a failed question is asked again."""
+
+    @property
+    def rng(self) -> random.Random:
+        """A source of jitter."""
+        import random
+
+        if self._rng is None:
+            self._rng = random.Random()
+        return self._rng
 
     async def ready(self) -> None:
         """Read once which settings hold; declare the expected ones that are not declared yet.
@@ -129,6 +136,8 @@ class QueueContext:
 
     async def handled(self, ids: Sequence[str]) -> list[bool]:
         """Return which *ids* the inbox remembers, in the form of this version or of an older one."""
+        from tenure._queue.identity import spellings_of
+
         spellings = [spellings_of(one) for one in ids]
         asked = [one for some in spellings for one in some]
         answers = zip(asked, await self.broker.handled(self.name, asked), strict=True)
@@ -183,6 +192,8 @@ class QueueContext:
             self._report_some(unreported, queue)
 
     def _report_some(self, unreported: deque[Died], queue: str, most: int = DEATHS_PER_TURN) -> None:
+        from tenure.events import MessageDied
+
         for _ in range(min(most, len(unreported))):
             one = unreported.popleft()
             named = (one.id, one.sequence, one.delivery_count)
@@ -197,6 +208,10 @@ class QueueContext:
 
     def emit(self, event: Event, error: BaseException | None = None) -> None:
         """Report *event* to the observers, to the log with the traceback of *error*. Their own errors are reported."""
+        from tenure._queue.tracebacks import told_of
+        from tenure._telemetry.hook import call_hook
+        from tenure._telemetry.log import is_logged, log_event
+
         try:
             if is_logged(event):
                 log_event(event, told_of(error) if error is not None else None)
@@ -284,6 +299,8 @@ class QueueContext:
     def report_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
         """Report the message's death to the observers, if *verdict*, which stands, dead-lettered it."""
         if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
+            from tenure.events import MessageDied
+
             if isinstance(verdict, DeadLetter):
                 reason = verdict.reason
             else:  # a message that expired under the lock dies when given back, or abandoned before its last try
@@ -361,6 +378,8 @@ def check_expected(queue: str, expected: QueueOptions, holds: QueueSettings) -> 
     """
     wrong = {name: value for name, value in expected.items() if getattr(holds, name) != value}
     if wrong:
+        import shlex
+
         found = "; ".join(
             f"{name} is {_setting_text(getattr(holds, name))}, not {_setting_text(value)}"
             for name, value in wrong.items()

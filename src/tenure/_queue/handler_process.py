@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 
 from tenure._queue.failures import text_of, traceback_of
+from tenure._queue.outcomes import NeverBegins, NotBegun
 from tenure._queue.reply import Reply
 from tenure._queue.retry import Reject, Retry
 from tenure._queue.tracebacks import ThereTraceback, place_of
@@ -31,14 +32,6 @@ EXIT_WITHIN = 5.0
 
 CHECK_EVERY = 0.5
 """Seconds between checks that a process still runs: its end need not close its pipe."""
-
-
-class NotBegun(Exception):
-    """The handler could not be started, and the message is not the cause."""
-
-
-class NeverBegins(NotBegun):
-    """The handler can never be started: its code has to be corrected."""
 
 
 def serve(pipe: Connection) -> None:

@@ -6,24 +6,23 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import multiprocessing
 import os
-import pickle
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextvars import ContextVar
-from typing import Any, Literal, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, cast
 
 from tenure._queue.failures import text_of
-from tenure._queue.handler_process import CLOCK, NeverBegins, NotBegun
 from tenure._queue.message import Delivery, Token
-from tenure._queue.processes import NAME, UNGUARDED, Lock, Processes
+from tenure._queue.outcomes import NeverBegins, NotBegun
 from tenure._queue.received import BlockingMessage, Message, Received
 from tenure._runtime.threads import DaemonThreads
 from tenure._timing import Timing
 from tenure.errors import ConfigError, Unavailable, refuse_generator
 from tenure.events import HandlerNotBegun
+
+if TYPE_CHECKING:
+    from tenure._queue.processes import Processes
 
 Handler = Callable[[Message], object] | Callable[[BlockingMessage], object] | Callable[[Received], object]
 """``handler(message)``: async, it takes a ``Message``; plain, a ``BlockingMessage``; in a process, a ``Received``."""
@@ -39,9 +38,6 @@ PAUSE = 1.0
 
 KILL_SHARE = 0.25
 """The share of the grace between the end of a process by itself and the end of the trust in the lock."""
-
-CURRENT_CONSUMER: ContextVar[object | None] = ContextVar("tenure_current_consumer", default=None)
-"""The consumer that calls the handler of this context, also in tasks that it starts; None outside of handlers."""
 
 
 class RanToEnd(asyncio.CancelledError):
@@ -120,6 +116,8 @@ class Handlers:
         return await outcome if is_awaitable(outcome) else outcome
 
     async def _in_process(self, message: Message) -> object:
+        from tenure._queue.processes import Lock, Processes  # with multiprocessing, which others don't need
+
         if self._processes is None:
             self._processes = Processes(self._handler)
         content = Received(message._delivery)
@@ -136,6 +134,8 @@ class Handlers:
 
     def _until(self, message: Message) -> float:
         """Return when a process ends its handler if that still runs; the consumer may have ended by then."""
+        from tenure._queue.handler_process import CLOCK
+
         now = CLOCK.now()  # read before the remaining time, so that the result is never too late
         return now + self._lock_times.remaining(message) - KILL_SHARE * self._lock_times.timing.grace
 
@@ -221,6 +221,10 @@ def is_async_function(handler: object) -> bool:
 
 
 def _check_may_have_children() -> None:
+    import multiprocessing
+
+    from tenure._queue.processes import NAME, UNGUARDED
+
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):
         why = (
@@ -240,6 +244,8 @@ def _check_may_have_children() -> None:
 
 
 def _check_portable(handler: Handler) -> None:
+    import pickle
+
     try:
         pickle.dumps(handler)
     except Exception as error:

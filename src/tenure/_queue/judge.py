@@ -9,16 +9,26 @@ from typing import Literal, Protocol
 from tenure._jitter import later
 from tenure._queue.context import QueueContext, loss_message
 from tenure._queue.failures import text_of, traceback_most
-from tenure._queue.handler_process import NeverBegins, NotBegun
-from tenure._queue.handlers import CURRENT_CONSUMER, Handlers, RanToEnd
+from tenure._queue.handlers import Handlers, RanToEnd
 from tenure._queue.hooks import call_error_hook
 from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
-from tenure._queue.outcomes import RULES, CancelReason, Disposition, Ending, Reason, Reports, Rule
+from tenure._queue.outcomes import (
+    RULES,
+    CancelReason,
+    Disposition,
+    Ending,
+    NeverBegins,
+    NotBegun,
+    Reason,
+    Reports,
+    Rule,
+)
 from tenure._queue.received import Message, answer_to, completion
 from tenure._queue.reply import Reply
 from tenure._queue.reports import event_of, report_unanswered
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+from tenure._queue.running import CURRENT_CONSUMER
 from tenure._queue.tracebacks import place_of
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, Verdict
 from tenure._timing import Timing

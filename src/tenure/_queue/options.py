@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from tenure._checks import check_seconds
-from tenure._queue.handler_process import NotBegun
 from tenure._queue.handlers import RunIn
 from tenure._queue.hooks import OnError
+from tenure._queue.outcomes import NotBegun
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.retry import Reject, Retry, RetryPolicy
 from tenure._timing import Timing

@@ -18,6 +18,14 @@ CancelReason = Literal["denied", "unanswered", "stalled", "max_hold", "drain", "
 """Why a handler is cancelled."""
 
 
+class NotBegun(Exception):
+    """The handler could not be started, and the message is not the cause."""
+
+
+class NeverBegins(NotBegun):
+    """The handler can never be started: its code has to be corrected."""
+
+
 class Ending(Enum):
     """How a handler has ended."""
 

@@ -24,11 +24,10 @@ from tenure._queue.handler_process import (
     CLOCK,
     EXIT_WITHIN,
     MOMENT,
-    NeverBegins,
-    NotBegun,
     result_of,
     serve,
 )
+from tenure._queue.outcomes import NeverBegins, NotBegun
 
 Handler = Callable[[Any], Any]
 

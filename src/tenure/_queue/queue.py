@@ -1,4 +1,7 @@
-"""A queue as its users see it."""
+"""A queue as its users see it.
+
+What a sender doesn't need is imported where it is used; ``tenure.Message`` loads the type that it names.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Unpack
 
+import tenure
 from tenure._checks import check_seconds
 from tenure._queue.broker import (
     Claim,
@@ -19,20 +23,12 @@ from tenure._queue.broker import (
     settings_with,
 )
 from tenure._queue.checks import check_count, check_sequences, check_text
-from tenure._queue.consumer import Consumer
 from tenure._queue.context import QueueContext
-from tenure._queue.dead_letters import DeadLetters
-from tenure._queue.handlers import Handler
 from tenure._queue.message import NO_HEADERS, Headers, LiveMessage, State, Stats
-from tenure._queue.options import ConsumeOptions, ConsumeSettings
 from tenure._queue.outgoing import NOT_GIVEN, Outgoing, SendOptions, outgoing
 from tenure._queue.producer import OpenRequests, Producer
-from tenure._queue.received import Message, Received
 from tenure._queue.running import RunningConsumers
-from tenure._queue.selections import select_live
-from tenure._queue.session import Session
 from tenure._queue.verdicts import NotEmpty
-from tenure._schedule.schedules import Schedules
 from tenure.errors import ConfigError, QueueNotEmpty
 
 PEEK_MAX = 10_000
@@ -44,23 +40,33 @@ class Queue:
 
     Attributes:
         name: Its name, the same in all programs that use it.
-        dead_letters: The messages that could not be handled.
-        schedules: The schedules that send to it.
     """
 
     name: str
-    dead_letters: DeadLetters
-    schedules: Schedules
 
     def __init__(self, context: QueueContext, requests: OpenRequests | None = None) -> None:
         self.name = context.name
-        self.dead_letters = DeadLetters(context)
-        self.schedules = Schedules(context)
         self._context = context
         self._expected = context.expected  # declared again if the queue is deleted
         self._producer = Producer(context)
         self._requests = OpenRequests() if requests is None else requests  # shared by all queues of one backend
         self._running = RunningConsumers()
+        self._dead_letters: tenure.DeadLetters | None = None
+        self._schedules: tenure.Schedules | None = None
+
+    @property
+    def dead_letters(self) -> tenure.DeadLetters:
+        """The messages that could not be handled."""
+        if self._dead_letters is None:
+            self._dead_letters = tenure.DeadLetters(self._context)
+        return self._dead_letters
+
+    @property
+    def schedules(self) -> tenure.Schedules:
+        """The schedules that send to it."""
+        if self._schedules is None:
+            self._schedules = tenure.Schedules(self._context)
+        return self._schedules
 
     @property
     def traits(self) -> QueueTraits:
@@ -171,7 +177,7 @@ class Queue:
         timeout: float = 30.0,
         json: object = NOT_GIVEN,
         **options: Unpack[SendOptions],
-    ) -> Received:
+    ) -> tenure.Received:
         """Send a message and return the answer to it, which its handler sends with ``message.reply(…)``.
 
         Args:
@@ -183,12 +189,13 @@ class Queue:
             TimedOut: No answer came in time. One that comes later is kept among the dead letters of the reply
                 queue, with the reason ``request_ended``.
         """
+        _ = tenure.Received  # loads the type of the answer under its public name
         requests = self._requests.here(self._context)
         return await requests.ask(self._producer, outgoing(body, json, options), timeout)
 
     # --- receiving ---
 
-    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as it reads best
+    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[tenure.Message]:  # noqa: A002  # as it reads best
         """Lock up to *max* messages to us, and return them.
 
         Each must be settled by one of its verbs before its lock ends (see ``Message.renew``): else it is delivered
@@ -205,14 +212,14 @@ class Queue:
         context = self._context
         await context.ready()
 
-        async def look() -> tuple[list[Message] | None, float | None]:
+        async def look() -> tuple[list[tenure.Message] | None, float | None]:
             claim = await context.claim(lambda: context.broker.receive(context.name, max, context.settings.lock))
             assert isinstance(claim, Claim)
-            return [Message(one, context) for one in claim.deliveries] or None, claim.due_in
+            return [tenure.Message(one, context) for one in claim.deliveries] or None, claim.due_in
 
         return await context.wait_for(look, wait) or []
 
-    async def receive_deferred(self, *sequences: int) -> list[Message]:
+    async def receive_deferred(self, *sequences: int) -> list[tenure.Message]:
         """Lock deferred messages by their ``sequence``; those that are gone or locked are left out."""
         check_sequences("a sequence", sequences)
         context = self._context
@@ -221,15 +228,15 @@ class Queue:
             lambda: context.broker.receive_deferred(context.name, sequences, context.settings.lock)
         )
         assert isinstance(claim, Claim)
-        return [Message(one, context) for one in claim.deliveries]
+        return [tenure.Message(one, context) for one in claim.deliveries]
 
-    async def peek_deferred(self, limit: int = 100, *, after: int = 0) -> list[Received]:
+    async def peek_deferred(self, limit: int = 100, *, after: int = 0) -> list[tenure.Received]:
         """Return deferred messages with a sequence above *after*, in order, without locking them."""
         check_count("limit", limit)
         check_sequences("after", [after])
-        return [Received(one) for one in await self._context.broker.peek_deferred(self.name, limit, after)]
+        return [tenure.Received(one) for one in await self._context.broker.peek_deferred(self.name, limit, after)]
 
-    def session(self, name: str | None = None, *, wait: float | None = None) -> Session:
+    def session(self, name: str | None = None, *, wait: float | None = None) -> tenure.Session:
         """Lock a session as a block, entered once it is ours: that called *name*, or the next free one with messages.
 
         Args:
@@ -245,12 +252,12 @@ class Queue:
         """
         if name is not None:
             check_text("session", name, optional=True)
-        return Session(self._context, name, wait)
+        return tenure.Session(self._context, name, wait)
 
     # --- consuming ---
 
     async def consume(
-        self, handler: Handler, *, stop: asyncio.Event | None = None, **options: Unpack[ConsumeOptions]
+        self, handler: tenure.Handler, *, stop: asyncio.Event | None = None, **options: Unpack[tenure.ConsumeOptions]
     ) -> None:
         """Call *handler* with message after message, until stopped: the message pump.
 
@@ -308,7 +315,7 @@ class Queue:
         """
         await self.consumer(handler, **options).run(stop)
 
-    def consumer(self, handler: Handler, **options: Unpack[ConsumeOptions]) -> Consumer:
+    def consumer(self, handler: tenure.Handler, **options: Unpack[tenure.ConsumeOptions]) -> tenure.Consumer:
         """Return the pump that :meth:`consume` runs, to be run with ``await consumer.run()``.
 
         Args:
@@ -318,8 +325,10 @@ class Queue:
         Raises:
             ConfigError: An option can't work.
         """
+        from tenure._queue.options import ConsumeSettings
+
         consuming = ConsumeSettings.given(options)
-        return Consumer(self._context, handler, consuming, self._running.keeping)
+        return tenure.Consumer(self._context, handler, consuming, self._running.keeping)
 
     def pause(self) -> None:
         """Let the calls of :meth:`consume` here claim nothing, and give their buffers back, until :meth:`resume`.
@@ -385,6 +394,8 @@ class Queue:
             for message in await queue.peek(10, states=["delayed"]):
                 print(message.id, message.due_at)
         """
+        from tenure._queue.selections import select_live
+
         check_count("limit", limit, most=PEEK_MAX)
         check_sequences("after", [after])
         which = replace(select_live(states, ids, sequences, session, sent_before), after=after)
@@ -415,6 +426,8 @@ class Queue:
             ConfigError: A condition can't be, or the backend can't look for it. Nothing was removed.
             Unavailable: There was no answer; some of them may be removed.
         """
+        from tenure._queue.selections import select_live
+
         which = select_live(states, ids, sequences, session, sent_before)
         if "locked" in (which.states or ()):
             raise ConfigError(

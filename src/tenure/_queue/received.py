@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from tenure._checks import check_seconds
-from tenure._queue.bodies import decode, loads, text_in
 from tenure._queue.checks import check_name, check_text
 from tenure._queue.context import DeliveryTracker, QueueContext
 from tenure._queue.failures import Failure
@@ -16,7 +15,6 @@ from tenure._queue.outgoing import NOT_GIVEN, Outgoing, checked
 from tenure._queue.reply import Reply
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, DeadLetter, Defer, Verdict
 from tenure.errors import ConfigError, DecodeError, LockLost
-from tenure.events import ResultDiscarded
 
 T = TypeVar("T")
 
@@ -126,6 +124,8 @@ class Received:
         Raises:
             DecodeError: It is none. If a handler does not catch this, its message is dead-lettered at once.
         """
+        from tenure._queue.bodies import text_in
+
         return self._read(text_in)
 
     def json(self) -> Any:
@@ -134,6 +134,8 @@ class Received:
         Raises:
             DecodeError: The body is no JSON. If a handler does not catch this, its message is dead-lettered at once.
         """
+        from tenure._queue.bodies import loads
+
         return self._read(loads)
 
     @overload
@@ -157,6 +159,8 @@ class Received:
 
             order = message.decode(Order)
         """
+        from tenure._queue.bodies import decode
+
         return self._read(lambda body: decode(body, kind))
 
     def _read(self, read: Callable[[bytes], T]) -> T:
@@ -275,6 +279,8 @@ class Message(Received):
 
     def _lost(self) -> None:
         if self._tracker is not None and self._tracker.settled(self._delivery):  # so it is not reported yet
+            from tenure.events import ResultDiscarded
+
             context, one = self._context, self._delivery
             named = (one.id, one.sequence, one.delivery_count)
             context.emit(ResultDiscarded(context.clock.now(), context.name, context.holder, *named, "denied"))

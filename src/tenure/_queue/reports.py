@@ -6,7 +6,7 @@ from typing import Any
 
 from tenure._queue.context import QueueContext
 from tenure._queue.message import Delivery
-from tenure._telemetry.log import logger
+from tenure._telemetry.callbacks import logger
 from tenure.events import (
     BrokerUnanswered,
     Event,

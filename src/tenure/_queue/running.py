@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from contextvars import ContextVar
+from typing import Any, Protocol, runtime_checkable
 
-from tenure._queue.consumer import Consumer
-from tenure._queue.handlers import CURRENT_CONSUMER
+CURRENT_CONSUMER: ContextVar[object | None] = ContextVar("tenure_current_consumer", default=None)
+"""The consumer that calls the handler of this context, also in tasks that it starts; None outside of handlers."""
 
 
 class Drained(Protocol):
@@ -17,6 +18,19 @@ class Drained(Protocol):
 
     def drain(self, grace: float | None = None) -> None:
         """End it."""
+        ...
+
+
+@runtime_checkable
+class Paused(Drained, Protocol):
+    """A consumer."""
+
+    def pause(self) -> None:
+        """Claim nothing, until :meth:`resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Claim again."""
         ...
 
 
@@ -64,13 +78,13 @@ class RunningConsumers:
     def pause(self) -> None:
         """Pause all of them; see :meth:`Consumer.pause`."""
         for one in list(self._running):
-            if isinstance(one.consumer, Consumer):
+            if isinstance(one.consumer, Paused):
                 one.call(one.consumer.pause)
 
     def resume(self) -> None:
         """Resume all of them."""
         for one in list(self._running):
-            if isinstance(one.consumer, Consumer):
+            if isinstance(one.consumer, Paused):
                 one.call(one.consumer.resume)
 
     def begin_drain(self, grace: float | None) -> Sequence[RunningConsumer]:

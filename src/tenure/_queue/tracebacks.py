@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from contextlib import suppress
+from functools import cache
 from types import TracebackType
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_LIBRARIES = tuple(sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    import sysconfig  # for programs in which something fails
+
+    paths = sysconfig.get_paths()
+    return tuple(paths[kind] + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class ThereTraceback(Exception):
@@ -48,7 +55,7 @@ def place_of(error: BaseException) -> str:
         return there.place if isinstance(there, ThereTraceback) else ""
     found = trace
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith((_OURS, *_LIBRARIES, "<frozen ")):
+        if not trace.tb_frame.f_code.co_filename.startswith((_OURS, *_libraries(), "<frozen ")):
             found = trace
         trace = trace.tb_next
     code = found.tb_frame.f_code

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from tenure._queue.cancelling import is_being_closed, undo_cancellations
 from tenure._queue.context import QueueContext
-from tenure._queue.handlers import CURRENT_CONSUMER, Served
+from tenure._queue.handlers import Served
 from tenure._queue.hooks import is_interrupt
 from tenure._queue.judge import Judge
 from tenure._queue.message import Delivery
@@ -20,6 +20,7 @@ from tenure._queue.outcomes import CancelReason, Disposition
 from tenure._queue.pump import Pump
 from tenure._queue.received import Message
 from tenure._queue.reply import Reply
+from tenure._queue.running import CURRENT_CONSUMER
 from tenure._queue.verdicts import GIVE_BACK, Verdict
 from tenure._telemetry.telemetry import OUTCOMES, report_telemetry, traced
 from tenure._timing import Timing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
+import socket
 from functools import cache
 
 
@@ -14,4 +14,4 @@ def process_name() -> str:
 
 @cache
 def _node() -> str:
-    return platform.node()
+    return socket.gethostname()

@@ -11,7 +11,6 @@ import typing
 from typing import Any, TypeGuard, Union, cast
 
 from tenure import ConfigError, Outgoing, Received, SendOptions
-from tenure._queue.typed import reader
 
 TEXT_TYPE = "text/plain; charset=utf-8"
 
@@ -69,6 +68,8 @@ def check_kind(kind: Any) -> None:
         ConfigError: It is one.
     """
     if kind not in (bytes, str):
+        from tenure._queue.typed import reader
+
         reader(kind)
 
 

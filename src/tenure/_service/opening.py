@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-import tenure.sync
+import tenure
 from tenure import Backend
 from tenure._runtime.threads import in_thread
 
@@ -15,17 +15,17 @@ class Opening:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.pid: int = os.getpid()
-        self._for_threads = tenure.sync.Backend(backend)
-        self._is_used_from_threads = False
+        self._for_threads: dict[str, tenure.sync.Backend] = {}  # one at most
 
     @property
     def blocking(self) -> tenure.sync.Backend:
         """The backend for threads."""
-        self._is_used_from_threads = True
-        return self._for_threads.open()
+        if not self._for_threads:
+            self._for_threads.setdefault("one", tenure.sync.Backend(self.backend))  # in one step, as threads may race
+        return self._for_threads["one"].open()
 
     async def close_view(self) -> None:
         """Close the view for threads."""
-        if self._is_used_from_threads:
+        for view in list(self._for_threads.values()):
             # It ends a thread, if one consumes there. Those of the loop may all be busy with the user's calls.
-            await in_thread("tenure-closing", self._for_threads.close)
+            await in_thread("tenure-closing", view.close)

@@ -10,17 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-import tenure.sync
+import tenure
 from tenure import (
     Backend,
     CandidateStatus,
     ConsumeOptions,
     Consumer,
-    ElectionOptions,
     Queue,
-    Schedule,
     ScheduleStatus,
-    Work,
 )
 from tenure._service.status import HandlerStatus
 
@@ -138,7 +135,7 @@ class _Pass:
 class Sending:
     """A schedule at work."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: tenure.Schedule) -> None:
         self.title: str = f"sends at the times of {schedule.name}"
         self._schedule = schedule
         self._drained = asyncio.Event()
@@ -162,7 +159,9 @@ class Sending:
 class Leadership:
     """A candidate whose work is an async function."""
 
-    def __init__(self, backend: Backend, name: str, work: Work, again: bool, options: ElectionOptions) -> None:
+    def __init__(
+        self, backend: Backend, name: str, work: tenure.Work, again: bool, options: tenure.ElectionOptions
+    ) -> None:
         self.title: str = f"campaigns for {name}"
         self._election = backend.election(name, **options)
         self._work = work
@@ -207,7 +206,7 @@ class ThreadLeadership:
         name: str,
         work: tenure.sync.Work,
         again: bool,
-        options: ElectionOptions,
+        options: tenure.ElectionOptions,
     ) -> None:
         self.title: str = f"campaigns for {name}"
         self._election = backend.election(name, **options)

@@ -16,29 +16,23 @@ from contextlib import (
 )
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast, overload
 
-import tenure.sync
+import tenure
 from tenure import (
     Backend,
     CandidateStatus,
     ConfigError,
     ConsumeOptions,
-    ElectionOptions,
     Event,
     Message,
-    Missed,
     Outgoing,
     QueueOptions,
-    Schedule,
     ScheduleStatus,
-    Term,
 )
 from tenure._queue.checks import check_name
 from tenure._queue.handlers import is_async_function
 from tenure._runtime.signals import on_shutdown_signal
-from tenure._schedule.plan import Plan, plan_of
-from tenure._schedule.slots import slots_of
 from tenure._service.bodies import check_kind, name_of
 from tenure._service.calls import called
 from tenure._service.opening import Opening
@@ -55,14 +49,16 @@ from tenure._service.signatures import (
 )
 from tenure._service.status import HandlerStatus, ServiceStatus
 from tenure._service.typed_queue import TypedQueue
-from tenure._telemetry.telemetry import given_telemetry
 from tenure.errors import refuse_unknown
-from tenure.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from tenure._schedule.plan import Plan
+    from tenure.telemetry import Telemetry
 
 T = TypeVar("T")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
-LeaderT = TypeVar("LeaderT", bound=Callable[[Term], Awaitable[Any]] | Callable[[tenure.sync.Term], Any])
+LeaderT = TypeVar("LeaderT", bound="Callable[[tenure.Term], Awaitable[Any]] | Callable[[tenure.sync.Term], Any]")
 HookT = TypeVar("HookT", bound=Callable[[], Any])
 
 Lifespan = Callable[["Service"], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
@@ -124,7 +120,7 @@ class Service:
         url: str | Backend | None = None,
         *,
         on_event: Callable[[Event], None] | None = None,
-        telemetry: Telemetry | Sequence[Telemetry] | None = None,
+        telemetry: tenure.telemetry.Telemetry | Sequence[tenure.telemetry.Telemetry] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
         if isinstance(url, Backend) and on_event is not None:
@@ -138,7 +134,10 @@ class Service:
         if url is not None:
             self._given = url if isinstance(url, Backend) else tenure.connect(url, on_event=on_event)
         self._telemetry: list[Telemetry] = []  # until the backend is there
-        self.observe(*given_telemetry(telemetry))
+        if telemetry is not None:
+            from tenure._telemetry.telemetry import given_telemetry
+
+            self.observe(*given_telemetry(telemetry))
         self._queues: dict[str, TypedQueue[Any]] = {}
         self._handlers: list[_Handler] = []
         self._schedules: list[_Scheduled] = []
@@ -239,7 +238,7 @@ class Service:
         *,
         name: str | None = None,
         timezone: str = "UTC",
-        missed: Missed = "once",
+        missed: tenure.Missed = "once",
         missed_after: float = 60.0,
         **options: Unpack[ConsumeOptions],
     ) -> Callable[[F], F]:
@@ -266,6 +265,9 @@ class Service:
             @service.every("0 3 * * *", timezone="Europe/Berlin")
             async def tidy() -> None: ...
         """
+        from tenure._schedule.plan import plan_of
+        from tenure._schedule.slots import slots_of
+
         self._check_consume_options("every", options)
         plan = plan_of(every, timezone, missed, missed_after)
         slots_of(plan)
@@ -302,7 +304,7 @@ class Service:
         refuse_unknown(function, options, set(ConsumeOptions.__annotations__) - {"sigterm", "until_empty"})
 
     def leader(
-        self, name: str, *, again: bool = False, **options: Unpack[ElectionOptions]
+        self, name: str, *, again: bool = False, **options: Unpack[tenure.ElectionOptions]
     ) -> Callable[[LeaderT], LeaderT]:
         """Declare the decorated function as the work that only the leader of *name* does.
 
@@ -320,7 +322,7 @@ class Service:
             ConfigError: It can't be the work of a leader, or the name has one.
             TypeError: There is no such option.
         """
-        refuse_unknown("leader", options, ElectionOptions.__annotations__)
+        refuse_unknown("leader", options, tenure.ElectionOptions.__annotations__)
 
         def declare(function: LeaderT) -> LeaderT:
             check_callable("leader", function, "a term")
@@ -362,12 +364,14 @@ class Service:
             )
         return hook
 
-    def observe(self, *telemetry: Telemetry) -> None:
+    def observe(self, *telemetry: tenure.telemetry.Telemetry) -> None:
         """Add metrics or traces. Call it before the service is opened.
 
         Raises:
             ConfigError: One of them is no :class:`tenure.telemetry.Telemetry`.
         """
+        from tenure._telemetry.telemetry import given_telemetry
+
         added = given_telemetry(telemetry)
         if self._given is None:
             self._telemetry += added
@@ -677,7 +681,7 @@ class _Scheduled:
         self._plan = plan
         self._is_in_order = is_in_order
 
-    def on(self, backend: Backend) -> Schedule:
+    def on(self, backend: Backend) -> tenure.Schedule:
         """Return it on an open backend."""
         plan = self._plan
         return backend.schedule(
@@ -694,7 +698,7 @@ class _Scheduled:
 class _Leader:
     """A declared leader."""
 
-    def __init__(self, name: str, work: Callable[..., Any], again: bool, options: ElectionOptions) -> None:
+    def __init__(self, name: str, work: Callable[..., Any], again: bool, options: tenure.ElectionOptions) -> None:
         self.name = name
         self.work = work
         self.again = again

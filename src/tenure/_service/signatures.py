@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Union
 
-import tenure.sync
+import tenure
 from tenure import ConfigError, Message, Received, Reject, Reply, Retry
 from tenure._queue.handlers import is_async_function
 from tenure._service.bodies import members_of, name_of
@@ -256,7 +256,7 @@ def check_leader(function: Callable[..., object]) -> None:
         known = getattr(function, "__globals__", {})
         with suppress(Exception):  # it can't be resolved here: type checkers know more
             written = eval(written, known)  # noqa: S307  # the user's own annotation
-    if inspect.isclass(written) and written in (tenure.Term, tenure.sync.Term) and written is not gets:
+    if inspect.isclass(written) and written is not gets and written in (tenure.Term, tenure.sync.Term):
         what = "async" if is_async_function(function) else "a plain function"
         raise ConfigError(
             f"the leader {name} is {what}, and gets a {gets.__module__}.{gets.__qualname__}, not a "

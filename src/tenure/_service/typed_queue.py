@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, Unpack, overload
 
-import tenure.sync
+import tenure
 from tenure import Outgoing, Queue, QueueOptions, Received, SendOptions
 from tenure._service.bodies import body_of, message_of, name_of
 from tenure._service.opening import Opening

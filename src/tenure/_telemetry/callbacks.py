@@ -19,7 +19,7 @@ END_TIMEOUT = 1.0
 
 _Call = tuple[contextvars.Context, Callable[..., object], tuple[Any, ...]]
 
-_log = logging.getLogger("tenure")
+logger: logging.Logger = logging.getLogger("tenure")
 _current = threading.local()
 
 
@@ -69,7 +69,7 @@ class CallbackThread:
             del call, context, function, arguments  # otherwise they would live until the next call
             if self.dropped:
                 dropped, self.dropped = self.dropped, 0
-                self.submit(_log.error, "%d log records and events were dropped, because a handler blocked", dropped)
+                self.submit(logger.error, "%d log records and events were dropped, because a handler blocked", dropped)
 
 
 def backlog() -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tenure._telemetry.callbacks import run_callback
-from tenure._telemetry.log import logger
+from tenure._telemetry.callbacks import logger, run_callback
 from tenure._telemetry.telemetry import Telemetry
 from tenure.events import Event
 

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from types import TracebackType
 
-from tenure._telemetry.callbacks import backlog, run_callback
+from tenure._telemetry.callbacks import backlog, logger, run_callback
 from tenure.events import (
     BrokerAnswered,
     BrokerAwaited,
@@ -41,8 +41,6 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 TRACES_MAX = 100
 """Exceptions that wait with their frames while a log handler blocks; beyond that, only their text is kept."""
-
-logger: logging.Logger = logging.getLogger("tenure")
 
 
 def is_logged(event: Event) -> bool:

@@ -11,8 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Abandon, Complete, DeadLetter, Defer, GiveBack, Verdict
-from tenure._telemetry.callbacks import run_callback
-from tenure._telemetry.log import logger
+from tenure._telemetry.callbacks import logger, run_callback
 from tenure.errors import ConfigError
 from tenure.events import Event
 

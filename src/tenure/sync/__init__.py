@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 import tenure
 from tenure import ElectionOptions, Missed, Outgoing, QueueOptions, Url
-from tenure._backend import url_given
+from tenure._backend import import_late_modules, url_given
 from tenure._connection import not_open
 from tenure._election.term import BlockingTerm as Term
 from tenure._partitions.partitions import BlockingPartitionTerm as PartitionTerm
@@ -91,6 +91,7 @@ class Backend:
         on_event: Callable[[Event], None] | None = None,
         telemetry: Telemetry | Sequence[Telemetry] | None = None,
     ) -> None:
+        import_late_modules()
         self._on_event = on_event
         self._is_owner = not isinstance(url, tenure.Backend)
         if isinstance(url, tenure.Backend):

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import tenure
 from tenure._backend import Backend
-from tenure._backends.sqlite import Fence
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
+from tenure.backends.sqlite import Fence
 
 SPEED = 10.0
 TTL = 60.0

@@ -18,7 +18,7 @@ import pytest
 
 import tenure
 from tenure._backends import sqlite
-from tenure._backends.sqlite import client
+from tenure._backends.sqlite import client, transaction
 from tenure._backends.sqlite.address import Options
 from tenure._backends.sqlite.claiming import CLAIM_MAX
 from tenure._backends.sqlite.client import Database
@@ -302,7 +302,7 @@ async def test_a_newer_version_is_refused(queue_file: QueueFile) -> None:
     with pytest.raises(ConfigError, match=r"version 99, written by tenure 9\.9"):
         await queue_file.open().send("q", [Outgoing(b"x")])
     with closing(queue_file.connect()) as other, pytest.raises(ConfigError, match="version 99"):
-        sqlite.Within(other)
+        transaction.Within(other)
 
 
 async def test_a_cancelled_claim_leaves_no_lock_behind(queue_file: QueueFile) -> None:
@@ -865,7 +865,7 @@ async def test_an_effect_and_its_message_are_committed_together(
         await broker.send("q", [Outgoing(b"x", id="x")])
         [got] = (await broker.receive("q", 1, 10.0)).deliveries
         user.row_factory = sqlite3.Row
-        with sqlite.transact(user) as queues:
+        with transaction.transact(user) as queues:
             user.execute("INSERT INTO effect VALUES ('done')")
             assert not queues.handled("q", "x")
             queues.complete(got, remember=60.0)
@@ -877,7 +877,7 @@ async def test_an_effect_and_its_message_are_committed_together(
         assert (after.id, after.body, dict(after.headers)) == (sent, b"y", {"a": 1})
         assert await broker.stats("q") == Stats()
         assert await broker.settle([Settlement(got, COMPLETE)]) == [LAPSED]
-        with pytest.raises(LockLost, match="roll back"), sqlite.transact(user) as queues:
+        with pytest.raises(LockLost, match="roll back"), transaction.transact(user) as queues:
             user.execute("INSERT INTO effect VALUES ('twice')")
             queues.complete(got)
         assert effects(queue_file) == 1
@@ -891,7 +891,7 @@ async def test_a_rollback_undoes_queue_operations(queue_file: QueueFile, user: s
         broker = backend.broker
         await broker.send("q", [Outgoing(b"x")])
         [got] = (await broker.receive("q", 1, 10.0)).deliveries
-        with pytest.raises(ZeroDivisionError), sqlite.transact(user) as queues:
+        with pytest.raises(ZeroDivisionError), transaction.transact(user) as queues:
             user.execute("INSERT INTO effect VALUES ('done')")
             queues.complete(got)
             queues.send("next", Outgoing(b"y"))
@@ -905,11 +905,11 @@ async def test_a_rollback_undoes_queue_operations(queue_file: QueueFile, user: s
 
 async def test_a_transaction_of_the_users_own(queue_file: QueueFile, user: sqlite3.Connection) -> None:
     with pytest.raises(ConfigError, match="BEGIN IMMEDIATE"):
-        sqlite.Within(user).send("q", Outgoing(b"x"))
+        transaction.Within(user).send("q", Outgoing(b"x"))
     user.execute("BEGIN IMMEDIATE")
-    with pytest.raises(ConfigError, match="open on this connection"), sqlite.transact(user):
+    with pytest.raises(ConfigError, match="open on this connection"), transaction.transact(user):
         pass
-    queues = sqlite.Within(user)
+    queues = transaction.Within(user)
     with pytest.raises(ConfigError, match="message 1 of 2"):
         queues.send("q", Outgoing(b"x"), Outgoing("y"))  # type: ignore[arg-type]
     queues.send("q", Outgoing(b"x"))
@@ -919,12 +919,12 @@ async def test_a_transaction_of_the_users_own(queue_file: QueueFile, user: sqlit
 
 
 async def test_a_transaction_is_committed_once(queue_file: QueueFile, user: sqlite3.Connection) -> None:
-    with pytest.raises(ConfigError, match="commits at the end of its block"), sqlite.transact(user) as queues:
+    with pytest.raises(ConfigError, match="commits at the end of its block"), transaction.transact(user) as queues:
         queues.send("q", Outgoing(b"x"))
         queues.commit()
     assert (await queue_file.open().stats("q")).ready == 0
     user.execute("BEGIN IMMEDIATE")
-    queues = sqlite.Within(user)
+    queues = transaction.Within(user)
     queues.send("q", Outgoing(b"x"))
     queues.commit()
     assert (await queue_file.open().stats("q")).ready == 1
@@ -939,7 +939,7 @@ async def test_a_handler_under_the_pump_settles_in_its_own_transaction(
     loop = asyncio.get_running_loop()
 
     def work(message: tenure.Message | tenure.BlockingMessage) -> None:
-        with closing(queue_file.connect()) as connection, sqlite.transact(connection) as queues:
+        with closing(queue_file.connect()) as connection, transaction.transact(connection) as queues:
             connection.execute("INSERT INTO effect VALUES (?)", (message.id,))
             queues.complete(message)
         if effects(queue_file) == 20:
@@ -982,7 +982,7 @@ async def test_a_renewal_between_the_commit_and_its_report_is_no_loss(
 
     def work(message: tenure.BlockingMessage) -> None:
         with closing(sqlite3.connect(queue_file.path, isolation_level=None, factory=Lingering)) as connection:
-            with sqlite.transact(connection) as queues:
+            with transaction.transact(connection) as queues:
                 queues.complete(message)
             loop.call_soon_threadsafe(stop.set)
 
@@ -1023,7 +1023,7 @@ async def test_a_failed_commit_leaves_the_lock(queue_file: QueueFile, user: sqli
         await queue.send(b"x")
         [got] = await queue.receive()
         message = Noting(got.delivery, got._context)
-        with pytest.raises(sqlite3.IntegrityError), sqlite.transact(user) as queues:
+        with pytest.raises(sqlite3.IntegrityError), transaction.transact(user) as queues:
             user.execute("INSERT INTO b VALUES (1)")
             queues.complete(message)
         assert noted == [None, False]
@@ -1035,7 +1035,7 @@ async def test_a_send_in_a_transaction_wakes_waiting_consumers(queue_file: Queue
     try:
         hints = backend.broker.hints("q")
         await anext(hints)
-        with sqlite.transact(user) as queues:
+        with transaction.transact(user) as queues:
             queues.send("q", Outgoing(b"x"))
         async with asyncio.timeout(PATIENCE):
             await anext(hints)
@@ -1045,9 +1045,9 @@ async def test_a_send_in_a_transaction_wakes_waiting_consumers(queue_file: Queue
 
 def test_a_file_without_queues_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "x.db")) as connection, pytest.raises(ConfigError, match="has no queues"):
-        sqlite.Within(connection)
+        transaction.Within(connection)
     with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(ConfigError, match="has no file"):
-        sqlite.Within(connection)
+        transaction.Within(connection)
 
 
 # --- other processes ---------------------------------------------------------------------------------------------

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from tenure._backends.sqlite.address import Options, path_of
 from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.diagnosis import diagnose
-from tenure._backends.sqlite.fence import Fence
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
 from tenure._backends.sqlite.operations import TABLES
 from tenure._backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
-from tenure._backends.sqlite.transaction import Within, transact
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer
@@ -27,14 +25,11 @@ from tenure._url import Url
 __all__ = [
     "QUEUE_TRAITS",
     "TRAITS",
-    "Fence",
     "Options",
     "SqliteBackend",
     "SqliteBroker",
     "SqliteLeases",
-    "Within",
     "open",
-    "transact",
 ]
 
 

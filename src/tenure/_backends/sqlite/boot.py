@@ -6,7 +6,6 @@ import os
 import re
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from tenure._runtime.clock import SystemClock
 
@@ -23,7 +22,8 @@ def this_boot() -> str:
     began.
     """
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
         namespace = ""
         with suppress(OSError):
             namespace = os.readlink("/proc/self/ns/time")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import sqlite3
 import threading
 import time
@@ -244,7 +243,7 @@ class Database:
                     self._fail(error)
                 if time.monotonic() >= self.until:
                     raise translate(error, self.path) from error
-                time.sleep(random.uniform(0.0001, pause))
+                time.sleep(random_pause(pause))
                 pause = min(pause * 1.05, 0.005)
             else:
                 if not self._used.is_set():
@@ -360,3 +359,8 @@ class Database:
 
 
 _sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # as SQLite does it
+
+
+def random_pause(longest: float) -> float:
+    """Return a time of up to *longest* seconds, by the system's die: the module ``random`` takes longer to import."""
+    return 0.0001 + (longest - 0.0001) * os.urandom(1)[0] / 255

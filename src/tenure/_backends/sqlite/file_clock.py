@@ -69,7 +69,7 @@ class FileClock:
         return now - self._leapt_at < _LEAP_LASTS
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ClockReading:
     """The row of the clock, and the time at which it was read."""
 

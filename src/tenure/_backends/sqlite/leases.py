@@ -26,7 +26,8 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from tenure._backends.sqlite.boot import common_name, is_earlier_boot, this_boot
 from tenure._backends.sqlite.client import Database, DiskFullError
@@ -59,8 +60,7 @@ PAGE = 4_096
 _SQL = statements("leases.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     name: str
     holder: str | None
     token: int
@@ -72,13 +72,13 @@ class _Row:
     renewals: int
 
 
-@dataclass(slots=True, eq=False)
 class _PendingAcquire:
     """The running calls of one holder. Written on the callers' loop and in the worker's thread."""
 
-    calls: set[object] = field(default_factory=set)
-    delivered: bool = False
-    won: Grant | None = None
+    def __init__(self) -> None:
+        self.calls: set[object] = set()
+        self.delivered = False
+        self.won: Grant | None = None
 
 
 class SqliteLeases:

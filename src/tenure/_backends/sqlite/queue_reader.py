@@ -47,7 +47,7 @@ _WAITING: tuple[tuple[State, str, Sequence[int]], ...] = (
 """Where messages wait: their state, the statement that finds them, the ranks to search."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Queue:
     """A queue, or its dead letters, with the changes that this transaction makes to its counts."""
 
@@ -68,7 +68,7 @@ class Queue:
         return self.number % 2 == 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LockGroup:
     """The messages of one claim, under one token: a live row of ``tenure_hold``."""
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tenure._backends.sqlite.statements import script
 from tenure._version import VERSION
 from tenure.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class TableSet:
+class TableSet(NamedTuple):
     """A set of tables with a version of its own: ``script`` is a file of this folder that creates them."""
 
     name: str

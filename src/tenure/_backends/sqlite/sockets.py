@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import socket
 import stat
 import time
@@ -153,7 +152,7 @@ def _remove(folder: int, name: str) -> None:
 
 
 def _bound(folder: int, place: str, mode: int) -> tuple[socket.socket, str]:
-    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    name = f"{os.getpid()}-{os.urandom(4).hex()}"
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         listening.setblocking(False)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sqlite3
 from functools import cache
-from importlib import resources
+from pkgutil import get_data
 
 
 def _text(file: str) -> str:
-    return resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    found = get_data(__package__, file)  # importlib.resources takes many modules, and with them milliseconds
+    assert found is not None
+    return found.decode().replace("\r\n", "\n")
 
 
 @cache

@@ -3,7 +3,7 @@
 A queue delivers at least once. But if the handler's effect is written to the same file, it can be written, and the
 message completed, in one transaction: then it takes effect exactly once::
 
-    from tenure._backends.sqlite import transact
+    from tenure.backends.sqlite import transact
 
     def handler(message):  # in a thread, where it may block
         connection = sqlite3.connect("work.db")
@@ -16,14 +16,13 @@ message completed, in one transaction: then it takes effect exactly once::
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from tenure._backends.sqlite.client import translate
+from tenure._backends.sqlite.client import random_pause, translate
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.operations import QUEUES, Operations
 from tenure._backends.sqlite.queue import QUEUE_TRAITS, topic_of
@@ -238,7 +237,7 @@ def _begin(connection: sqlite3.Connection, busy: float) -> None:
             except sqlite3.OperationalError as error:
                 if time.monotonic() >= give_up:
                     raise translate(error, _file_of(connection)) from error
-                time.sleep(random.uniform(0.0001, 0.001))
+                time.sleep(random_pause(0.001))
     finally:
         connection.execute(f"PRAGMA busy_timeout = {found[0] if found else 0}")
 
