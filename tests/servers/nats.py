@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from scripts.servers import nats_server
 from tests.servers.certificates import Authority
-from tests.servers.process import START_MAX, Server, free_port, release
+from tests.servers.process import START_MAX, free_port, release
+from tests.servers.turned_process import TurnedServer
 
 PROGRAM = "TENURE_TEST_NATS"
 """In the environment: the program to start instead of the installed ``nats-server``, to try another version."""
@@ -37,7 +38,7 @@ def program() -> str | None:
     return shutil.which(named) if named else nats_server()
 
 
-class Nats(Server):
+class Nats(TurnedServer):
     """One nats-server. What it has acknowledged is with the kernel, so that ``kill -9`` loses none of it.
 
     Args:
@@ -281,6 +282,12 @@ class NatsCluster:
             for what, leader in leaders.items():
                 names.setdefault(what, set()).add(leader)
         return all(any(each == {node.name} for node in running) for each in names.values())
+
+    def turn(self, seconds: float) -> None:
+        """Put the clocks of all that run forward."""
+        for node in self.nodes:
+            if node.runs:
+                node.turn(seconds)
 
     def stop(self) -> None:
         for node in self.nodes:

@@ -18,8 +18,10 @@ from tests.stores.etcd.test_suites import EtcdHarness
 
 class ClusterHarness(EtcdHarness):
     async def start(self) -> None:
-        self._cluster = shared(EtcdCluster)
+        self._cluster = self._turned = shared(EtcdCluster)
+        self._server = self._cluster.nodes[0]
         self._ports = deque(node.port for node in self._cluster.nodes)
+        self._clock.turn_loop()
 
 
 class ChangedClusterHarness(ClusterHarness):
