@@ -44,6 +44,7 @@ class Etcd(TurnedServer):
 
     install = "etcd-server (apt-get install etcd-server)"
     scheme = "etcd"
+    goes_on = False  # its leases have all their time again after a restart, from the start on
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar, Self
 
 from tests.process_states import STOPPED, states_of, until
 from tests.servers.process import Server
@@ -109,21 +110,35 @@ class TurnedProcess:
 
 
 class TurnedServer(Server):
-    """A server whose clocks are put forward while it runs; a started one has the true time again."""
+    """A server whose clocks are put forward while it runs."""
+
+    goes_on: ClassVar[bool] = True
+    """Whether its clocks are put forward again when it was restarted; else it has the true time then."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.ahead = 0.0
+        """The seconds by which its clocks are ahead of the true time."""
         self._clocks: TurnedProcess | None = None
 
     def launch(self) -> None:
         self._clocks = None
         super().launch()
 
+    def until_ready(self) -> Self:
+        super().until_ready()
+        if self._clocks is None and self.ahead:
+            before, self.ahead = self.ahead, 0.0
+            if self.goes_on:
+                self.turn(before)
+        return self
+
     def turn(self, seconds: float) -> None:
         """Put its clocks forward: wall clock, timers and all. Only where ``CAN_TURN``."""
         if self._clocks is None:
             self._clocks = TurnedProcess(self.pid)
         self._clocks.turn(seconds)
+        self.ahead += seconds
 
 
 def _vdso_of(pid: int) -> range:
