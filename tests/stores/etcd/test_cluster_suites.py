@@ -50,7 +50,8 @@ class ChangedClusterHarness(ClusterHarness):
         for node in followers:
             node.pause()
         try:
-            yield
+            async with self._clock.hurried():
+                yield
         finally:
             for node in followers:
                 node.resume()

@@ -95,7 +95,8 @@ class PausedNatsClusterQueueHarness(NatsClusterQueueHarness):
         for node in self._cluster.nodes:
             node.pause()
         try:
-            yield
+            async with self._clock.hurried():
+                yield
         finally:
             for node in self._cluster.nodes:
                 node.resume()
