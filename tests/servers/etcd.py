@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from tests.servers.certificates import Authority
-from tests.servers.process import START_MAX, Server, free_port, release
+from tests.servers.process import START_MAX, free_port, release
+from tests.servers.turned_process import TurnedServer
 
 PROGRAM = "TENURE_TEST_ETCD"
 """In the environment: the program to start instead of the installed ``etcd``, to try another version."""
@@ -29,7 +30,7 @@ TOGETHER = (60, 600)
 Json = dict[str, Any]
 
 
-class Etcd(Server):
+class Etcd(TurnedServer):
     """One etcd.
 
     Args:
@@ -43,6 +44,7 @@ class Etcd(Server):
 
     install = "etcd-server (apt-get install etcd-server)"
     scheme = "etcd"
+    goes_on = False  # its leases have all their time again after a restart, from the start on
 
     def __init__(
         self,
@@ -198,6 +200,13 @@ class Etcd(Server):
             return False
         return bool(status.get("leader") == status["header"]["member_id"])
 
+    def ended_leases(self) -> list[str]:
+        """Return the ids of leases that are over and not deleted yet, which it does twice a second."""
+        token = self.login() if self.password else ""
+        leases = [one["ID"] for one in self.call("lease/leases", {}, token=token).get("leases", ())]
+        found = {lease: self.call("lease/timetolive", {"ID": lease}, token=token) for lease in leases}
+        return [lease for lease, told in found.items() if "grantedTTL" in told and int(told.get("TTL", 0)) <= 0]
+
     def metrics(self) -> dict[str, float]:
         """Return its metrics by name, labels included."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5.0) as answer:
@@ -276,6 +285,12 @@ class EtcdCluster:
             assert time.monotonic() < give_up, "the leader did not move"
             time.sleep(0.02)
         return target
+
+    def turn(self, seconds: float) -> None:
+        """Put the clocks of all that run forward."""
+        for node in self.nodes:
+            if node.runs:
+                node.turn(seconds)
 
     def stop(self) -> None:
         for node in self.nodes:

@@ -15,13 +15,17 @@ from urllib.parse import quote
 
 from scripts.servers import nats_server
 from tests.servers.certificates import Authority
-from tests.servers.process import START_MAX, Server, free_port, release
+from tests.servers.process import START_MAX, free_port, release
+from tests.servers.turned_process import TurnedServer
 
 PROGRAM = "TENURE_TEST_NATS"
 """In the environment: the program to start instead of the installed ``nats-server``, to try another version."""
 
 COMPLETE_MAX = 5.0
 """Seconds within which the servers of a new cluster know each other; otherwise it is begun anew."""
+
+STEP = 1.0
+"""Seconds by which the clocks of a cluster are turned at once: the interval of its heartbeats."""
 
 CLUSTER = "the cluster"
 """The name of the group that all servers belong to, among the things that have a leader."""
@@ -37,7 +41,7 @@ def program() -> str | None:
     return shutil.which(named) if named else nats_server()
 
 
-class Nats(Server):
+class Nats(TurnedServer):
     """One nats-server. What it has acknowledged is with the kernel, so that ``kill -9`` loses none of it.
 
     Args:
@@ -281,6 +285,25 @@ class NatsCluster:
             for what, leader in leaders.items():
                 names.setdefault(what, set()).add(leader)
         return all(any(each == {node.name} for node in running) for each in names.values())
+
+    def turn(self, seconds: float) -> None:
+        """Put the clocks of all that run forward, in steps: one that hears nothing for 4 s wants to lead."""
+        while seconds > 0:
+            for node in self.nodes:
+                if node.runs:
+                    node.turn(min(seconds, STEP))
+            self._until_heard()
+            seconds -= STEP
+
+    def _until_heard(self) -> None:
+        """Wait until the leader of the cluster has heard from the others since their clocks were turned."""
+        leader, give_up = self.leader(), time.monotonic() + START_MAX
+        while True:
+            others = leader.asked("jsz").get("meta_cluster", {}).get("replicas") or ()
+            if all(one["active"] < STEP / 2 * 1e9 for one in others if not one.get("offline")):
+                return
+            assert time.monotonic() < give_up, "a server of the cluster is not heard of"
+            time.sleep(0.005)
 
     def stop(self) -> None:
         for node in self.nodes:

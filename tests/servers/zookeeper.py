@@ -1,22 +1,25 @@
 """ZooKeeper: one server, or an ensemble of several on one machine. Its ticks are short, so that sessions may be, too.
 
-Sessions end by the monotonic clock of the server, so a test can't put that clock forward: it waits, for short times.
+Sessions end by the monotonic clock of the server, which can be put forward, see ``zookeeper_time``.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from tests.servers.certificates import Authority
 from tests.servers.process import START_MAX, Server, free_port, release
+from tests.servers.zookeeper_time import AHEAD, write_class
 
 JAVA = Path("/usr/share/java")
 _NETTY = ("handler", "codec", "resolver", "buffer", "common", "transport", "transport-native-unix-common")
@@ -27,6 +30,8 @@ JARS = (
 """The jars of Debian that a server needs, and a client in Java too."""
 FAST = ("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xshare:auto")
 """Options of Java with which a short-lived program starts soon."""
+WRITTEN = "%a %b %d %H:%M:%S UTC %Y%z"
+"""How Java writes a time."""
 SYNC_LIMIT = 5
 """Ticks after which the leader drops a follower that does not answer."""
 
@@ -82,6 +87,7 @@ class ZooKeeper(Server):
         return "" if (JAVA / "zookeeper.jar").is_file() else "zookeeper is not installed"
 
     def prepare(self) -> None:
+        write_class(self.folder / "classes")
         data = self.folder / "data"
         data.mkdir()
         lines = [("tickTime", f"{self.tick * 1_000:.0f}"), ("maxSessionTimeout", f"{self.session_max * 1_000:.0f}")]
@@ -125,12 +131,20 @@ class ZooKeeper(Server):
     def argv(self) -> Sequence[str]:
         settings = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.jmx.log4j.disable=true"]
         # Without fsync: what a killed process has written is in the kernel. And no file of 64 MiB for each start.
-        settings += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=64"]
+        settings += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=64", "-Duser.timezone=UTC"]
         if self.login:
             settings.append(f"-Djava.security.auth.login.config={self.folder / 'jaas.conf'}")
         main = "QuorumPeerMain" if self.members else "ZooKeeperServerMain"
         program = f"org.apache.zookeeper.server.{'quorum.' if self.members else ''}{main}"
-        return ["java", *FAST, *settings, "-cp", classpath(), program, str(self.folder / "zoo.cfg")]
+        return [
+            "java",
+            *FAST,
+            *settings,
+            "-cp",
+            f"{self.folder / 'classes'}:{classpath()}",
+            program,
+            str(self.folder / "zoo.cfg"),
+        ]
 
     def ready(self) -> bool:
         return self.mode() != ""
@@ -142,6 +156,18 @@ class ZooKeeper(Server):
             if name == "Mode":
                 return value
         return ""
+
+    def turn(self, seconds: float) -> None:
+        """Put the clock forward by which its sessions end."""
+        self._turned += seconds
+        with open(self.folder / AHEAD, "ab") as file:
+            file.truncate(round(self._turned * 1_000))
+
+    def over(self) -> bool:
+        """Return whether a session was over for a second, and has not been ended yet, which it does once in a tick."""
+        now = datetime.now(UTC)
+        ends = re.findall(r"^\d+ expire at (.*):\n\t0x", self.word("dump"), re.MULTILINE)
+        return any(datetime.strptime(f"{end}+0000", WRITTEN) < now - timedelta(seconds=1) for end in ends)
 
     def word(self, command: str) -> str:
         """Return its answer to a four-letter word, as ``mntr``; empty if there is none."""
@@ -255,6 +281,15 @@ class ZooKeeperEnsemble:
         """The others that run."""
         leader = self.leader
         return [node for node in self.nodes if node.runs and node is not leader]
+
+    def turn(self, seconds: float) -> None:
+        """Put the clocks of all forward."""
+        for node in self.nodes:
+            node.turn(seconds)
+
+    def over(self) -> bool:
+        """As of a server; it is the leader that ends sessions."""
+        return self.leader.over()
 
     def stop(self) -> None:
         for node in self.nodes:

@@ -18,8 +18,10 @@ from tests.stores.etcd.test_suites import EtcdHarness
 
 class ClusterHarness(EtcdHarness):
     async def start(self) -> None:
-        self._cluster = shared(EtcdCluster)
+        self._cluster = self._turned = shared(EtcdCluster)
+        self._server = self._cluster.nodes[0]
         self._ports = deque(node.port for node in self._cluster.nodes)
+        self._clock.turn_loop()
 
 
 class ChangedClusterHarness(ClusterHarness):
@@ -48,7 +50,8 @@ class ChangedClusterHarness(ClusterHarness):
         for node in followers:
             node.pause()
         try:
-            yield
+            async with self._clock.hurried():
+                yield
         finally:
             for node in followers:
                 node.resume()

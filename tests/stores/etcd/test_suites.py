@@ -1,9 +1,10 @@
-"""Leases in etcd, under the suites: in real time, as a server's clock can't be moved, and with faults."""
+"""Leases in etcd, under the suites, on servers whose clocks are turned, and with faults."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from tenure._backends import etcd
 from tenure._election.store import LeaseStore
 from tenure._url import Url
+from tenure.testing import until
 from tenure.testing._conformance.cost import Scale
 from tenure.testing.conformance import (
     GiveUp,
@@ -21,18 +23,21 @@ from tenure.testing.conformance import (
     LeaseStoreSuite,
 )
 from tenure.testing.faultproxy import FaultProxy, late
-from tests.servers import Etcd, shared
+from tests.clocks import TurnedClock
+from tests.servers import Etcd, EtcdCluster, shared
 from tests.servers.etcd import end_of, in_base64
+from tests.servers.turned_process import CAN_TURN
 
 T = TypeVar("T")
 
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
+LATE_MAX = 30.0  # seconds, after which what is over must have ended, also on a busy machine
 USER, PASSWORD, ROOT = "app", "s3cret", "r00t"
 
 
 class EtcdHarness(LeaseHarness):
     traits = etcd.TRAITS
-    ttl = 2.0
+    ttl = 20.0 if CAN_TURN else 2.0
     ends_within = 0.2  # the client ends a lease itself; etcd, if that can't be reached, up to 1 s later
     has_sessions = True
     faults = frozenset({"lose_answer", "cut", "late"})
@@ -40,20 +45,25 @@ class EtcdHarness(LeaseHarness):
     """The server's options; other options start another server."""
     login: ClassVar[str] = ""
     patience: ClassVar[float] = PATIENCE
+    _server: Etcd
+    _turned: Etcd | EtcdCluster
 
     def __init__(self) -> None:
         self._proxies: dict[int, list[FaultProxy]] = {}  # one to each member
         self._backends: list[etcd.EtcdBackend] = []
+        self._cut_off: set[int] = set()
+        self._clock = TurnedClock()
 
     async def start(self) -> None:
-        self._server = shared(Etcd, **self.server)
+        self._server = self._turned = shared(Etcd, **self.server)
         self._ports = deque([self._server.port])
+        self._clock.turn_loop()
 
     async def open(self) -> LeaseStore:
         proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]
         self._ports.rotate()  # the next client asks another member first
         hosts = ",".join(f"{proxy.host}:{proxy.port}" for proxy in proxies)
-        backend = etcd.open(Url.parse(f"etcd://{self.login}{hosts}/?timeout={self.patience}"))
+        backend = etcd.open(Url.parse(f"etcd://{self.login}{hosts}/?timeout={self.patience}"), clock=self._clock)
         self._backends.append(backend)
         self._proxies[id(backend.leases)] = proxies
         # With a session, so that a fault concerns the first request of the test.
@@ -69,23 +79,46 @@ class EtcdHarness(LeaseHarness):
             await proxy.__aexit__(None, None, None)
         self._proxies.clear()
 
+    async def pass_time(self, seconds: float) -> None:
+        """Turn the clocks of the server and of the clients; wait until they have ended what is over by them."""
+        if not CAN_TURN:
+            await super().pass_time(seconds)
+            return
+        self._clock.turned += seconds
+        await asyncio.to_thread(self._turned.turn, seconds)
+        await until(lambda: not any(self._overdue()), within=LATE_MAX)
+        while await asyncio.to_thread(self._server.ended_leases):
+            await asyncio.sleep(0.01)
+
+    def _overdue(self) -> Iterator[bool]:
+        """Yield whether a client that is not cut off still has a place that is over."""
+        for backend in self._backends:
+            if id(backend.leases) not in self._cut_off:
+                sessions = backend.leases._sessions
+                yield bool(sessions._ending)
+                yield any(place.deadline <= self._clock.now() for place in sessions._places.values())
+
     @asynccontextmanager
     async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
+        self._cut_off.add(id(store))
         for proxy in self._proxies[id(store)]:
             proxy.reset()
             proxy.refuse()
         try:
             yield
         finally:
+            self._cut_off.discard(id(store))
             self._heal(store)
 
     @asynccontextmanager
     async def lose_answer(self, store: LeaseStore) -> AsyncIterator[None]:
+        self._cut_off.add(id(store))
         for proxy in self._proxies[id(store)]:
             proxy.lose_answers()
         try:
             yield
         finally:
+            self._cut_off.discard(id(store))
             self._heal(store)
 
     def _heal(self, store: LeaseStore) -> None:
@@ -130,7 +163,6 @@ class KilledEtcdHarness(EtcdHarness):
 class CountingEtcdHarness(EtcdHarness):
     """Counts the requests that the server gets, and the ranges that it reads for them."""
 
-    ttl = 8.0  # so that no lease of the set-up ends during the measurement: that costs requests
     scale = Scale("requests and reads", noise=1)
     server: ClassVar[dict[str, Any]] = {"options": ("--max-request-bytes=1572864",)}
     """The default; but no other test uses such a server, so that its requests are those of the test."""

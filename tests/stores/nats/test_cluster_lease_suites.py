@@ -61,8 +61,10 @@ class ChangedNatsClusterHarness(NatsClusterHarness):
         other = next(node for node in self._cluster.nodes if node is not leader)
         for node in (leader, other):
             node.pause()
+        self._clock.turn_loop()
         try:
-            yield
+            async with self._clock.hurried():
+                yield
         finally:
             for node in (leader, other):
                 node.resume()

@@ -28,22 +28,28 @@ from tenure.testing.conformance import (
 )
 from tests.long import LONG
 from tests.servers import NatsCluster, shared
+from tests.servers.turned_process import CAN_TURN
 from tests.stores.nats.test_queue_suites import PATIENCE, NatsQueueHarness, Way
 
 
 class NatsClusterQueueHarness(NatsQueueHarness):
+    lock = 6.0 if CAN_TURN else 3.0  # clocks of a cluster are turned in steps
     backlog = 60  # of which each message is written several times, one after another
     patience: ClassVar[float] = PATIENCE
 
     async def start(self) -> None:
-        self._cluster = shared(NatsCluster)
+        self._cluster = self._turned = shared(NatsCluster)
         if self._cluster.version < SERIALIZABLE:
             pytest.skip("tenure makes no queue with replicas on this version; see tests/stores/nats/test_queues.py")
         self._ports = deque(node.port for node in self._cluster.nodes)
-        self._ways: dict[Broker, Way] = {}
+        self.begin()
+
+    @property
+    def ahead(self) -> float:
+        return self._cluster.nodes[0].ahead
 
     async def open(self) -> Broker:
-        way = Way(self._ports[0], self.login, f"?timeout={self.patience}&replicas=3")
+        way = Way(self._ports[0], self.login, self._clock, f"?timeout={self.patience}&replicas=3")
         self._ports.rotate()  # the next client uses another server
         broker = FaultyBroker.around(await way.open())
         self._ways[broker] = way
@@ -60,11 +66,11 @@ class KilledNatsClusterQueueHarness(NatsClusterQueueHarness):
     """One server after another is killed."""
 
     faults = frozenset({"restart"})
-    lock = 4.0  # a delay of some of them outlasts a restart
+    lock = 12.0 if CAN_TURN else 4.0  # a delay of some of them outlasts a restart
 
     async def restart(self) -> None:
         """Kill the server that the newest client uses, and restart it when the others have a leader."""
-        await self.close()
+        await self.leave()
         await asyncio.to_thread(self._replace, self._ports[-1])
 
     def _replace(self, port: int) -> None:
@@ -89,7 +95,8 @@ class PausedNatsClusterQueueHarness(NatsClusterQueueHarness):
         for node in self._cluster.nodes:
             node.pause()
         try:
-            yield
+            async with self._clock.hurried():
+                yield
         finally:
             for node in self._cluster.nodes:
                 node.resume()

@@ -1,10 +1,12 @@
-"""Queues in NATS JetStream, under the suites; time is real here, as the server's can't be set."""
+"""Queues in NATS JetStream, under the suites, on servers whose clocks are turned."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import nats as driver
@@ -13,6 +15,7 @@ from nats.js.api import StreamConfig
 from nats.js.errors import APIError, ServerError
 
 from tenure._backends import nats
+from tenure._backends.nats import store_clock
 from tenure._backends.nats.connection import Connection
 from tenure._queue.broker import Broker
 from tenure._queue.verdicts import COMPLETE, Complete
@@ -31,7 +34,9 @@ from tenure.testing.conformance import (
     Scale,
 )
 from tenure.testing.faultproxy import FaultProxy, late
-from tests.servers import Nats, shared
+from tests.clocks import TurnedClock
+from tests.servers import Nats, NatsCluster, shared
+from tests.servers.turned_process import CAN_TURN
 
 T = TypeVar("T")
 
@@ -45,7 +50,8 @@ SCANS = dict.fromkeys(("peek at a dead letter", "redrive one", "purge one"), 250
 class Way:
     """A client with a proxy of its own, so that faults concern it alone."""
 
-    def __init__(self, port: int, login: str, options: str = f"?timeout={PATIENCE}") -> None:
+    def __init__(self, port: int, login: str, clock: TurnedClock, options: str = f"?timeout={PATIENCE}") -> None:
+        self._clock = clock
         self.proxy = FaultProxy("127.0.0.1", port)
         self._login = login
         self._options = options
@@ -54,7 +60,7 @@ class Way:
     async def open(self) -> nats.NatsBroker:
         await self.proxy.__aenter__()
         url = f"nats://{self._login}{self.proxy.host}:{self.proxy.port}/{self._options}"
-        self.backend = nats.open(Url.parse(url))
+        self.backend = nats.open(Url.parse(url), clock=self._clock)
         await self.backend.broker.settings("warm")  # connected, so that a fault concerns the test's request
         return self.backend.broker
 
@@ -73,7 +79,7 @@ class Way:
 
 class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
-    lock = 3.0
+    lock = 20.0 if CAN_TURN else 3.0
     long = 3.0
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late"})
@@ -81,18 +87,44 @@ class NatsQueueHarness(QueueHarness):
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
     login: ClassVar[str] = ""
+    _turned: Nats | NatsCluster
 
     async def start(self) -> None:
-        self._server = shared(Nats, **self.server)
+        self._server = self._turned = shared(Nats, **self.server)
+        self.begin()
+
+    def begin(self) -> None:
         self._ways: dict[Broker, Way] = {}
+        self._clock = TurnedClock()
+        self._clock.turn_loop()
+        # Before a client has read the server's time, it takes this machine's for it.
+        self._patch = pytest.MonkeyPatch()
+        wall = SimpleNamespace(time=lambda: time.time() + self.ahead)
+        self._patch.setattr(store_clock, "time", wall)
+
+    @property
+    def ahead(self) -> float:
+        return self._server.ahead
+
+    async def pass_time(self, seconds: float) -> None:
+        """Turn the clocks of the servers and of the clients."""
+        if CAN_TURN:
+            self._clock.turned += seconds
+            await asyncio.to_thread(self._turned.turn, seconds)
+        else:
+            await super().pass_time(seconds)
 
     async def open(self) -> Broker:
-        way = Way(self._server.port, self.login)
+        way = Way(self._server.port, self.login, self._clock)
         broker = FaultyBroker.around(await way.open())
         self._ways[broker] = way
         return broker
 
     async def close(self) -> None:
+        self._patch.undo()
+        await self.leave()
+
+    async def leave(self) -> None:
         while self._ways:
             await self._ways.popitem()[1].close()
 
@@ -186,7 +218,7 @@ class KilledNatsQueueHarness(NatsQueueHarness):
         await asyncio.to_thread(self._server.reconfigure)
 
     async def restart(self) -> None:
-        await self.close()
+        await self.leave()
         self._server.kill()
         await asyncio.to_thread(self._server.start)
 
@@ -240,7 +272,8 @@ class CountingNatsQueueHarness(NatsQueueHarness):
     scale = Scale("messages", shallow=20, deep=200, few=3, several=16, flood=120, noise=6, times=2, rounds=SCANS)
     server: ClassVar[dict[str, Any]] = {"options": {"max_connections": 65_100}}
     """As good as the default; but no other test uses such a server, so that its messages are those of the test."""
-    lock = 20.0  # much longer than a test that lets no lock end
+    if not CAN_TURN:
+        lock = 20.0  # much longer than a test that lets no lock end
 
     async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         before = await asyncio.to_thread(self._server.requests)
@@ -250,7 +283,7 @@ class CountingNatsQueueHarness(NatsQueueHarness):
 
 class TestNatsQueueCost(BrokerCostSuite):
     harness = CountingNatsQueueHarness
-    # In real time, the end of so many locks can't be waited for.
-    test_every_lock_has_expired = None  # type: ignore[assignment]
-    test_everything_has_expired = None  # type: ignore[assignment]
-    test_beside_many_that_have_expired = None  # type: ignore[assignment]
+    if not CAN_TURN:  # in real time, the end of so many locks can't be waited for
+        test_every_lock_has_expired = None  # type: ignore[assignment]
+        test_everything_has_expired = None  # type: ignore[assignment]
+        test_beside_many_that_have_expired = None  # type: ignore[assignment]

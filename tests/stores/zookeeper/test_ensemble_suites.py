@@ -19,14 +19,15 @@ from tests.stores.zookeeper.test_suites import TICK, FaultyHarness, RestartedHar
 
 class EnsembleHarness(ZooKeeperHarness):
     async def start(self) -> None:
-        self._ensemble = shared(ZooKeeperEnsemble, tick=TICK)
+        self._ensemble = self._turned = shared(ZooKeeperEnsemble, tick=TICK)
         self._ports = deque(node.port for node in self._ensemble.nodes)
+        self._clock.turn_loop()
 
 
 class FaultyEnsembleHarness(EnsembleHarness, FaultyHarness):
     """Three servers need more time to open a session; three requests in a row are given up before a lease has ended."""
 
-    ttl = 5.0
+    ttl = 20.0
     patience = 1.2
 
 
@@ -54,7 +55,8 @@ class ChangedEnsembleHarness(EnsembleHarness, RestartedHarness):
         for node in followers:
             node.pause()
         try:
-            yield
+            async with self._clock.hurried():
+                yield
         finally:
             for node in followers:
                 node.resume()

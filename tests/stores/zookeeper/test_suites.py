@@ -1,11 +1,11 @@
-"""Leases in ZooKeeper, under the suites: in real time with short ticks, on a server that can be restarted."""
+"""Leases in ZooKeeper, under the suites, on servers whose clocks are turned, and that can be restarted."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import ClassVar, TypeVar
@@ -17,8 +17,11 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
 from tenure._backends.zookeeper.driver import Driver
+from tenure._backends.zookeeper.requests import exists
+from tenure._backends.zookeeper.session import SILENCE_SHARE
 from tenure._election.store import LeaseStore
 from tenure._url import Url
+from tenure.testing import until
 from tenure.testing.conformance import (
     FaultyLeaseStore,
     GiveUp,
@@ -30,11 +33,15 @@ from tenure.testing.conformance import (
     Scale,
 )
 from tenure.testing.faultproxy import FaultProxy, late
-from tests.servers import ZooKeeper, shared
+from tests.clocks import TurnedClock
+from tests.servers import ZooKeeper, ZooKeeperEnsemble, shared
 
 T = TypeVar("T")
 
 TICK = 0.1
+LATE_MAX = 30.0  # seconds, after which what is over must have ended, also on a busy machine
+STEP = 1 / 8
+"""The share of a lease by which clocks are turned at once: a client keeps its sessions up more often than that."""
 ADMIN = "admin", "of this test"
 SYSTEM = "/zookeeper"
 
@@ -43,7 +50,7 @@ class ZooKeeperHarness(LeaseHarness):
     """A ZooKeeper for one test; each client has its own proxy, so that faults concern it alone."""
 
     traits = replace(zookeeper.TRAITS, ttl_min=2 * TICK)
-    ttl = 3.0
+    ttl = 20.0
     ends_within = 0.2  # a busy machine may delay the request that deletes a node
     has_sessions = True
 
@@ -51,14 +58,19 @@ class ZooKeeperHarness(LeaseHarness):
     """Seconds for a request."""
     options: ClassVar[tuple[tuple[str, str], ...]] = ()
     """The server's options; other options start another server."""
+    _turned: ZooKeeper | ZooKeeperEnsemble
 
     def __init__(self) -> None:
+        self._clock = TurnedClock()
+        self._cut_off: set[int] = set()
+        self._stores: dict[int, int] = {}
         self._proxies: dict[int, list[FaultProxy]] = {}  # one to each server
         self._backends: list[zookeeper.ZooKeeperBackend] = []
 
     async def start(self) -> None:
-        self._server = shared(ZooKeeper, tick=TICK, options=self.options)
+        self._server = self._turned = shared(ZooKeeper, tick=TICK, options=self.options)
         self._ports = deque([self._server.port])
+        self._clock.turn_loop()
 
     async def open(self) -> LeaseStore:
         proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]
@@ -66,9 +78,12 @@ class ZooKeeperHarness(LeaseHarness):
         for proxy in proxies[1:]:  # so that each client is connected to another server
             proxy.refuse()
         hosts = ",".join(f"{proxy.host}:{proxy.port}" for proxy in proxies)
-        backend = zookeeper.open(Url.parse(f"zookeeper://{hosts}/?tick={TICK}&timeout={self.patience}"))
+        backend = zookeeper.open(
+            Url.parse(f"zookeeper://{hosts}/?tick={TICK}&timeout={self.patience}"), clock=self._clock
+        )
         store = FaultyLeaseStore(backend.leases)
         self._backends.append(backend)
+        self._stores[id(backend)] = id(store)
         self._proxies[id(store)] = proxies
         await backend.client.session(self.ttl).connected(backend.client.until())
         self._heal(store)
@@ -81,6 +96,32 @@ class ZooKeeperHarness(LeaseHarness):
             await proxy.__aexit__(None, None, None)
         self._proxies.clear()
 
+    async def pass_time(self, seconds: float) -> None:
+        """Turn the clocks of the servers and of the clients, in steps; wait until they have ended what is over."""
+        while seconds > 0:
+            step = min(seconds, self.ttl * STEP)
+            self._clock.turned += step
+            await asyncio.to_thread(self._turned.turn, step)
+            await asyncio.gather(*(self._keep_up(backend) for backend in self._backends if self._is_reached(backend)))
+            seconds -= step
+        while await asyncio.to_thread(self._turned.over):
+            await asyncio.sleep(0.01)
+
+    def _is_reached(self, backend: zookeeper.ZooKeeperBackend) -> bool:
+        return self._stores[id(backend)] not in self._cut_off
+
+    async def _keep_up(self, backend: zookeeper.ZooKeeperBackend) -> None:
+        """Let a client end its places that are over; keep its sessions up, as the driver does by real time only."""
+        places = backend.leases._places
+        await until(
+            lambda: not any(one.ending or one.deadline <= self._clock.now() for one in places._places.values()),
+            within=LATE_MAX,
+        )
+        for session in backend.client._sessions.values():
+            if session.is_connected:
+                answer = exists("/")(session._driver)
+                await until(answer.ready, within=LATE_MAX)
+
     @asynccontextmanager
     async def lose_answer(self, store: LeaseStore) -> AsyncIterator[None]:
         """Lose the answer of the verb; tests/stores/zookeeper/test_zookeeper.py loses that of each of its requests."""
@@ -90,21 +131,32 @@ class ZooKeeperHarness(LeaseHarness):
 
     @asynccontextmanager
     async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
+        self._cut_off.add(id(store))
         for proxy in self._proxies[id(store)]:
             proxy.reset()
             proxy.refuse()
         try:
             yield
         finally:
+            self._cut_off.discard(id(store))
             self._heal(store)
 
     def _heal(self, store: LeaseStore) -> None:
         for proxy in self._proxies[id(store)]:
             proxy.heal()
 
-    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        """Hold back the connection of the request; the other requests go out on a new one, which the client makes."""
-        return late(*self._proxies[id(store)])
+    @asynccontextmanager
+    async def late(self, store: LeaseStore) -> AsyncIterator[GiveUp]:
+        """Hold back the connection of the request; when that was silent for too long, the client makes a new one."""
+        async with late(*self._proxies[id(store)]) as give_up:
+
+            async def give_up_and_leave(request: Awaitable[object]) -> None:
+                await give_up(request)
+                self._cut_off.add(id(store))
+                await self.pass_time(self.ttl * SILENCE_SHARE + TICK)
+                self._cut_off.discard(id(store))
+
+            yield give_up_and_leave
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
@@ -139,7 +191,7 @@ def _paths(client: KazooClient, above: str = "") -> Iterator[str]:
 class FaultyHarness(ZooKeeperHarness):
     """Three requests in a row are given up before a lease has ended."""
 
-    ttl = 2.5
+    ttl = 20.0
     patience = 0.6
     faults = frozenset({"lose_answer", "cut", "late"})
 
