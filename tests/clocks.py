@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tenure._runtime.clock import SystemClock
+from tenure._runtime.alarms import Alarms
+from tenure._runtime.clock import Clock, SystemClock
 
 
 class TurnedClock:
@@ -44,3 +45,10 @@ class TurnedClock:
         while True:
             await asyncio.sleep(0.01)
             self.turned += 0.09
+
+
+def ring_alarms(clock: Clock) -> None:
+    """Let the alarms on *clock* that are due ring soon, on their loops: nobody tells them that it was moved."""
+    for alarms in list(Alarms._known):
+        if alarms._clock is clock and not alarms._loop.is_closed():
+            alarms._loop.call_soon_threadsafe(alarms._ring)

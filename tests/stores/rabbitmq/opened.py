@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from tenure._backends import rabbitmq
+from tenure._backends.rabbitmq.errors import AmqpError
 from tenure._queue.verdicts import COMPLETE, LAPSED, Settled, Settlement
 from tenure._url import Url
 from tenure.errors import Unavailable
@@ -58,3 +60,16 @@ async def gotten(theirs: Any) -> list[Any]:
     """Return the next message of a queue of aio-pika, if there is one."""
     found = await theirs.get(timeout=5, fail=False)
     return [] if found is None else [found]
+
+
+async def ended_locks(backend: rabbitmq.RabbitBackend) -> None:
+    """Return when the messages whose locks have ended are back in their queues: a claim that follows finds them."""
+    client, subscriptions = backend._client, backend.broker._subscriptions
+    await asyncio.sleep(0)  # the alarm rings
+    with suppress(AmqpError, TimeoutError):  # a lost connection gives back all that was held on it
+        async with asyncio.timeout(client.options.timeout):
+            while ends := [task for task in client._to_end if task.get_name() == "tenure-rabbitmq-lock-end"]:
+                await asyncio.wait(ends)
+            for one in list(subscriptions.values()):
+                if (channel := one._channel) is not None and channel.lost is None:
+                    await channel.count()  # the queue answers after what it has got of the channel before

@@ -1,16 +1,26 @@
-"""Queues in RabbitMQ, under the suites, in real time and with faults: a delivery is locked by this process's clock."""
+"""Queues in RabbitMQ, under the suites, and with faults.
+
+A delivery is locked by this process's clock, which stands still but for the time that a test lets pass. Delays and the
+expiry of messages are the server's; a test that has begun one waits in real time.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import ClassVar
+from typing import Any, ClassVar, cast
+
+import pytest
 
 from tenure._backends import rabbitmq
 from tenure._backends.rabbitmq.queue import QUEUE_TRAITS
 from tenure._queue.broker import Broker
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import Abandon
 from tenure._url import Url
+from tenure.testing import ManualClock
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -22,9 +32,34 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy
+from tests.clocks import ring_alarms
 from tests.servers import RabbitMQ, shared
+from tests.stores.rabbitmq.opened import ended_locks
 
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
+
+
+class NotingBroker(FaultyBroker):
+    """Calls *note* before a request that gives the server something to do at a time."""
+
+    def __init__(self, broker: Broker, note: Callable[[], None]) -> None:
+        super().__init__(broker)
+        self._note = note
+
+    async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
+        values = [one for argument in args if isinstance(argument, Sequence) for one in argument]
+        if any(map(_is_timed, values)):
+            self._note()
+        return await super()._ask(request, *args, **options)
+
+
+def _is_timed(value: object) -> bool:
+    match value:
+        case Outgoing(delay=delay, at=at, expires_in=expires_in):
+            return bool(delay) or at is not None or expires_in is not None
+        case (_, Abandon(delay=delay)):  # a settlement
+            return bool(delay)
+    return False
 
 
 class RabbitQueueHarness(QueueHarness):
@@ -33,7 +68,8 @@ class RabbitQueueHarness(QueueHarness):
     lock = 3.0
     backlog = 300
     any_client_settles = False
-    long = 5.0
+    long = 2.0
+    is_exact = True
     options: ClassVar[Sequence[tuple[str, str]]] = ()
     """The server's options; other options start another server."""
 
@@ -41,21 +77,50 @@ class RabbitQueueHarness(QueueHarness):
         self._server = shared(RabbitMQ, options=tuple(self.options))
         self._proxies: dict[int, FaultProxy] = {}
         self._backends: list[rabbitmq.RabbitBackend] = []
+        self._clock = ManualClock()
+        self._patch = pytest.MonkeyPatch()
+        self._turned = 0.0  # the wall clock
+        self._is_server_timing = False
 
     async def open(self) -> Broker:
         proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
-        backend = rabbitmq.open(Url.parse(f"amqp://{proxy.host}:{proxy.port}/?timeout={PATIENCE}"))
+        backend = rabbitmq.open(Url.parse(f"amqp://{proxy.host}:{proxy.port}/?timeout={PATIENCE}"), clock=self._clock)
         self._backends.append(backend)
-        broker = FaultyBroker.around(backend.broker)
+        broker = cast(Broker, NotingBroker(backend.broker, self._note_timed))
         self._proxies[id(broker)] = proxy
         return broker
 
     async def close(self) -> None:
+        self._patch.undo()
+        await self._close_clients()
+
+    async def _close_clients(self) -> None:
         while self._backends:
             await self._backends.pop().close()
         for proxy in self._proxies.values():
             await proxy.__aexit__(None, None, None)
         self._proxies.clear()
+
+    def _note_timed(self) -> None:
+        self._is_server_timing = True
+
+    async def pass_time(self, seconds: float) -> None:
+        """Turn this process's clocks; let real time pass, too, if the server measures any in this test."""
+        if self._is_server_timing:
+            await asyncio.sleep(seconds)
+        else:
+            self._turn_wall_clock(seconds)
+        self._clock.advance(seconds)
+        ring_alarms(self._clock)
+        for backend in self._backends:
+            await ended_locks(backend)
+
+    def _turn_wall_clock(self, seconds: float) -> None:
+        if not self._turned:
+            true_time, true_time_ns = time.time, time.time_ns
+            self._patch.setattr(time, "time", lambda: true_time() + self._turned)
+            self._patch.setattr(time, "time_ns", lambda: true_time_ns() + int(self._turned * 1e9))
+        self._turned += seconds
 
 
 class FaultyRabbitHarness(RabbitQueueHarness):
@@ -95,7 +160,7 @@ class FaultyRabbitHarness(RabbitQueueHarness):
 
     async def restart(self) -> None:
         """Kill the server, and start it again with its data."""
-        await self.close()
+        await self._close_clients()
         # RabbitMQ notes within half a second which quorum queues it has: a kill before that loses a new one.
         await asyncio.sleep(1.0)
         self._server.kill()

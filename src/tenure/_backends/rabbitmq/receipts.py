@@ -20,6 +20,7 @@ from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import FoundMessage
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import Lapsed, Settled, Verdict
+from tenure._runtime.alarms import Alarm
 from tenure._runtime.clock import Clock
 
 TIMEOUT_MARGIN = 1.0
@@ -58,8 +59,7 @@ class Receipts:
         self._held: dict[Key, HeldMessage] = {}
         self.moves = 0
         """Rises when a message is held, or held no more."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._alarm: Alarm | None = None  # made when it is first needed, on the loop of the connections
         self.put_back: Callable[[HeldMessage], None] = _reject
         """Puts a copy of a message back whose lock has ended."""
 
@@ -74,7 +74,7 @@ class Receipts:
 
     def watch(self, until: float) -> None:
         """Look after the locks that end at *until*; on any thread."""
-        if self._timer is None or until < self._timer_at:
+        if self._alarm is None or until < self._alarm.at:
             self._client.call_home(self._wake_at, until)
 
     def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
@@ -124,15 +124,13 @@ class Receipts:
         return any(held.settling and held.found.queue == queue for held in list(self._held.values()))
 
     def _wake_at(self, at: float) -> None:
-        if self._timer is None or at < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = at
-            self._timer = self._client.home.call_later(max(0.0, at - self._clock.now()), self._expire)
+        if self._alarm is None:
+            self._alarm = Alarm(self._clock, self._expire)
+        if at < self._alarm.at:
+            self._alarm.set(at)
 
     def _expire(self) -> None:
         """Give up what wasn't renewed in time."""
-        self._timer = None
         now = self._clock.now()
         next_end: float | None = None
         for key, held in list(self._held.items()):
@@ -156,9 +154,9 @@ class Receipts:
         (self.put_back if needs_copy else _reject)(held)
 
     def close(self) -> None:
-        """End the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """End the alarm."""
+        if self._alarm is not None:
+            self._alarm.end()
 
 
 def _reject(held: HeldMessage) -> None:

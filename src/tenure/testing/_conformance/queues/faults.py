@@ -456,13 +456,17 @@ class BrokerFaultSuite(QueueSuite):
         settings = QueueSettings(lock=harness.lock, max_deliveries=7)
         await broker.declare(name, {"lock": harness.lock, "max_deliveries": 7})
         await dead_letter(broker, harness, name, b"dead")
-        await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"later", delay=harness.lock * 9), Outgoing(b"b")])
+        # Where delayed messages aren't counted, it is only shown that it comes, which may take real time.
+        delay = harness.lock * (9 if harness.traits.exact_stats else 3)
+        await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b")])
+        due_at = time.monotonic() + delay
+        await broker.send(name, [Outgoing(b"later", delay=delay)])
         got = await receive(broker, name, harness, limit=1)
         before = await broker.stats(name)
         await harness.restart()
         broker = await harness.open()
         if harness.traits.connection_bound:
-            await self._after_a_restart_without_locks(harness, broker, name, settings)
+            await self._after_a_restart_without_locks(harness, broker, name, settings, due_at)
             return
         after = await broker.stats(name)
         if harness.traits.exact_stats:
@@ -486,16 +490,19 @@ class BrokerFaultSuite(QueueSuite):
         assert await broker.stats(name) == Stats(delayed=1, dead=1)
 
     async def _after_a_restart_without_locks(
-        self, harness: QueueHarness, broker: Broker, name: str, settings: QueueSettings
+        self, harness: QueueHarness, broker: Broker, name: str, settings: QueueSettings, due_at: float
     ) -> None:
         """Check what is left where locks end with their connections, and delayed messages aren't counted."""
 
         async def is_all_ready() -> bool:
-            return (await broker.stats(name)).ready == 2
+            return (await broker.stats(name)).ready >= 2
 
         await until(is_all_ready)  # the server may serve before it has read all of its data
         assert await broker.settings(name) == settings
         got = await receive(broker, name, harness)
+        later = [one for one in got if one.body == b"later"]
+        got = [one for one in got if one.body != b"later"]
+        assert not later or time.monotonic() >= due_at, "a delayed message came too early"
         assert sorted((one.body, one.delivery_count > 1) for one in got) in (
             [(b"a", True), (b"b", False)],
             [(b"a", False), (b"b", True)],
@@ -503,10 +510,15 @@ class BrokerFaultSuite(QueueSuite):
         assert await settle(broker, got, COMPLETE) == [Settled()] * 2
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.body, dead.reason) == (b"dead", "because")
-        await harness.pass_time(harness.lock * 9)
-        [later] = await receive(broker, name, harness)
-        assert (later.body, later.delivery_count) == (b"later", 1)
-        assert await settle(broker, [later], COMPLETE) == [Settled()]
+
+        async def has_come() -> bool:
+            if not later:
+                later.extend(await receive(broker, name, harness))
+            return bool(later)
+
+        await until(has_come, within=harness.lock * 3 + harness.answer_within)
+        assert [(one.body, one.delivery_count) for one in later] == [(b"later", 1)]
+        assert await settle(broker, later, COMPLETE) == [Settled()]
         assert await broker.stats(name) == Stats(dead=1)
 
 
