@@ -81,6 +81,7 @@ NOT_QUICK = [
     "stores/peers/test_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",
     "stores/peers/test_wire.py::test_a_known_tag_with_any_fields_is_a_message_or_malformed",
     "unit/test_pytest_plugin.py",
+    "unit/test_side_by_side.py",
     "unit/test_suite_times.py",
     "stores/sqlite/test_fence.py::test_no_old_token_passes_when_processes_race",
     "unit/test_watchdog.py",

@@ -28,6 +28,7 @@ from tenure.testing.conformance import (
 )
 from tests.long import LONG
 from tests.servers import NatsCluster, shared
+from tests.side_by_side import side_by_side
 from tests.stores.nats.test_queue_suites import PATIENCE, NatsQueueHarness, Way
 
 
@@ -96,6 +97,7 @@ class PausedNatsClusterQueueHarness(NatsClusterQueueHarness):
             await asyncio.to_thread(self._cluster.until_led)
 
 
+@side_by_side
 class TestNatsClusterQueues(BrokerSuite):
     harness = NatsClusterQueueHarness
 
@@ -118,6 +120,7 @@ class TestNatsClusterQueues(BrokerSuite):
         assert (await brokers[0].stats(name)).ready == 100
 
 
+@side_by_side
 class TestNatsClusterQueueFaults(BrokerFaultSuite):
     harness = NatsClusterQueueHarness
 
@@ -136,11 +139,13 @@ long_only = pytest.mark.skipif(not LONG, reason="it takes long: set TENURE_LONG=
 
 
 @long_only
+@side_by_side
 class TestNatsClusterLiveMessages(LiveMessagesSuite):
     harness = DeepNatsClusterQueueHarness
 
 
 @long_only
+@side_by_side
 class TestNatsClusterLocks(LockExpirySuite):
     harness = DeepNatsClusterQueueHarness
 

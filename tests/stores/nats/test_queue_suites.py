@@ -32,6 +32,7 @@ from tenure.testing.conformance import (
 )
 from tenure.testing.faultproxy import FaultProxy, late
 from tests.servers import Nats, shared
+from tests.side_by_side import side_by_side
 
 T = TypeVar("T")
 
@@ -73,8 +74,8 @@ class Way:
 
 class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
-    lock = 3.0
-    long = 3.0
+    lock = 4.0
+    long = 2.0
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late"})
     any_client_settles = False
@@ -122,22 +123,22 @@ class NatsQueueHarness(QueueHarness):
             yield give_up_and_leave
 
 
+@side_by_side
 class TestNatsQueues(BrokerSuite):
     harness = NatsQueueHarness
 
 
+@side_by_side
 class TestNatsLiveMessages(LiveMessagesSuite):
     harness = NatsQueueHarness
 
 
+@side_by_side
 class TestNatsLocks(LockExpirySuite):
     harness = NatsQueueHarness
 
 
-class TestNatsConsumers(ConsumerSuite):
-    harness = NatsQueueHarness
-
-
+@side_by_side
 class TestNatsQueueFaults(BrokerFaultSuite):
     harness = NatsQueueHarness
 
@@ -157,12 +158,17 @@ class WireHarness(NatsQueueHarness):
             proxy.heal()
 
 
+@side_by_side
 class TestNatsQueuesOnTheWire(BrokerFaultSuite):
     harness = WireHarness
 
     @pytest.mark.parametrize("verdict", [COMPLETE], ids=repr)  # the others have several requests, of which one decides
     async def test_a_repeated_verdict_has_lapsed(self, harness: QueueHarness, name: str, verdict: Complete) -> None:
         await super().test_a_repeated_verdict_has_lapsed(harness, name, verdict)
+
+
+class TestNatsConsumers(ConsumerSuite):
+    harness = NatsQueueHarness
 
 
 class KilledNatsQueueHarness(NatsQueueHarness):
