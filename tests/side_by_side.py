@@ -82,7 +82,8 @@ def _begun(item: pytest.Function, items: list[pytest.Item]) -> Future[None]:
 
 def _goes_to_any_worker(item: pytest.Item) -> bool:
     """Return whether other workers may run the rest of its suite."""
-    return item.config.getoption("dist", "no") not in ("no", "loadfile")
+    worker: dict[str, Any] | None = getattr(item.config, "workerinput", None)
+    return worker is not None and not any("loadfile" in argument for argument in worker["mainargv"])
 
 
 def _from(item: pytest.Function, items: list[pytest.Item]) -> Iterator[pytest.Function]:
