@@ -19,6 +19,8 @@ class Run(Protocol):
 
     def __call__(self, seed: int, *, mutant: str | None = None, trace: bool = False) -> Outcome: ...
 
+    def __hash__(self) -> int: ...
+
 
 def kept_seeds(file: str) -> list[int]:
     """Return the seeds of a list beside the tests; each line says what its seed once found."""
@@ -49,7 +51,8 @@ def assert_found(
 
 def seed_that_shows(run: Run, name: str, bug: Mutant[Any], *, first: Sequence[int] = ()) -> int:
     """Return a seed that shows the planted *bug* as the violation that must show it; search from *first* on."""
-    for seed in (*first, *range(SEEDS_PER_BUG)):
+    seeds: list[int] = [*first, *range(SEEDS_PER_BUG)]
+    for seed in seeds:
         if bug.shows in {violation.kind for violation in run(seed, mutant=name).violations}:
             return seed
     raise AssertionError(f"{bug.about}: not shown as {bug.shows!r} by {SEEDS_PER_BUG} seeds")
