@@ -23,7 +23,7 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing.loop import VirtualLoop, run
 
-QUEUES = 200
+QUEUES = 80  # many more than the requests that they share
 MESSAGE = Outgoing(b"a")
 POLL = 5.0
 

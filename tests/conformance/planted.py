@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ import pytest
 from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._queue.broker import Broker
 from tenure.testing.conformance import FaultyBroker, FaultyLeaseStore, LeaseHarness, QueueHarness
+from tenure.testing.loop import run
 from tests.stores.memory.test_suites import MemoryHarness, MemoryQueueHarness
+
+Test = Callable[..., Awaitable[None]]
+
+LIMIT = 3600.0
+"""The virtual seconds after which a test has failed."""
 
 FAILURES: tuple[type[BaseException], ...] = (Exception, pytest.fail.Exception)
 
@@ -32,38 +39,47 @@ def _arguments(names: str | tuple[str, ...], choices: Sequence[Any]) -> Iterator
         yield {names: choice} if isinstance(names, str) else dict(zip(names, choice, strict=True))
 
 
-async def failing_tests(
+def failing_tests(
     make_harness: Callable[[], LeaseHarness | QueueHarness],
     *suites: type,
     failures: tuple[type[BaseException], ...] = FAILURES,
     is_meant: Callable[[str], bool] = lambda _: True,
     first_only: bool = False,
+    in_real_time: bool = False,
 ) -> set[str]:
     """Run the tests of *suites*, each on a harness of its own, and return the names of those that fail.
+
+    In virtual time, a test that waits in vain, for a hint that a bug withholds, fails at once.
 
     Args:
         make_harness: Makes the harness of a test.
         failures: The exceptions that count as a failure; any other is raised.
         is_meant: Selects tests by their names.
         first_only: Stop at the first test that fails.
+        in_real_time: For suites that renew leases on a thread, or measure a rate.
     """
     failed: set[str] = set()
     for suite in suites:
         for name, arguments in calls(suite):
             if not is_meant(name):
                 continue
-            harness = make_harness()
             try:
-                await getattr(suite(), name)(harness, f"planted-{secrets.token_hex(4)}", **arguments)
+                test = _run_test(make_harness(), getattr(suite(), name), arguments)
+                asyncio.run(test) if in_real_time else run(test, limit=LIMIT)
             except pytest.skip.Exception:
                 pass
             except failures:
                 failed.add(name)
-            finally:
-                await harness.close()
             if failed and first_only:
                 return failed
     return failed
+
+
+async def _run_test(harness: LeaseHarness | QueueHarness, test: Test, arguments: dict[str, Any]) -> None:
+    try:
+        await test(harness, f"planted-{secrets.token_hex(4)}", **arguments)
+    finally:
+        await harness.close()
 
 
 def leases_with(plant: type[MemoryLeases] | type[FaultyLeaseStore]) -> type[MemoryHarness]:
@@ -78,14 +94,10 @@ def leases_with(plant: type[MemoryLeases] | type[FaultyLeaseStore]) -> type[Memo
     return Planted
 
 
-def queues_with(
-    plant: type[MemoryBroker], *, wait: float = MemoryQueueHarness.answer_within
-) -> type[MemoryQueueHarness]:
-    """Return a harness whose brokers are *plant*; its tests wait for so many seconds at most."""
+def queues_with(plant: type[MemoryBroker]) -> type[MemoryQueueHarness]:
+    """Return a harness whose brokers are *plant*."""
 
     class Planted(MemoryQueueHarness):
-        answer_within = wait
-
         async def open(self) -> Broker:
             return FaultyBroker.around(plant(self._clock, self._memory))
 

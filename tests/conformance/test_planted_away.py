@@ -124,7 +124,7 @@ async def away() -> AsyncIterator[None]:
         state["away"] = False
 
 
-async def findings(plant: Plant) -> set[str]:
+def findings(plant: Plant) -> set[str]:
     """Run the suites against *plant*; return the tests that fail."""
 
     class PlantedLeases(MemoryHarness):
@@ -154,7 +154,7 @@ async def findings(plant: Plant) -> set[str]:
         state["was away"] = False
         return PlantedLeases() if is_store else PlantedQueues()
 
-    return await failing_tests(make_harness, suite, is_meant=lambda name: name in TESTS[suite])
+    return failing_tests(make_harness, suite, is_meant=lambda name: name in TESTS[suite], in_real_time=True)
 
 
 @pytest.fixture(autouse=True)
@@ -167,17 +167,17 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("store", [Leases, Messages])
-async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
-    assert await findings(store) == set()
+def test_without_a_plant_nothing_is_found(store: Plant) -> None:
+    assert findings(store) == set()
 
 
 @pytest.mark.parametrize("plant", [LeasesGoAwayToo, LeasesAreLost, LocksAreLost])
-async def test_a_no_in_place_of_no_answer_is_found(plant: Plant) -> None:
-    assert "test_the_store_is_used_again_when_it_is_back" in await findings(plant)
+def test_a_no_in_place_of_no_answer_is_found(plant: Plant) -> None:
+    assert "test_the_store_is_used_again_when_it_is_back" in findings(plant)
 
 
 @pytest.mark.parametrize(
     "plant", [LeasesAreLost, LeasesAreNotFoundAgain, MessagesAreForbidden, MessagesAreNotFoundAgain]
 )
-async def test_a_store_that_ends_its_waiters_is_found(plant: Plant) -> None:
-    assert len(await findings(plant)) == 2
+def test_a_store_that_ends_its_waiters_is_found(plant: Plant) -> None:
+    assert len(findings(plant)) == 2

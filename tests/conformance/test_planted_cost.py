@@ -194,7 +194,7 @@ PLANTED_QUEUES = WalksQueues.__subclasses__()
 PLANTED_LEASES = WalksLeases.__subclasses__()
 
 
-async def findings(plant: type[MemoryBroker | MemoryLeases]) -> set[str]:
+def findings(plant: type[MemoryBroker | MemoryLeases]) -> set[str]:
     """Run the suite of cost against *plant*; return the first test that fails."""
 
     class Queues(CountedMemoryQueues):
@@ -218,15 +218,15 @@ async def findings(plant: type[MemoryBroker | MemoryLeases]) -> set[str]:
             return await lines_run(ask, __file__)
 
     if issubclass(plant, MemoryBroker):
-        return await failing_tests(Queues, BrokerCostSuite, failures=(AssertionError,), first_only=True)
-    return await failing_tests(Leases, LeaseCostSuite, failures=(AssertionError,), first_only=True)
+        return failing_tests(Queues, BrokerCostSuite, failures=(AssertionError,), first_only=True)
+    return failing_tests(Leases, LeaseCostSuite, failures=(AssertionError,), first_only=True)
 
 
 @pytest.mark.parametrize("store", [MemoryBroker, MemoryLeases])
-async def test_without_a_plant_nothing_is_found(store: type[MemoryBroker | MemoryLeases]) -> None:
-    assert await findings(store) == set()
+def test_without_a_plant_nothing_is_found(store: type[MemoryBroker | MemoryLeases]) -> None:
+    assert findings(store) == set()
 
 
 @pytest.mark.parametrize("plant", [*PLANTED_QUEUES, *PLANTED_LEASES])
-async def test_a_planted_bug_is_found(plant: type[MemoryBroker | MemoryLeases]) -> None:
-    assert await findings(plant), f"no test fails on {plant.__name__}"
+def test_a_planted_bug_is_found(plant: type[MemoryBroker | MemoryLeases]) -> None:
+    assert findings(plant), f"no test fails on {plant.__name__}"

@@ -83,8 +83,8 @@ LEASES: list[tuple[type[MemoryLeases], str]] = [
 
 
 @pytest.mark.parametrize(("plant", "test"), LEASES)
-async def test_harm_of_a_late_request_to_a_lease_is_found(plant: type[MemoryLeases], test: str) -> None:
-    assert test in await late_findings(LeaseFaultSuite, leases_with(plant))
+def test_harm_of_a_late_request_to_a_lease_is_found(plant: type[MemoryLeases], test: str) -> None:
+    assert test in late_findings(LeaseFaultSuite, leases_with(plant))
 
 
 # --- locks, schedules ---
@@ -124,15 +124,15 @@ QUEUES: list[tuple[type[MemoryBroker], str]] = [
 
 
 @pytest.mark.parametrize(("plant", "test"), QUEUES)
-async def test_harm_of_a_late_request_to_a_queue_is_found(plant: type[MemoryBroker], test: str) -> None:
-    assert test in await late_findings(BrokerFaultSuite, queues_with(plant))
+def test_harm_of_a_late_request_to_a_queue_is_found(plant: type[MemoryBroker], test: str) -> None:
+    assert test in late_findings(BrokerFaultSuite, queues_with(plant))
 
 
-async def test_every_test_of_late_requests_finds_a_plant() -> None:
+def test_every_test_of_late_requests_finds_a_plant() -> None:
     late = {name for suite in (LeaseFaultSuite, BrokerFaultSuite) for name, _ in calls(suite) if "_late" in name}
     assert late == {test for _, test in (*LEASES, *QUEUES)}
 
 
-async def late_findings(suite: type, make_harness: Callable[[], LeaseHarness | QueueHarness]) -> set[str]:
+def late_findings(suite: type, make_harness: Callable[[], LeaseHarness | QueueHarness]) -> set[str]:
     """Run the tests of *suite* about requests that are carried out late, and return those that fail."""
-    return await failing_tests(make_harness, suite, is_meant=lambda name: "_late" in name)
+    return failing_tests(make_harness, suite, is_meant=lambda name: "_late" in name)

@@ -155,15 +155,15 @@ class PurgeGivesNoHint(MemoryBroker):
 PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]
 
 
-async def findings(plant: type[MemoryBroker]) -> set[str]:
-    """Run the suite of live messages against *plant*, and return the tests that fail."""
-    return await failing_tests(queues_with(plant, wait=0.2), LiveMessagesSuite)
+def findings(plant: type[MemoryBroker]) -> set[str]:
+    """Run the suite of live messages against *plant*, and return the first test that fails."""
+    return failing_tests(queues_with(plant), LiveMessagesSuite, first_only=True)
 
 
-async def test_without_a_plant_nothing_is_found() -> None:
-    assert await findings(MemoryBroker) == set()
+def test_without_a_plant_nothing_is_found() -> None:
+    assert findings(MemoryBroker) == set()
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-async def test_a_planted_bug_is_found(plant: type[MemoryBroker]) -> None:
-    assert await findings(plant), f"no test fails on {plant.__name__}"
+def test_a_planted_bug_is_found(plant: type[MemoryBroker]) -> None:
+    assert findings(plant), f"no test fails on {plant.__name__}"

@@ -159,7 +159,7 @@ async def full() -> AsyncIterator[None]:
         state["full"] = False
 
 
-async def findings(plant: Plant) -> set[str]:
+def findings(plant: Plant) -> set[str]:
     """Run the capacity suites against *plant*; return the tests that fail."""
 
     class Queues(MemoryQueueHarness):
@@ -193,8 +193,8 @@ async def findings(plant: Plant) -> set[str]:
             return full()
 
     if issubclass(plant, MemoryBroker):
-        return await failing_tests(Queues, BrokerCapacitySuite)
-    return await failing_tests(Leases, LeaseCapacitySuite)
+        return failing_tests(Queues, BrokerCapacitySuite, in_real_time=True)
+    return failing_tests(Leases, LeaseCapacitySuite, in_real_time=True)
 
 
 @pytest.fixture(autouse=True)
@@ -205,15 +205,15 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("store", [Bounded, MemoryLeases])
-async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
-    assert await findings(store) == set()
+def test_without_a_plant_nothing_is_found(store: Plant) -> None:
+    assert findings(store) == set()
 
 
 @pytest.mark.parametrize("plant", [SettlesAndRefuses, ClaimsAndRefuses])
-async def test_a_change_made_although_it_was_refused_is_found(plant: Plant) -> None:
-    assert "test_a_refusal_of_a_full_broker_has_no_effect" in await findings(plant)
+def test_a_change_made_although_it_was_refused_is_found(plant: Plant) -> None:
+    assert "test_a_refusal_of_a_full_broker_has_no_effect" in findings(plant)
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-async def test_a_planted_bug_is_found(plant: Plant) -> None:
-    assert await findings(plant), f"no test fails on {plant.__name__}"
+def test_a_planted_bug_is_found(plant: Plant) -> None:
+    assert findings(plant), f"no test fails on {plant.__name__}"

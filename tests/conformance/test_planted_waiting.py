@@ -225,15 +225,7 @@ PLANTED: dict[type[QueuedMemoryLeases] | type[FaultyLeaseStore], tuple[str, ...]
 """Planted bugs, each with tests that find it."""
 
 
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a shorter time for hints that never come."""
-    from tenure.testing._conformance.leases import hints
-
-    monkeypatch.setattr(hints.hint, "__kwdefaults__", {"within": 0.2})
-
-
-async def findings(plant: type[QueuedMemoryLeases] | type[FaultyLeaseStore]) -> set[str]:
+def findings(plant: type[QueuedMemoryLeases] | type[FaultyLeaseStore]) -> set[str]:
     """Run the suites against *plant*, and return the tests that fail."""
 
     class Planted(QueuedHarness):
@@ -242,16 +234,16 @@ async def findings(plant: type[QueuedMemoryLeases] | type[FaultyLeaseStore]) -> 
                 return plant(QueuedMemoryLeases(self._clock, self._queues))
             return FaultyLeaseStore(plant(self._clock, self._queues))
 
-    return await failing_tests(Planted, LeaseStoreSuite, LeaseQueueSuite)
+    return failing_tests(Planted, LeaseStoreSuite, LeaseQueueSuite)
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-async def test_a_planted_bug_of_a_queue_is_found(plant: type[QueuedMemoryLeases] | type[FaultyLeaseStore]) -> None:
-    assert await findings(plant) >= set(PLANTED[plant])
+def test_a_planted_bug_of_a_queue_is_found(plant: type[QueuedMemoryLeases] | type[FaultyLeaseStore]) -> None:
+    assert findings(plant) >= set(PLANTED[plant])
 
 
-async def test_without_a_plant_nothing_is_found() -> None:
-    assert await findings(QueuedMemoryLeases) == set()
+def test_without_a_plant_nothing_is_found() -> None:
+    assert findings(QueuedMemoryLeases) == set()
 
 
 def test_every_test_of_queues_finds_a_plant() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ class Run(Protocol):
     """Simulates one seed."""
 
     def __call__(self, seed: int, *, mutant: str | None = None, trace: bool = False) -> Outcome: ...
+
+    def __hash__(self) -> int: ...
 
 
 def kept_seeds(file: str) -> list[int]:
@@ -39,13 +42,19 @@ def assert_found(
         first: Seeds to try before all others.
         without: Simulates one seed without the bug, if that is not *run* alone.
     """
-    for seed in (*first, *range(SEEDS_PER_BUG)):
-        report = run(seed, mutant=name)
-        if bug.shows in {violation.kind for violation in report.violations}:
-            assert (without or run)(seed).ok, "the seed finds something without the planted bug, too"
-            assert report.replay == f"{report.command} --seed {seed} --mutant {name}"
-            assert f"replay: {report.replay}" in str(report)
-            return
+    seed = seed_that_shows(run, name, bug, first=first)
+    report = run(seed, mutant=name)
+    assert (without or run)(seed).ok, "the seed finds something without the planted bug, too"
+    assert report.replay == f"{report.command} --seed {seed} --mutant {name}"
+    assert f"replay: {report.replay}" in str(report)
+
+
+def seed_that_shows(run: Run, name: str, bug: Mutant[Any], *, first: Sequence[int] = ()) -> int:
+    """Return a seed that shows the planted *bug* as the violation that must show it; search from *first* on."""
+    seeds: list[int] = [*first, *range(SEEDS_PER_BUG)]
+    for seed in seeds:
+        if bug.shows in {violation.kind for violation in run(seed, mutant=name).violations}:
+            return seed
     raise AssertionError(f"{bug.about}: not shown as {bug.shows!r} by {SEEDS_PER_BUG} seeds")
 
 
@@ -53,7 +62,13 @@ def assert_survives(run: Run, name: str, seeds: range) -> None:
     """Check that a change which breaks no promise is not found, though it changes the runs."""
     reports = [run(seed, mutant=name) for seed in seeds]
     assert not [str(report) for report in reports if not report.ok]
-    assert [report.digest for report in reports] != [run(seed).digest for seed in seeds], "it changes nothing at all"
+    assert [report.digest for report in reports] != digests_of(run, seeds), "it changes nothing at all"
+
+
+@cache
+def digests_of(run: Run, seeds: range) -> list[str]:
+    """Return the digests of *seeds* without a planted bug, for each test that compares its own with them."""
+    return [run(seed).digest for seed in seeds]
 
 
 def assert_repeats(run: Run) -> None:

@@ -15,6 +15,7 @@ from tenure._backends.peers.fleet import Quorum, Strategy
 from tests.long import LONG
 from tests.sim.peers import MUTANTS, Given, run
 from tests.sim.peers.counting import Count, failover
+from tests.sim.planted_seeds import shown_by
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
@@ -22,8 +23,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 SEEDS = int(os.environ.get("TENURE_SIM_SEEDS", "300" if LONG else "15"))
 """Runs for each strategy and rule."""
 
-SHOWN_BY = {"yields_for_ever": [28]}
-"""A seed that shows a planted bug which the first seeds don't show, tried before these."""
+SHOWN_BY = shown_by("peers")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
 STRATEGIES: tuple[Strategy, ...] = ("lowest", "bully", "ring")

@@ -9,40 +9,14 @@ import pytest
 from tenure import ConfigError
 from tenure.testing._sim.queues.plan import FAULTS, NATURES, STORE_FAULTS, USER_FAULTS, USER_NATURES, LimitPlan
 from tenure.testing.sim.queues import MUTANTS, SURVIVORS, QueueReport, campaign, run
+from tests.sim.planted_seeds import shown_by
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 
 MESSAGES = int(os.environ.get("TENURE_SIM_MESSAGES", "10000"))
 """How many messages are settled; a release asks for a million."""
 
 KEPT = kept_seeds("queue_seeds.txt")
-SHOWN_BY = {
-    "settles-late-by-itself": [271],
-    "passes-late-results": [92],
-    "gives-back-completed": [661, 998, 1150],
-    "serves-while-paused": [81],
-    "forgets-returns": [53],
-    "old-owner-writes": [117],
-    "tells-of-kept": [92],
-    "session-event-hook-exceptions-only": [102],
-    "leaves-settled": [20],
-    "believes-late-claim": [16],
-    "buffer-outlives-locks": [83],
-    "counts-from-beginning": [30],
-    "cut-is-lost": [45],
-    "cut-is-renewed": [78],
-    "drain-loses-buffer": [13],
-    "error-hook-exceptions-only": [42],
-    "goes-on-after-interrupt": [13],
-    "gone-while-away": [28],
-    "ignores-no": [29],
-    "keeps-empty-sessions": [20],
-    "keeps-what-it-refuses": [11],
-    "loses-slot": [9],
-    "refuses-to-settle": [13],
-    "releases-while-running": [14],
-    "waits-for-hook": [19],
-}
-"""A seed that shows a planted bug which the first seeds don't show, tried before these."""
+SHOWN_BY = shown_by("queues")
 
 # Only what hangs is to end by the clock: on a machine that is busy, all takes many times longer.
 pytestmark = pytest.mark.timeout(600 + MESSAGES // 20)

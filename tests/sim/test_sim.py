@@ -10,24 +10,14 @@ from tenure import ConfigError
 from tenure._timing import Timing
 from tenure.testing._sim.elections.plan import FAULTS, USER_FAULTS
 from tenure.testing.sim import MUTANTS, SURVIVORS, Report, campaign, leader_within, run
+from tests.sim.planted_seeds import shown_by
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 
 ELECTIONS = int(os.environ.get("TENURE_SIM_ELECTIONS", "10000"))
 """How many elections are held; ``make proof`` holds ten times as many, and a release asks it for a million."""
 
 KEPT = kept_seeds("seeds.txt")
-SHOWN_BY = {
-    "believes-late-answer": [68],
-    "counts-from-answer": [65],
-    "ignores-age": [41],
-    "ignores-late-requests": [26],
-    "keeps-no-place": [47],
-    "leads-without-time": [26],
-    "renews-old-grants-late": [598],
-    "renews-old-grants-without-pause": [26],
-    "withdraws-too-early": [91],
-}
-"""A seed that shows a planted bug which neither the kept seeds nor the first ones show, tried before them."""
+SHOWN_BY = shown_by("elections")
 
 # Only what hangs is to end by the clock: on a machine that is busy, all takes many times longer.
 pytestmark = pytest.mark.timeout(600 + ELECTIONS // 20)

@@ -10,6 +10,7 @@ import pytest
 
 from tenure._runtime.clock import Clock
 from tenure.testing import loop as virtual
+from tenure.testing import until
 from tenure.testing.loop import Deadlock, LimitReached, Livelock, VirtualLoop
 
 
@@ -283,3 +284,14 @@ def test_run_forever_ends_by_stop_or_when_nothing_is_left() -> None:
     loop.run_forever()
     assert loop.time() == 9
     loop.close()
+
+
+def test_until_waits_in_virtual_time() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        await until(lambda: loop.time() >= 3.0)
+        with pytest.raises(AssertionError, match="it did not hold within 60 s"):
+            await until(lambda: False, within=60.0, what="it")
+        return loop.time()
+
+    assert 63.0 <= virtual.run(main()) < 64.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from tenure._backend import Backend
@@ -89,7 +88,7 @@ def connect_here(
 async def until(
     condition: Callable[[], object | Awaitable[object]], *, within: float = 10.0, what: str = "the condition"
 ) -> None:
-    """Return as soon as *condition* holds, in real time.
+    """Return as soon as *condition* holds, in the time of the running loop: real, or virtual.
 
     Args:
         condition: Checked every few milliseconds; may be a coroutine function.
@@ -99,7 +98,8 @@ async def until(
     Raises:
         AssertionError: It did not hold in time.
     """
-    give_up = time.monotonic() + within
+    now = asyncio.get_running_loop().time
+    give_up = now() + within
     pause = 0.001
     while True:
         answer = condition()
@@ -107,7 +107,7 @@ async def until(
             answer = await answer
         if answer:
             return
-        if time.monotonic() >= give_up:
+        if now() >= give_up:
             raise AssertionError(f"{what} did not hold within {within:g} s")
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, 0.05)
