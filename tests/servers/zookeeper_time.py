@@ -1,8 +1,8 @@
 """ZooKeeper's class for the time, replaced by one that a test can put forward.
 
-Its sessions end by ``org.apache.zookeeper.common.Time.currentElapsedTime``. This one adds as many milliseconds as a file
-has bytes, which is changed in one step. libfaketime would also change Java's sleeps, and now and then one lasts for as
-long as the clock was turned. The class is assembled here, as there need be no compiler where a server is; in Java it is::
+Its sessions end by ``org.apache.zookeeper.common.Time.currentElapsedTime``. This one adds as many milliseconds as a
+file has bytes, which is changed in one step. (libfaketime changes Java's sleeps, too, and now and then one lasts for as
+long as the clock was turned.) The class is assembled here, as a server needs no compiler. In Java, it is::
 
     package org.apache.zookeeper.common;
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import nats as driver
@@ -15,7 +13,6 @@ from nats.js.api import StreamConfig
 from nats.js.errors import APIError, ServerError
 
 from tenure._backends import nats
-from tenure._backends.nats import store_clock
 from tenure._backends.nats.connection import Connection
 from tenure._queue.broker import Broker
 from tenure._queue.verdicts import COMPLETE, Complete
@@ -37,6 +34,7 @@ from tenure.testing.faultproxy import FaultProxy, late
 from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.turned_process import CAN_TURN
+from tests.stores.nats.wall_clock import turn_wall_clock
 
 T = TypeVar("T")
 
@@ -90,17 +88,15 @@ class NatsQueueHarness(QueueHarness):
     _turned: Nats | NatsCluster
 
     async def start(self) -> None:
-        self._server = self._turned = shared(Nats, **self.server)
+        self._server = self._turned = shared(Nats, is_turned=True, **self.server)
         self.begin()
 
     def begin(self) -> None:
         self._ways: dict[Broker, Way] = {}
         self._clock = TurnedClock()
         self._clock.turn_loop()
-        # Before a client has read the server's time, it takes this machine's for it.
         self._patch = pytest.MonkeyPatch()
-        wall = SimpleNamespace(time=lambda: time.time() + self.ahead)
-        self._patch.setattr(store_clock, "time", wall)
+        turn_wall_clock(self._patch, lambda: self.ahead)
 
     @property
     def ahead(self) -> float:

@@ -27,15 +27,34 @@ from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Settle
 from tenure._url import Url
 from tenure.errors import ConfigError, LockLost, MessageRefused, Unavailable
 from tenure.testing import until
+from tests.clocks import TurnedClock
 from tests.servers import Nats, private, shared
+from tests.servers.turned_process import CAN_TURN, TurnedProcess
+from tests.stores.nats.wall_clock import turn_wall_clock
 
-LOCK = 1.0
+LOCK = 10.0 if CAN_TURN else 1.0
 LATE = 1.1 * LOCK
+SHORT = 1.0  # of a lock whose end is awaited in real time
+CLOCK = TurnedClock()
 
 
 @pytest.fixture
 def server() -> Nats:
-    return shared(Nats)
+    return shared(Nats, is_turned=True)
+
+
+@pytest.fixture(autouse=True)
+def wall_clock(server: Nats, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn_wall_clock(monkeypatch, lambda: server.ahead)
+
+
+async def pass_time(seconds: float) -> None:
+    """Turn the clocks of the server and of the clients."""
+    if CAN_TURN:
+        CLOCK.turned += seconds
+        await asyncio.to_thread(shared(Nats, is_turned=True).turn, seconds)
+    else:
+        await asyncio.sleep(seconds)
 
 
 @pytest.fixture
@@ -46,7 +65,7 @@ def url(server: Nats, request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture
 async def broker(url: str) -> AsyncIterator[nats.NatsBroker]:
-    backend = nats.open(Url.parse(url))
+    backend = nats.open(Url.parse(url), clock=CLOCK)
     yield backend.broker
     await backend.close()
 
@@ -99,7 +118,7 @@ async def test_another_programs_message_is_abandoned_and_dead_lettered_like_any_
     assert [(one.sequence, one.id, one.body, one.delivery_count) for one in again] == [
         (one.sequence, one.id, one.body, 2) for one in first
     ]
-    await asyncio.sleep(LATE)  # their locks end
+    await pass_time(LATE)  # their locks end
     third = await receive(broker)
     assert [one.delivery_count for one in third] == [3] * 3
     assert await settle(broker, third, DeadLetter("bad")) == [Settled()] * 3
@@ -127,7 +146,8 @@ async def test_another_program_reads_what_is_sent_and_acknowledges_it(
     [second] = await subscription.fetch(1, timeout=2)
     assert (second.data, second.headers) == (b"b", None)  # no envelope
     await second.ack_sync()
-    [first] = await subscription.fetch(1, timeout=2 * LOCK)  # when our lock has ended
+    await pass_time(LATE)  # our lock ends
+    [first] = await subscription.fetch(1, timeout=2)
     assert first.data == b"\0\xff"
     assert first.headers == {"Nats-Msg-Id": "x", "tenant": "blue", "Tenure-Correlation-Id": "c"}
     await first.ack_sync()
@@ -144,12 +164,12 @@ async def test_a_late_acknowledgement_of_another_program_does_nothing(
     [consumer] = await native.consumers_info(stream)
     subscription = await native.pull_subscribe_bind(consumer.name, stream)
     [theirs] = await subscription.fetch(1, timeout=2)
-    await asyncio.sleep(LATE)
+    await pass_time(LATE)
     [ours] = await receive(broker)
     assert ours.delivery_count == 3
     await theirs.ack_sync()  # NATS answers as if it had been in time
     assert await broker.stats("orders") == Stats(locked=1)
-    await asyncio.sleep(LATE)
+    await pass_time(LATE)
     [again] = await receive(broker)
     assert again.delivery_count == 4
     assert await settle(broker, [again], COMPLETE) == [Settled()]
@@ -176,7 +196,7 @@ async def dying(where: str) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("copy_is_done", [False, True])
 async def test_an_original_that_was_left_behind_is_not_delivered(url: str, copy_is_done: bool) -> None:
-    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    backends = [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
     broker, other = (one.broker for one in backends)
     await broker.send("orders", [Outgoing(b"a")])
     held = await receive(broker)
@@ -187,7 +207,7 @@ async def test_an_original_that_was_left_behind_is_not_delivered(url: str, copy_
     assert copy.delivery_count == 2
     if copy_is_done:
         assert await settle(other, [copy], COMPLETE) == [Settled()]
-    await asyncio.sleep(LATE)  # the original is delivered again
+    await pass_time(LATE)  # the original is delivered again
     got = await receive(other)
     assert [one.delivery_count for one in got] == ([] if copy_is_done else [3])
     assert await settle(other, got, COMPLETE) == [Settled()] * len(got)
@@ -197,7 +217,7 @@ async def test_an_original_that_was_left_behind_is_not_delivered(url: str, copy_
 
 
 async def test_a_message_that_was_marked_as_dead_is_moved_by_the_next_claim(url: str) -> None:
-    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    backends = [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
     broker, other = (one.broker for one in backends)
     await broker.send("orders", [Outgoing(b"a", id="a")])
     held = await receive(broker)
@@ -218,7 +238,7 @@ async def test_a_lock_ends_with_the_server_that_gave_it() -> None:
         backend = nats.open(Url.parse(server.url))
         broker = backend.broker
         await broker.send("orders", [Outgoing(b"a")])
-        held = await receive(broker)
+        held = (await broker.receive("orders", 10, SHORT)).deliveries
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
 
@@ -230,7 +250,7 @@ async def test_a_lock_ends_with_the_server_that_gave_it() -> None:
             return True
 
         await until(answers)
-        await until(lambda: _holds(broker), within=5 * LOCK)
+        await until(lambda: _holds(broker), within=5 * SHORT)
         await backend.close()
 
 
@@ -243,7 +263,7 @@ import asyncio, os, signal, sys, tenure
 
 async def main(url):
     async with tenure.connect(url) as backend:
-        [message] = await backend.queue("orders", lock=1.0).receive(wait=10)
+        [message] = await backend.queue("orders", lock=float(sys.argv[2])).receive(wait=10)
         print("received", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         for verb in (message.complete, message.abandon, message.renew):
@@ -261,10 +281,13 @@ async def test_a_consumer_that_was_stopped_past_its_lock_can_settle_nothing(url:
     async with tenure.connect(url) as backend:
         queue = backend.queue("orders", lock=LOCK)
         await queue.send(b"x")
-        process = subprocess.Popen([sys.executable, "-c", STOPPED, url], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-c", STOPPED, url, str(LOCK)], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
             assert await asyncio.to_thread(process.stdout.readline) == "received\n"
+            if CAN_TURN:  # also its own clock: to it, this is a suspend
+                await asyncio.to_thread(TurnedProcess(process.pid).turn, LATE)
+            await pass_time(LATE)
             [message] = await queue.receive(wait=30)
             assert message.delivery_count == 2
             os.kill(process.pid, signal.SIGCONT)
@@ -281,14 +304,14 @@ async def test_handlers_that_block_the_loop_lose_no_lock(url: str) -> None:
     deliveries: list[int] = []
     lost: list[BaseException] = []
     async with tenure.connect(url) as backend:
-        queue = backend.queue("orders", lock=LOCK)
+        queue = backend.queue("orders", lock=SHORT)
         await queue.send_batch([Outgoing(b"%d" % number) for number in range(10)])
 
         async def block(message: tenure.Message) -> None:
             deliveries.append(message.delivery_count)
             await asyncio.sleep(0.1)  # until all ten have begun
             if len(deliveries) == 10 and message.body == b"0":
-                time.sleep(3 * LOCK)  # this is what is tested
+                time.sleep(3 * SHORT)  # this is what is tested
 
         await queue.consume(
             block, concurrency=10, until_empty=True, on_error=lambda _, error: lost.append(error), sigterm=False
@@ -302,7 +325,7 @@ async def test_handlers_that_block_the_loop_lose_no_lock(url: str) -> None:
 
 
 async def test_a_message_that_no_claim_takes_is_given_back_uncounted(url: str) -> None:
-    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    backends = [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
     broker, other = (one.broker for one in backends)
     hints = broker.hints("orders")
     await anext(hints)
@@ -321,7 +344,7 @@ async def test_a_message_that_no_claim_takes_is_given_back_uncounted(url: str) -
 
 
 async def test_a_message_that_came_by_itself_is_handed_out_without_a_renewal(url: str) -> None:
-    backend = nats.open(Url.parse(url))
+    backend = nats.open(Url.parse(url), clock=CLOCK)
     await backend.broker.declare("orders", {"lock": 30.0})
     hints = backend.broker.hints("orders")
     await anext(hints)
@@ -335,16 +358,16 @@ async def test_a_message_that_came_by_itself_is_handed_out_without_a_renewal(url
 
 
 async def test_a_consumer_is_woken_when_a_lock_or_a_delay_ends(url: str) -> None:
-    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    backends = [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
     broker, other = (one.broker for one in backends)
     await other.send("orders", [Outgoing(b"crashed")])
-    assert len(await receive(other)) == 1
+    assert len((await other.receive("orders", 10, SHORT)).deliveries) == 1
     hints = broker.hints("orders")
     assert await receive(broker) == []
     await anext(hints)
     found: list[bytes] = []
     began = time.monotonic()
-    await other.send("orders", [Outgoing(b"delayed", delay=LOCK)])
+    await other.send("orders", [Outgoing(b"delayed", delay=SHORT)])
     while len(found) < 2:
         got = await receive(broker)
         found += [one.body for one in got]
@@ -352,7 +375,7 @@ async def test_a_consumer_is_woken_when_a_lock_or_a_delay_ends(url: str) -> None
         if len(found) < 2:
             await asyncio.wait_for(anext(hints), 5.0)
     assert sorted(found) == [b"crashed", b"delayed"]
-    assert time.monotonic() - began < 3 * LOCK
+    assert time.monotonic() - began < 3 * SHORT
     for backend in backends:
         await backend.close()
 
@@ -406,10 +429,10 @@ async def test_a_stream_of_another_program_with_the_same_subjects_is_refused(
 
 async def test_a_late_verdict_says_so(url: str) -> None:
     async with tenure.connect(url) as backend:
-        queue = backend.queue("orders", lock=LOCK)
+        queue = backend.queue("orders", lock=SHORT)
         await queue.send(b"x")
         [message] = await queue.receive(wait=5)
-        await asyncio.sleep(LATE)
+        await asyncio.sleep(1.1 * SHORT)
         with pytest.raises(LockLost):
             await message.complete()
 
@@ -419,7 +442,7 @@ async def test_a_late_verdict_says_so(url: str) -> None:
 
 async def test_a_redriven_message_that_fails_at_once_is_not_lost(url: str) -> None:
     """Its second death comes while the first dead letter is not removed yet."""
-    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    backends = [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
     broker, other = (one.broker for one in backends)
     await broker.send("orders", [Outgoing(b"a", id="a")])
     assert await settle(broker, await receive(broker), DeadLetter("first")) == [Settled()]
@@ -475,7 +498,7 @@ async def test_subjects_of_other_programs_that_look_like_ours_are_theirs(
 
 async def test_a_renewal_beside_a_completion_leaves_no_copy(url: str) -> None:
     """Of a message that was delivered before, whose lock is renewed by storing it once more."""
-    backend = nats.open(Url.parse(url))
+    backend = nats.open(Url.parse(url), clock=CLOCK)
     broker = backend.broker
     for number in range(20):
         await broker.send("orders", [Outgoing(b"%d" % number, delay=0.001)])
@@ -492,7 +515,7 @@ async def test_a_renewal_beside_a_completion_leaves_no_copy(url: str) -> None:
 @pytest.mark.parametrize("verdict", [Abandon(), DeadLetter("bad")], ids=repr)
 async def test_a_message_is_not_completed_after_a_verdict_that_was_decided(url: str, verdict: Verdict) -> None:
     """The answer to the first verdict was lost between its two steps."""
-    backend = nats.open(Url.parse(url))
+    backend = nats.open(Url.parse(url), clock=CLOCK)
     broker = backend.broker
     await broker.send("orders", [Outgoing(b"a")])
     held = await receive(broker)
@@ -504,11 +527,11 @@ async def test_a_message_is_not_completed_after_a_verdict_that_was_decided(url: 
 
 
 async def test_a_claim_that_is_given_up_leaves_nothing_locked(url: str) -> None:
-    backends = [nats.open(Url.parse(url)) for _ in range(2)]
+    backends = [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
     broker, other = (one.broker for one in backends)
     await broker.send("orders", [Outgoing(b"%d" % number) for number in range(50)])
     assert len(await receive(broker, 50)) == 50
-    await asyncio.sleep(LATE)  # they have to be stored again
+    await pass_time(LATE)  # they have to be stored again
     claiming = asyncio.create_task(other.receive("orders", 50, 60.0))
     for _ in range(30):
         await asyncio.sleep(0)
@@ -528,18 +551,18 @@ async def test_a_claim_that_is_given_up_leaves_nothing_locked(url: str) -> None:
 
 async def test_claims_that_fail_count_no_deliveries(url: str) -> None:
     """As on a server that is full for a while."""
-    backend = nats.open(Url.parse(url))
+    backend = nats.open(Url.parse(url), clock=CLOCK)
     broker = backend.broker
     await broker.declare("orders", {"lock": LOCK, "max_deliveries": 3})
     await broker.send("orders", [Outgoing(b"a")])
     assert len(await receive(broker)) == 1
     for _ in range(4):
-        await asyncio.sleep(LATE)
+        await pass_time(LATE)
         async with dying("replace"):
             with pytest.raises(Died):
                 await receive(broker)
             await broker._receiving.has_returned("orders")  # and giving it back fails, too
-    await asyncio.sleep(LATE)
+    await pass_time(LATE)
     [got] = await receive(broker)
     assert got.delivery_count == 2
     await backend.close()
@@ -555,5 +578,5 @@ async def test_a_message_too_large_to_be_stored_again_holds_up_no_other(
     with pytest.raises(Unavailable, match="raise max_payload"):
         await settle(broker, [large], Abandon())
     assert await settle(broker, [small], Abandon()) == [Settled()]
-    await asyncio.sleep(LATE)
+    await pass_time(LATE)
     assert [one.body for one in await receive(broker)] == [b"small"]
