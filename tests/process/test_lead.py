@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.process_states import PATIENCE, children_of, is_alive, send_signal_to, stop, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
@@ -79,13 +80,7 @@ class LeadSetup:
 
     def tenure(self, *line: str) -> subprocess.CompletedProcess[str]:
         """Run another command of tenure to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "tenure.cli", *line, "--on", f"sqlite:///{self.folder / 'work.db'}"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return warm.run([*line, "--on", f"sqlite:///{self.folder / 'work.db'}"])
 
     def close(self) -> str:
         """End every process, the commands of a broken ``tenure`` too; return their stderr."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tenure
 import tenure.sync
-from tests.process_states import PATIENCE, stop, until
+from tests import warm
+from tests.process_states import stop, until
 
 LONG, SHORT = "120", "4"
 
@@ -52,8 +53,9 @@ class WorkerSetup:
 
     def tenure(self, *line: str) -> str:
         """Run another command of tenure; return its output."""
-        line = (sys.executable, "-m", "tenure.cli", *line, "--on", self.url)
-        return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+        ended = warm.run([*line, "--on", self.url])
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
     def said(self) -> list[str]:
         path = self.folder / "said"
