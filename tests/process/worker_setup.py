@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,15 +24,16 @@ class WorkerSetup:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = f"sqlite:///{folder / 'work.db'}"
-        self.workers: list[subprocess.Popen[str]] = []
+        self.workers: list[warm.Process] = []
 
-    def work(self, *line: str, lock: str = LONG, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli", "work", "orders", *(["--lock", lock] if lock else []), *line],
+    def work(self, *line: str, lock: str = LONG, stderr: int = subprocess.PIPE) -> warm.Process:
+        worker = warm.start(
+            ["work", "orders", *(["--lock", lock] if lock else []), *line],
             cwd=self.folder,
             env={**os.environ, "TENURE_URL": self.url},
+            stdin=0,
+            stdout=1,
             stderr=stderr,
-            text=True,
         )
         self.workers.append(worker)
         return worker
@@ -64,7 +64,7 @@ class WorkerSetup:
     def wait(self, condition: Callable[[], object]) -> None:
         until(condition, lambda: f"it did not happen: {self.said()}")
 
-    def stop(self, worker: subprocess.Popen[str]) -> None:
+    def stop(self, worker: warm.Process) -> None:
         stop(worker.pid, self.folder / "work.db")
 
     def close(self) -> None:

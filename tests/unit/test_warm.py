@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests import warm
 PROGRAMS = {
     "streams": "import sys; print(sys.stdin.read()); sys.stderr.write('error')",
     "place": "import os, sys; print(os.getcwd(), sys.argv[1:], os.environ['MINE'], __name__, 'PATH' in os.environ)",
+    "files": "import os, sys; print(sys.platform != 'linux' or sorted(os.listdir('/proc/self/fd')))",
     "code": "import sys; sys.exit(7)",
     "text for a code": "import sys; sys.exit('a reason')",
     "failure": "raise ValueError('a reason')",
@@ -67,3 +69,24 @@ def test_it_runs_commands(tmp_path: Path) -> None:
     ended = warm.run(["work", "orders", "--until-empty", "--on", url, "--", "cat"], cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "a body")
     assert warm.run(["nothing"]).returncode == 2
+
+
+def test_a_process_that_runs_can_be_signalled_and_keeps_no_file_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("import os, sys; os.write(1, b'begun\\n'); sys.stdin.read(); sys.exit(3)")
+    pipe = subprocess.PIPE
+    first, second = (warm.start([file], stdin=pipe) for _ in range(2))
+    try:
+        for process in (first, second):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            assert process.poll() is None
+        first.send_signal(signal.SIGTERM)
+        assert first.communicate(timeout=warm.PATIENCE) == ("", "")  # to the ends of its outputs
+        assert first.returncode == -signal.SIGTERM
+        assert second.poll() is None
+        assert second.communicate(timeout=warm.PATIENCE) == ("", "")  # at the end of its input
+        assert second.wait() == 3
+    finally:
+        first.kill()
+        second.kill()
