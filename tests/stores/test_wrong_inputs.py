@@ -40,8 +40,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture(autouse=True)
 def nothing_left_to_collect() -> Iterator[None]:
+    gc.freeze()  # what the test before left has been collected; only what this one makes is visited
     yield
     gc.collect()
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
