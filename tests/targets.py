@@ -78,6 +78,7 @@ NOT_QUICK = [
     "unit/test_suite_times.py",
     "unit/test_targets.py",
     "stores/sqlite/test_fence.py::test_no_old_token_passes_when_processes_race",
+    "unit/test_warm.py",
     "unit/test_watchdog.py",
 ]
 """Files and tests of these folders that start processes or servers, or that take a second and more."""

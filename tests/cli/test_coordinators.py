@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import pytest
 from tenure._cli.exits import Exit
 from tenure._cli.explanations import sections
 from tenure.cli import main
+from tests import warm
 from tests.process_states import PATIENCE, is_alive, until
 from tests.servers import Etcd, Kubernetes, Server, ZooKeeper, private, shared
 from tests.servers.etcd import in_base64
@@ -46,8 +46,7 @@ class Started:
     def __init__(self, folder: Path, label: str, *line: str) -> None:
         self._out, self._err = folder / f"{label}.out", folder / f"{label}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            command = [sys.executable, "-m", "tenure.cli", *line]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            self._process = warm.start(line, stdout=out.fileno(), stderr=err.fileno())
 
     def lines(self) -> list[str]:
         """Return the complete lines of its standard output."""

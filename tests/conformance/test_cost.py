@@ -205,7 +205,8 @@ A_PAGE = 220  # methods: two hundred dead letters are received and put back
 
 class CountedRabbitQueues(RabbitQueueHarness):
     rounds: ClassVar[dict[str, int]] = dict.fromkeys(["peek at a dead letter", "redrive one", "purge one"], A_PAGE)
-    scale = Scale("methods", few=3, several=16, flood=300, noise=30, rounds=rounds)
+    # More than two rounds: a request that goes through all of them is seen.
+    scale = Scale("methods", shallow=50, deep=500, few=3, several=16, flood=300, noise=30, rounds=rounds)
 
     async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
         return await methods_sent(ask)

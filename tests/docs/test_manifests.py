@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +16,7 @@ import pytest
 
 import tenure
 from tenure._cli.group import SOCKET_VARIABLE, group
+from tests import warm
 from tests.process_states import PATIENCE, until
 from tests.servers import KubeApiserver, Kubernetes, private
 from tests.servers.kubernetes import apis
@@ -131,11 +130,9 @@ class Pod:
         command = ["sh", "-c", "echo $TENURE_TOKEN; exec sleep 3600"]
         self.process = self._start(*options[: options.index("--") + 1], *command)
 
-    def _start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+    def _start(self, program: str, *arguments: str) -> warm.Process:
         assert program == "tenure"
-        line = [sys.executable, "-m", "tenure.cli", *arguments]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(line, env=self._environment, stdout=pipe, stderr=pipe, text=True)
+        return warm.start(arguments, env=self._environment)
 
     def passes(self, probe: dict[str, Any]) -> bool:
         """Run a probe of the container."""

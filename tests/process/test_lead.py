@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.process_states import PATIENCE, children_of, is_alive, send_signal_to, stop, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
@@ -57,35 +58,21 @@ class LeadSetup:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[warm.Process] = []
 
-    def lead(self, *line: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    def lead(self, *line: str, stdin: int = subprocess.DEVNULL) -> warm.Process:
         """Start ``tenure lead job …``."""
         environment = {**os.environ, "TENURE_URL": f"sqlite:///{self.folder / 'work.db'}"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli", "lead", "job", *TIMES, *line],
-            cwd=self.folder,
-            env=environment,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = warm.start(["lead", "job", *TIMES, *line], cwd=self.folder, env=environment, stdin=stdin)
         self.processes.append(process)
         return process
 
-    def sh(self, script: str, *options: str) -> subprocess.Popen[str]:
+    def sh(self, script: str, *options: str) -> warm.Process:
         return self.lead(*options, "--", "sh", "-c", script)
 
     def tenure(self, *line: str) -> subprocess.CompletedProcess[str]:
         """Run another command of tenure to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "tenure.cli", *line, "--on", f"sqlite:///{self.folder / 'work.db'}"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return warm.run([*line, "--on", f"sqlite:///{self.folder / 'work.db'}"])
 
     def close(self) -> str:
         """End every process, the commands of a broken ``tenure`` too; return their stderr."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.process.test_lead import BEATS, IGNORING, SHORT, LeadSetup
 from tests.process_states import PATIENCE, states_of, stop, until
 
@@ -30,20 +31,14 @@ class ProbedSetup(LeadSetup):
     """Instances of ``tenure lead job``, and the probes that ask them."""
 
     def probe(self, *options: str, wait: float = PATIENCE / 2) -> Probe:
-        return subprocess.run(
-            [sys.executable, "-m", "tenure.cli", "status", "job", "--me", "--wait", f"{wait}", *options],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return warm.run(["status", "job", "--me", "--wait", f"{wait}", *options])
 
     def statuses(self) -> dict[int, dict[str, Any]]:
         """Return the status of each process that answers, by its number."""
         out = self.probe("--json").stdout
         return {one["pid"]: one for one in json.loads(out or "[]")}
 
-    def wait_for(self, process: subprocess.Popen[Any], **expected: object) -> dict[str, Any]:
+    def wait_for(self, process: warm.Process, **expected: object) -> dict[str, Any]:
         """Wait until the status of a process is as *expected*."""
         seen: dict[str, Any] = {}
 

@@ -13,23 +13,23 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests import warm
 from tests.servers import Nats, Postgres, Redis, private
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.process
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., warm.Process]
 
 QUEUE, LEADER = ["queue", "--watch", "--every", "50ms"], ["watch", "job"]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    started: list[subprocess.Popen[str]] = []
+    started: list[warm.Process] = []
 
-    def watch(url: str, *arguments: str) -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "tenure.cli", *arguments, "--on", url]
-        started.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    def watch(url: str, *arguments: str) -> warm.Process:
+        started.append(warm.start([*arguments, "--on", url]))
         return started[-1]
 
     yield watch

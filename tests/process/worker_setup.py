@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import tenure
 import tenure.sync
-from tests.process_states import PATIENCE, stop, until
+from tests import warm
+from tests.process_states import stop, until
 
 LONG, SHORT = "120", "4"
 
@@ -24,15 +24,16 @@ class WorkerSetup:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = f"sqlite:///{folder / 'work.db'}"
-        self.workers: list[subprocess.Popen[str]] = []
+        self.workers: list[warm.Process] = []
 
-    def work(self, *line: str, lock: str = LONG, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli", "work", "orders", *(["--lock", lock] if lock else []), *line],
+    def work(self, *line: str, lock: str = LONG, stderr: int = subprocess.PIPE) -> warm.Process:
+        worker = warm.start(
+            ["work", "orders", *(["--lock", lock] if lock else []), *line],
             cwd=self.folder,
             env={**os.environ, "TENURE_URL": self.url},
+            stdin=0,
+            stdout=1,
             stderr=stderr,
-            text=True,
         )
         self.workers.append(worker)
         return worker
@@ -52,8 +53,9 @@ class WorkerSetup:
 
     def tenure(self, *line: str) -> str:
         """Run another command of tenure; return its output."""
-        line = (sys.executable, "-m", "tenure.cli", *line, "--on", self.url)
-        return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+        ended = warm.run([*line, "--on", self.url])
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
     def said(self) -> list[str]:
         path = self.folder / "said"
@@ -62,7 +64,7 @@ class WorkerSetup:
     def wait(self, condition: Callable[[], object]) -> None:
         until(condition, lambda: f"it did not happen: {self.said()}")
 
-    def stop(self, worker: subprocess.Popen[str]) -> None:
+    def stop(self, worker: warm.Process) -> None:
         stop(worker.pid, self.folder / "work.db")
 
     def close(self) -> None:

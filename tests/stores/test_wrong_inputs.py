@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +11,7 @@ import pytest
 from redis import Redis as Plain
 
 from tenure.cli import main
+from tests import warm
 from tests.servers import (
     Authority,
     Azurite,
@@ -43,44 +40,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture(autouse=True)
 def nothing_left_to_collect() -> Iterator[None]:
+    gc.freeze()  # what the test before left has been collected; only what this one makes is visited
     yield
     gc.collect()
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENURE_URL", raising=False)
     monkeypatch.chdir(tmp_path)
-
-
-FORKING = """
-import json, os, sys, threading
-import tenure._backends.azure_storage, tenure._backends.etcd, tenure._backends.kubernetes, tenure._backends.nats
-import tenure._backends.postgres, tenure._backends.redis
-import tenure.cli, tenure._cli.group
-import tenure._backends.zookeeper
-for line in sys.stdin:
-    arguments, environment, folder = json.loads(line)
-    assert threading.active_count() == 1
-    child = os.fork()
-    if child == 0:
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(folder)
-        new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        for number, name, how in ((0, os.devnull, os.O_RDONLY), (1, "out", new), (2, "error", new)):
-            os.dup2(os.open(name, how), number)
-        sys.exit(tenure.cli.main(arguments))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""A process that has imported all that commands need, and gives each a process of its own, which begins at once."""
-
-
-@pytest.fixture(scope="module")
-def forking() -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", FORKING], stdin=pipe, stdout=pipe, text=True) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +77,8 @@ def guarded_redis(authority: Authority) -> Iterator[Redis]:
 class Says:
     """Runs a command on a store, and checks how it fails."""
 
-    def __init__(self, captured: Captured, forking: subprocess.Popen[str]) -> None:
+    def __init__(self, captured: Captured) -> None:
         self._captured = captured
-        self._forking = forking
 
     def __call__(self, command: str, url: str, *, code: int, words: list[str], more: tuple[str, ...] = ()) -> None:
         if code == 78 and "timeout=" not in url:  # a slow server must not turn the refusal into a time-out
@@ -136,16 +104,13 @@ class Says:
         return main(arguments), *self._captured.readouterr()
 
     def _elsewhere(self, arguments: list[str]) -> tuple[int, str, str]:
-        assert self._forking.stdin is not None
-        assert self._forking.stdout is not None
-        self._forking.stdin.write(json.dumps([arguments, dict(os.environ), os.getcwd()]) + "\n")
-        self._forking.stdin.flush()
-        return int(self._forking.stdout.readline()), Path("out").read_text(), Path("error").read_text()
+        ended = warm.run(arguments)
+        return ended.returncode, ended.stdout, ended.stderr
 
 
 @pytest.fixture
-def says(capsys: Captured, forking: subprocess.Popen[str]) -> Says:
-    return Says(capsys, forking)
+def says(capsys: Captured) -> Says:
+    return Says(capsys)
 
 
 # --- PostgreSQL --------------------------------------------------------------------------------------------------
