@@ -1,7 +1,8 @@
 """Processes of programs that begin at once: forked from one that has imported the library already.
 
 A cold process spends most of its CPU time on imports, and on taking them down. A test that needs *a process* takes one
-from here; one that needs *a cold process* starts Python itself: each command and each example is run so, too.
+from here; one that needs *a cold process*, such as one that shows that a command imports what it needs, starts Python
+itself.
 """
 
 from __future__ import annotations

@@ -462,3 +462,28 @@ def test_again_ends_when_the_terminal_hangs_up(setup: LeadSetup) -> None:
     setup.wait_for_start()
     process.send_signal(signal.SIGHUP)
     assert process.wait(PATIENCE) == 129
+
+
+# --- without what a forked process has imported already ----------------------------------------------------------
+
+
+def test_cold_processes_import_what_they_need(setup: LeadSetup) -> None:
+    command = [sys.executable, "-m", "tenure.cli"]
+    environment = {**os.environ, "TENURE_URL": f"sqlite:///{setup.folder / 'work.db'}"}
+
+    def run(*line: str) -> int:
+        return subprocess.run([*command, *line], env=environment, timeout=PATIENCE, check=False).returncode
+
+    line = [*command, "lead", "job", *TIMES, "--", "sh", "-c", BEATS]
+    leading = subprocess.Popen(line, env=environment, cwd=setup.folder)
+    try:
+        setup.wait_for_start()
+        assert run("status", "job", "--me", "--wait", f"{PATIENCE / 2}") == 0
+        assert run("resign", "job") == 0
+        leading.terminate()
+        leading.wait(PATIENCE)
+    finally:
+        leading.kill()
+        leading.wait()
+    assert run("send", "orders", "x") == 0
+    assert run("work", "orders", "--until-empty", "--", "true") == 0
