@@ -53,6 +53,7 @@ async def failing_tests(
             if not is_meant(name):
                 continue
             harness = make_harness()
+            await harness.start()
             try:
                 await getattr(suite(), name)(harness, f"planted-{secrets.token_hex(4)}", **arguments)
             except pytest.skip.Exception:
