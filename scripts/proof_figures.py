@@ -29,8 +29,10 @@ PLANTS = {
     "tests/properties/test_session_pump.py": "the machine of a consumer of sessions",
     "tests/unit/test_supervisor.py": "the machine of `tenure run`",
     "tests/unit/test_schedule_steps.py": "schedules in three steps",
+    "tests/application/test_outages.py": "what asks again by itself, while a store is away",
     "tests/conformance/test_planted.py": "stores of leases",
     "tests/conformance/test_planted_waiting.py": "stores of leases with a queue of candidates",
+    "tests/conformance/test_planted_observed.py": "stores whose clients observe the end of a lease",
     "tests/conformance/test_planted_queue.py": "brokers",
     "tests/conformance/test_planted_live.py": "brokers: messages that are shown and purged",
     "tests/conformance/test_planted_locks.py": "brokers and consumers: the end of a lock",
@@ -55,7 +57,7 @@ STORES = {
     "Kubernetes": ("Kubernetes", "**a double**; a kube-apiserver if one is named"),
     "Peers": ("peers", "members in one process"),
 }
-"""Each store of test_kinds.py: its name, and what the suites run on. ``Queued`` is a store of the tests only."""
+"""Each store of test_kinds.py: its name, and what the suites run on; ``Queued``, ``Observed`` are of the tests only."""
 
 
 def main() -> int:

@@ -76,6 +76,7 @@ def failing_tests(
 
 
 async def _run_test(harness: LeaseHarness | QueueHarness, test: Test, arguments: dict[str, Any]) -> None:
+    await harness.start()
     try:
         await test(harness, f"planted-{secrets.token_hex(4)}", **arguments)
     finally:

@@ -12,7 +12,7 @@ from tenure.testing import conformance
 from tenure.testing._conformance.harness import Fault
 from tenure.testing._conformance.leases.steps import LeaseSuite
 from tenure.testing._conformance.queues.steps import QueueSuite
-from tests.conformance import test_cost, test_queued, test_strain
+from tests.conformance import test_cost, test_observed, test_queued, test_strain
 from tests.stores.azure_storage import test_suites as azure
 from tests.stores.etcd import test_cluster_suites as etcd_cluster
 from tests.stores.etcd import test_suites as etcd
@@ -42,11 +42,12 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Rabbit": (rabbitmq, test_cost, test_strain),
     "Kubernetes": (kubernetes,),
     "Queued": (test_queued,),
+    "Observed": (test_observed,),
     "Etcd": (etcd, etcd_cluster),
     "ZooKeeper": (zookeeper, zookeeper_ensemble),
     "Nats": (nats_leases, nats_cluster, nats_queues),
 }
-LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Queued", "ZooKeeper"})
+LEASES_ONLY = frozenset({"Etcd", "Kubernetes", "Observed", "Queued", "ZooKeeper"})
 """Stores without queues of messages."""
 QUEUES_ONLY = frozenset({"Rabbit", "ServiceBus"})
 """Stores without elections."""
@@ -73,6 +74,11 @@ NOT_ON = {
         "full": "it accepts no new leader then, whatever the name: tried in tests/stores",
     },
     "Queued": {
+        "away": "it is inside the process",
+        "restart": "it ends with the process",
+        "full": "its limit is the process's memory",
+    },
+    "Observed": {
         "away": "it is inside the process",
         "restart": "it ends with the process",
         "full": "its limit is the process's memory",
@@ -107,6 +113,7 @@ NO_SUITE = {
     "Nats": {"LeaseCapacitySuite": "when it is full, it refuses renewals, too"},
     "ZooKeeper": {"LeaseCapacitySuite": "never full"},
     "Queued": {"LeaseCapacitySuite": "never full", "LeaseCostSuite": "its cost is of no interest: only tests use it"},
+    "Observed": {"LeaseCapacitySuite": "never full", "LeaseCostSuite": "its cost is of no interest: only tests use it"},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from tenure._runtime import alarms
 from tenure._runtime.alarms import Alarm, Alarms, CheckingTimer, KernelTimer
 from tenure._runtime.clock import SystemClock
-from tenure.testing import ManualClock
+from tenure.testing import ManualClock, until
 from tenure.testing.loop import VirtualClock, VirtualLoop
 from tenure.testing.loop import run as run_in_virtual_time
 
@@ -162,6 +163,60 @@ async def test_the_kernel_rings_in_time_and_not_once_more() -> None:
     assert len(rung) == 2
     one.end()
     other.end()
+
+
+def timer_of(alarm: Alarm) -> KernelTimer:
+    assert isinstance(alarm._alarms, Alarms)
+    assert isinstance(alarm._alarms._timer, KernelTimer)
+    return alarm._alarms._timer
+
+
+def told_by_the_kernel(timer: KernelTimer) -> dict[str, str]:
+    """Return what the kernel tells about a timer: its clock, and the seconds and nanoseconds that are left."""
+    text = Path(f"/proc/self/fdinfo/{timer._file}").read_text(encoding="ascii")
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def clock_of(timer: KernelTimer) -> int:
+    return int(told_by_the_kernel(timer)["clockid"])
+
+
+def time_left(timer: KernelTimer) -> float:
+    seconds, nanoseconds = told_by_the_kernel(timer)["it_value"].strip("()").split(",")
+    return int(seconds) + int(nanoseconds) / 1e9
+
+
+@linux_only
+async def test_the_timer_of_the_kernel_counts_suspends() -> None:
+    alarm = Alarm(SystemClock(), lambda: None)
+    assert clock_of(timer_of(alarm)) == time.CLOCK_BOOTTIME
+    alarm.end()
+
+
+@linux_only
+@pytest.mark.parametrize("wait", [0.75, 100.75, 86_400.5])
+async def test_the_timer_of_the_kernel_is_set_for_as_long_as_is_asked(wait: float) -> None:
+    clock = SystemClock()
+    alarm = Alarm(clock, lambda: None)
+    timer = timer_of(alarm)
+
+    def is_exact() -> bool:  # unless the machine is slow just now
+        alarm.set(alarms.NEVER)
+        alarm.set(clock.now() + wait)
+        return wait - 0.25 < time_left(timer) <= wait + 1e-6
+
+    await until(is_exact)
+    alarm.end()
+
+
+@linux_only
+async def test_a_planted_clock_that_stands_still_in_suspends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    loop = asyncio.get_running_loop()
+    timer = KernelTimer(loop, lambda: None)
+    monkeypatch.undo()
+    assert clock_of(timer) == time.CLOCK_MONOTONIC != time.CLOCK_BOOTTIME
+    timer.close()
 
 
 @linux_only

@@ -52,7 +52,7 @@ LAYERS: dict[str, tuple[str, Sequence[str], Sequence[str]]] = {
     "observers": (
         "src/tenure/_telemetry/families.py",
         ["tests/unit/test_metrics.py", "tests/application/test_telemetry.py", "tests/process/test_run_http.py"],
-        ["tests/unit/test_lease.py", "tests/properties/test_machine.py"],
+        ["tests/unit/test_lease.py", "tests/unit/test_timing.py"],
     ),
     "application": (
         "src/tenure/_election/elector.py",
@@ -62,7 +62,7 @@ LAYERS: dict[str, tuple[str, Sequence[str], Sequence[str]]] = {
     "interfaces": (
         "src/tenure/_http/app.py",
         ["tests/application/test_http.py", "tests/process/test_run_http.py"],
-        ["tests/unit/test_lease.py", "tests/unit/test_timing.py", "tests/properties/test_machine.py"],
+        ["tests/unit/test_lease.py", "tests/unit/test_timing.py"],
     ),
     "a command": (
         "src/tenure/_cli/explain.py",

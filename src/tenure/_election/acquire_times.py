@@ -40,6 +40,7 @@ class AcquireTimes:
         self._keeps_place = queued and hints
         self._asked_at = -math.inf
         self._failing_since = math.inf  # since when no request was answered
+        self._failed_at = -math.inf  # when the newest of these was given up
         self._recovers_until = -math.inf  # until then, the first hint may come to all candidates that are back
         self._hints_followed_until = -math.inf  # the end of the pauses that belong to the hints which were followed
         self._yield_until = -math.inf  # until then other candidates go first
@@ -67,12 +68,14 @@ class AcquireTimes:
     def failed(self, now: float) -> None:
         """No answer has come, or none that could be used."""
         self._failing_since = min(self._failing_since, now)
-        wait = outage_pause(self._timing) if self._is_away(now) else self._timing.retry_every
-        self.due = now + later(wait, self._rng)
+        self._failed_at = now
+        self.due = now + later(self._pause_after_failure(now), self._rng)
 
     def hinted(self, now: float) -> None:
         """Something may have changed."""
         retry_every = self._timing.retry_every
+        if self._failing_since < math.inf:  # hints may come all the while: keep half of the pause
+            now = max(now, self._failed_at + self._pause_after_failure(now) / 2)
         if self._is_away(now) or now < self._recovers_until:
             # The store is back, and each candidate gets a hint, as it may have missed one.
             self._recovers_until = -math.inf
@@ -103,6 +106,9 @@ class AcquireTimes:
     def _earliest(self, at: float, last: float) -> float:
         # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".
         return max(at, last + self._timing.retry_every / 10, self._yield_until)
+
+    def _pause_after_failure(self, now: float) -> float:
+        return outage_pause(self._timing) if self._is_away(now) else self._timing.retry_every
 
     def _is_away(self, now: float) -> bool:
         """Whether the store has not answered for long. (In a queue, a place may be lost meanwhile: ask on.)"""

@@ -372,14 +372,20 @@ class Driver:
         """Yield the holder of *name*, at first and at every change that is seen.
 
         Asks every *poll* seconds, or, where the store gives hints, when a lease ends, and at least every *longest*.
+        While there is no answer, it asks every *poll* seconds, whatever hints come.
 
         Raises:
             Unavailable: The driver was closed.
             ConfigError: The store can't be asked as it is configured, and never could.
         """
-        woken = asyncio.Event()
+        woken, is_answered = asyncio.Event(), True
+
+        def hinted() -> None:
+            if is_answered:
+                woken.set()
+
         self._watches.add(woken)
-        hints = self.spawn(self.follow_hints(name, woken.set, poll)) if self.store.traits.hints else None
+        hints = self.spawn(self.follow_hints(name, hinted, poll)) if self.store.traits.hints else None
         seen: HeldBy | Vacant | None = None  # the last answer that was yielded
         try:
             while not self._is_closing:
@@ -393,7 +399,11 @@ class Driver:
                     if seen is None or ends_this_task(error):
                         raise
                     found = None  # an earlier request succeeded: ask again
-                if found is not None:
+                is_answered = found is not None
+                if found is None:
+                    if not self._is_closing:  # keep the pause, whatever was hinted meanwhile
+                        woken.clear()
+                else:
                     if isinstance(found, HeldBy) and found.remaining is not None:
                         # A hint may be lost, and the lease may be much longer than ours would be.
                         wait = min(found.remaining + poll / 100, max(poll, longest) if hints else poll)

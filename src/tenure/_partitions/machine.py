@@ -138,9 +138,12 @@ class PartitionMachine:
             len(layout.partitions), SLOTS_AHEAD
         )  # also where a member has fewer partitions by mistake
         self._slots_seen = self._slots_max
+        self._join_at = now  # when a slot may be claimed
+        self._refusals = 0  # of slots, in a row: held by another member, or without an answer
         self._look_due = now
         self._is_looking = False
         self._looked_at = -math.inf  # when the last look was begun
+        self._failed_at = -math.inf  # when it got no answer; minus infinity if it got one
         self._not_before: dict[
             str, float
         ] = {}  # partitions whose work has ended by itself, and when to claim them again
@@ -194,19 +197,23 @@ class PartitionMachine:
         return [Look((*slots, *map(self.layout.lease_of, self.layout.partitions)))]
 
     def hinted(self, now: float) -> None:
-        """Something may have changed: look soon. Hints may be wrong, so looks have a pause between them."""
-        self._look_by(max(now, self._looked_at + self.timing.retry_every / 10))
+        """Something may have changed: look soon. Hints may be wrong, so looks have a pause between them.
+
+        They may also come all the while that no look is answered; then half of the pause after a failure is kept.
+        """
+        retry_every = self.timing.retry_every
+        self._look_by(max(now, self._looked_at + retry_every / 10, self._failed_at + retry_every / 2))
 
     def look_failed(self, now: float) -> None:
         """The store did not answer."""
-        self._is_looking = False
+        self._is_looking, self._failed_at = False, now
         self._slots_seen = self._slots_max
         self._look_due = now + later(self.timing.retry_every, self._rng)  # also if a hint came meanwhile
 
     def looked(self, found: Sequence[HeldBy | Vacant], now: float) -> list[Effect]:
         """The leases that the look named have these states, in its order."""
         began = self._looked_at
-        self._is_looking = False
+        self._is_looking, self._failed_at = False, -math.inf
         self.view = view = self._seen(found)
         remaining = (one.remaining for one in found if isinstance(one, HeldBy) and one.remaining is not None)
         effects: list[Effect] = []
@@ -214,7 +221,7 @@ class PartitionMachine:
             return effects
         self._note_members(view, now)
         is_alone = self._note_others(view, now)
-        if self._slot is None and is_alone:
+        if self._slot is None and is_alone and now >= self._join_at:
             effects += self._join(view)
         if self._is_joined or (self._slot is None and self._held):
             effects += self._balance(view, began, now)
@@ -223,15 +230,19 @@ class PartitionMachine:
 
     def joined(self, now: float) -> None:
         """The slot is held."""
-        self._is_joined = True
+        self._is_joined, self._refusals = True, 0
         self._look_by(now)
 
     def slot_ended(self, now: float) -> None:
         """The slot is not held, or not any more."""
-        pause = self.timing.retry_every / (10 if self._is_joined else 4)  # it may have been refused, and be again
+        pause = self.timing.retry_every / 10
+        if not self._is_joined:
+            pause = self._pause_after_refusals()
+            self._refusals = min(self._refusals + 1, 10)
         self._slot, self._is_joined = None, False
         self._slots_seen = self._slots_max  # it may not have looked for long
-        self._look_by(now + later(pause, self._rng, share=1.0))
+        self._join_at = now + later(pause, self._rng, share=1.0)
+        self._look_by(self._join_at)
 
     def won(self, partition: str, now: float) -> list[Effect]:
         """The claim of *partition* was granted."""
@@ -279,6 +290,11 @@ class PartitionMachine:
             self._held[partition] = _Held(Stage.CLAIMING, math.inf)
             effects.append(Claim(partition))
         return effects
+
+    def _pause_after_refusals(self) -> float:
+        """Return how long to wait before a slot is claimed again: longer and longer, as the store may only be read."""
+        retry_every = self.timing.retry_every
+        return min(retry_every / 4 * 1.5**self._refusals, retry_every)
 
     def _look_by(self, at: float) -> None:
         self._look_due = min(self._look_due, at)
@@ -440,8 +456,10 @@ class PartitionMachine:
         wait = later(0.8 * timing.renew_every, self._rng, share=0.5)
         is_lacking = self._lacking_since is not None and now - self._lacking_since < 2 * timing.ttl
         is_joining = not self._is_joined and self.view is not None and self.view.vacant_slots
-        if is_lacking or is_joining:
+        if is_lacking:
             wait = min(wait, later(timing.retry_every / 4, self._rng))
+        if is_joining:
+            wait = min(wait, max(later(self._pause_after_refusals(), self._rng), self._join_at - now))
         jitter = 0.1 * timing.retry_every * self._rng.random()
         pause = timing.retry_every / 10
         self._look_by(min(now + wait, max(self._looked_at + pause, now + remaining + jitter)))

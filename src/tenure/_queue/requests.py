@@ -148,6 +148,7 @@ class Requests:
         context = self._context
         place = context.hints.join(context.broker, self.reply_to, self, self._wake)
         keeping = asyncio.ensure_future(self._keep_queue())
+        misses = 0
         try:
             while not self._is_closing:
                 self._woken.clear()
@@ -155,12 +156,17 @@ class Requests:
                 try:
                     more = await self._receive()
                 except Unavailable:
-                    more = False
-                place.answered(more, None)  # it is the only waiter, so a failure need not be passed on
-                if more:
-                    continue
+                    place.failed()
+                    misses += 1
+                    if not self._is_closing:  # keep the pause, whatever was hinted meanwhile
+                        self._woken.clear()
+                else:
+                    place.answered(more, None)
+                    misses = 0
+                    if more:
+                        continue
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause()):
+                    async with asyncio.timeout(self._pause(misses)):
                         await self._woken.wait()
         finally:
             place.leave()
@@ -185,8 +191,10 @@ class Requests:
                         await broker.delete_when_idle(name, IDLE)  # it would hide others: only a few are listed
             await asyncio.sleep(IDLE / 4)
 
-    def _pause(self) -> float:
-        return 0.05 if self._waiting and not self._context.broker.traits.hints else POLL
+    def _pause(self, misses: int) -> float:
+        """Return how long to wait for a hint after so many requests in a row without an answer."""
+        least = 0.05 if self._waiting and not self._context.broker.traits.hints else POLL
+        return min(least * 1.5 ** min(misses, 20), POLL)
 
     async def _receive(self) -> bool:
         """Hand over the answers that have come; return whether there may be more."""

@@ -96,6 +96,7 @@ class ScheduleMachine:
         self._look_at = -math.inf
         self._retry_at = -math.inf
         self._misses = 0
+        self._has_failed_to_advance = False  # since an advance was answered, or something else is kept
         self._asked: Advance | None = None
         self.problem = ""
         """Why the kept plan can't be followed here; empty if it can."""
@@ -130,6 +131,7 @@ class ScheduleMachine:
     def advanced(self, is_done: bool, text: str | None, store_now: float, asked_at: float, now: float) -> None:
         """Take note of the answer to :class:`Advance`, and of what the store keeps after it."""
         asked, self._asked = self._asked, None
+        self._has_failed_to_advance = False
         self._see(text, store_now, asked_at, now)
         if is_done:
             self._is_written = True
@@ -140,6 +142,7 @@ class ScheduleMachine:
 
     def unanswered(self, now: float) -> None:
         """Take note that the last request got no answer."""
+        self._has_failed_to_advance |= self._asked is not None
         self._asked = None
         self._is_known = False
         self._retry_at = now + later(min(RETRY_MIN * 2**self._misses, RETRY_MAX), self._rng)
@@ -156,7 +159,10 @@ class ScheduleMachine:
         return advance
 
     def _see(self, text: str | None, store_now: float, asked_at: float, now: float) -> None:
-        self._misses = 0
+        if text != self._text:  # perhaps our own, whose answer was lost
+            self._has_failed_to_advance = False
+        if not self._has_failed_to_advance:  # else a store that can only be read would be asked without end
+            self._misses = 0
         self._offset = store_now - (asked_at + now) / 2
         self._look_at = now + sooner(LOOK_EVERY, self._rng)
         self._is_known = True

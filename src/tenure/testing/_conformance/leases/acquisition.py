@@ -15,6 +15,7 @@ from tenure.testing._conformance.leases.steps import (
     claim,
     holder,
     is_refused,
+    look,
     win,
 )
 
@@ -80,6 +81,7 @@ class AcquisitionTests(LeaseSuite):
     async def test_acquiring_again_extends(self, harness: LeaseHarness, name: str) -> None:
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
+        await look(bob, name)
         await harness.pass_time(harness.ttl * 0.6)
         assert await ann.acquire(name, "ann#1", harness.ttl) == Granted(grant)
         await harness.pass_time(harness.ttl * 0.6)

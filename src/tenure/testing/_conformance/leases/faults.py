@@ -22,7 +22,7 @@ from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermE
 from tenure.events import Renewed as Extended
 from tenure.testing import until
 from tenure.testing._conformance.harness import Fault, FaultyLeaseStore, LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, is_refused, win
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, is_refused, look, win
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 
@@ -58,6 +58,7 @@ class LeaseFaultSuite(LeaseSuite):
         needs(harness, "lose_answer")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
+        await look(bob, name)
         await harness.pass_time(harness.ttl * 0.6)
         async with harness.lose_answer(ann):
             with pytest.raises(Unavailable):
@@ -139,6 +140,7 @@ class LeaseFaultSuite(LeaseSuite):
         cut = f"{name}-cut"
         others = [other for number in range(30) if harness.stored_apart(cut, other := f"{name}-{number}")]
         grants = [await claim(ann, one, "ann#1", harness.ttl) for one in (others[0], cut, others[1])]
+        await look(bob, *(grant.name for grant in grants))
         await harness.pass_time(harness.ttl * 0.6)
         async with harness.cut_one(ann, grants[1].name):
             for asked in (grants, grants[::-1]):
@@ -170,6 +172,7 @@ class LeaseFaultSuite(LeaseSuite):
             await give_up(ann.renew([grant], shorter) if verb == "renew" else ann.acquire(name, "ann#1", shorter))
             await harness.pass_time(harness.ttl * 0.6)
             assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
+        await look(bob, name)
         await harness.pass_time(harness.ttl * 0.8)
         refused = await bob.acquire(name, "bob#1", harness.ttl)
         assert isinstance(refused, HeldBy)

@@ -9,6 +9,7 @@ from tenure.testing._conformance.harness import LeaseHarness
 from tenure.testing._conformance.leases.steps import (
     LeaseSuite,
     claim,
+    look,
     win,
 )
 
@@ -28,6 +29,7 @@ class RenewalTests(LeaseSuite):
     async def test_renewal_extends(self, harness: LeaseHarness, name: str) -> None:
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
+        await look(bob, name)
         for _ in range(3):
             await harness.pass_time(harness.ttl * 0.6)
             assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
@@ -88,10 +90,13 @@ class RenewalTests(LeaseSuite):
         ann, bob = await harness.open(), await harness.open()
         ttl, short = harness.ttl, max(harness.traits.ttl_min, harness.ttl / 2)
         grants = await asyncio.gather(*(claim(ann, f"{name}-{number}", "ann#1", ttl) for number in range(4)))
+        names = [grant.name for grant in grants]
+        await look(bob, *names)
         assert list(await ann.renew(grants[:1], short)) == [Granted(grants[0])]
         assert list(await ann.renew(grants[1:3], short)) == [Granted(grant) for grant in grants[1:3]]
         assert await ann.acquire(grants[3].name, "ann#1", short) == Granted(grants[3])
+        await look(bob, *names)
         await harness.pass_time(ttl * 0.65)  # together, as time may go on by itself here
-        seen = await asyncio.gather(*(bob.acquire(grant.name, "bob#1", ttl) for grant in grants))
+        seen = await asyncio.gather(*(bob.acquire(each, "bob#1", ttl) for each in names))
         assert [type(one) for one in seen] == [HeldBy] * 4
         assert list(await ann.renew(grants, short)) == [Granted(grant) for grant in grants]

@@ -60,6 +60,16 @@ async def catch_up(store: LeaseStore, name: str) -> None:
         await store.inspect(name)
 
 
+async def look(store: LeaseStore, *names: str) -> None:
+    """Let the client of *store* see the leases of *names* as they are now.
+
+    Where expiry is observed, a lease ends its own ttl after a client saw it last changed. A client that looks only at
+    the end of a test sees every lease as one that was renewed just now, and so would pass any test that it is still
+    held. So it looks before a change, and again after it.
+    """
+    await store.inspect_many(names)
+
+
 async def is_refused(store: LeaseStore, name: str, holder: str, ttl: float) -> HeldBy:
     """Ask for a name that must be held, without waiting for it; return the answer."""
     answer = await store.acquire(name, holder, ttl)
