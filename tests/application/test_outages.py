@@ -21,8 +21,8 @@ from tenure._election.machine import Machine
 from tenure._partitions.machine import PartitionMachine
 from tenure._queue.context import POLL
 from tenure._queue.hints import LISTEN_AGAIN
-from tenure._queue.requests import Requests
 from tenure._queue.pump import Pump
+from tenure._queue.requests import Requests
 from tenure._queue.retry import RetryPolicy
 from tenure._queue.settling import Settling
 from tenure._queue.startup import PAUSE_MAX

@@ -48,7 +48,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Now:
     start = guard.now()
     clock = ManualClock(start)
     monkeypatch.setattr(guard, "now", clock.now)
-    for module in (handlers, processes):
+    for module in (handler_process, processes):
         monkeypatch.setattr(module, "CLOCK", clock)
     return clock, start
 
