@@ -31,6 +31,7 @@ PLANTS = {
     "tests/unit/test_schedule_steps.py": "schedules in three steps",
     "tests/application/test_readiness.py": "the readiness of a service",
     "tests/application/test_early_drains.py": "drains that come before a begin",
+    "tests/application/test_durations.py": "durations that are measured, told and shown",
     "tests/application/test_outages.py": "what asks again by itself, while a store is away",
     "tests/conformance/test_planted.py": "stores of leases",
     "tests/conformance/test_planted_waiting.py": "stores of leases with a queue of candidates",
