@@ -44,6 +44,8 @@ class Proxy:
     def __init__(self, port: Any, clock: Clock) -> None:
         self.requests: list[Request] = []
         self.has_hints = True
+        self.takes: dict[str, float] = {}
+        """The seconds that the store takes for some verbs, before it answers."""
         self._hints_every: float | None = None
         self._port = port
         self._clock = clock
@@ -107,7 +109,9 @@ class Proxy:
             await asyncio.sleep(TIMEOUT)
         if answers != "fine" and not (answers == "read only" and verb in READING):
             raise Unavailable("the store was cut off by the test")
-        return await request(*arguments, **options)
+        answer = await request(*arguments, **options)
+        await asyncio.sleep(self.takes.get(verb, 0.0))
+        return answer
 
 
 class Store:

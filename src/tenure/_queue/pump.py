@@ -118,6 +118,7 @@ class Pump:
         self._backlog_max = BACKLOG_MAX * max(settings.prefetch, settings.concurrency)
         self._requests = 0  # number of the newest request
         self.misses: int = 0  # requests in a row that had no answer
+        self._settle_misses = 0  # of those that pass verdicts: an answer to a claim is no sign of one to these
         self._claiming = 0  # number of the claim that is not answered; 0 for none
         self._claim_asked_at = now
         self._denied: list[Delivery] = []  # lost, unless that is due to the verdict that their handler passes
@@ -334,7 +335,7 @@ class Pump:
     def _claimed(self, answer: Claimed, now: float, effects: list[PumpEffect]) -> None:
         if answer.request_id != self._claiming:
             return
-        self._claiming = 0
+        self._claiming = self.misses = 0
         self._claim_asked_at -= answer.age  # from when on its locks may have run
         self._claim_sizes.ask_more()
         self._claim_sizes.is_limited = answer.is_limited
@@ -383,7 +384,7 @@ class Pump:
         settlements = self._settling.answered(request_id)
         if settlements is None:
             return
-        self.misses = 0
+        self.misses = self._settle_misses = 0
         groups = self._groups
         unanswered: list[Settlement] = []
         for settlement, answer in zip(settlements, answers, strict=True):
@@ -424,19 +425,19 @@ class Pump:
             self._groups.pop(group.token, None)
 
     def _unanswered(self, request_id: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        retry = self._retry_in(self.misses)
         if request_id == self._claiming:
             self._claiming = 0
+            self._claim_times.unanswered(now + self._retry_in(self.misses))
             self.misses += 1
-            self._claim_times.unanswered(now + retry)
             self._claim_sizes.ask_less()
             effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "receive", why)))
             return
         settlements = self._settling.answered(request_id)
         if settlements is None:
             return
+        self._settling.ask_again(settlements, now + self._retry_in(self._settle_misses))
         self.misses += 1
-        self._settling.ask_again(settlements, now + retry)
+        self._settle_misses += 1
         effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "settle", why)))
 
     def _retry_in(self, misses: int) -> float:
