@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
@@ -209,6 +210,13 @@ class Etcd(TurnedServer):
         leases = [one["ID"] for one in self.call("lease/leases", {}, token=token).get("leases", ())]
         found = {lease: self.call("lease/timetolive", {"ID": lease}, token=token) for lease in leases}
         return [lease for lease, told in found.items() if "grantedTTL" in told and int(told.get("TTL", 0)) <= 0]
+
+    def end_leases(self) -> None:
+        """End all leases at once. Those that run out together are deleted over some seconds."""
+        token = self.login() if self.password else ""
+        for one in self.call("lease/leases", {}, token=token).get("leases", ()):
+            with suppress(urllib.error.HTTPError):  # it has just ended by itself
+                self.call("lease/revoke", {"ID": one["ID"]}, token=token)
 
     def metrics(self) -> dict[str, float]:
         """Return its metrics by name, labels included."""

@@ -20,6 +20,7 @@ class ClusterHarness(EtcdHarness):
     async def start(self) -> None:
         self._cluster = self._turned = shared(EtcdCluster)
         self._server = self._cluster.nodes[0]
+        await asyncio.to_thread(self._server.end_leases)
         self._ports = deque(node.port for node in self._cluster.nodes)
         self._clock.turn_loop()
 
