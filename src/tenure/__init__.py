@@ -279,7 +279,7 @@ def _publish_loaded() -> None:
     """Make what is public in the modules that are loaded now say that it is of ``tenure``."""
     from tenure._public import publish
 
-    for home in [home for home in _unpublished if home in modules]:
+    for home in [home for home in list(_unpublished) if home in modules]:  # another thread may do the same
         module = modules[home]
         found = {name: getattr(module, name) for name in _HOMES[home] if hasattr(module, name)}
         if len(found) == len(_HOMES[home]):  # else it is being imported just now

@@ -170,7 +170,7 @@ class TestRedisQueueCost(BrokerCostSuite):
 
 # --- Azure Storage ---
 
-FEW = Scale("requests", shallow=4, deep=24, few=3, several=16, flood=120, noise=6, step=200)
+FEW = Scale("requests", shallow=4, deep=24, few=3, several=16, flood=120, noise=6, step=300)
 ROUND = 410  # requests: two hundred letters are received and put back
 
 

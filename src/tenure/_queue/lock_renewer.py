@@ -8,10 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-# For QueueContext.emit: an event may come shortly before a lock ends, which is no time to import.
-import tenure._queue.tracebacks
-import tenure._telemetry.hook
-import tenure._telemetry.log  # noqa: F401
 from tenure._lease import NoAnswer
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import (

@@ -6,6 +6,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
+# For QueueContext.emit: an event may come shortly before a lock ends, or when no file can be opened any more.
+import tenure._queue.tracebacks
+import tenure._telemetry.hook
+import tenure._telemetry.log  # noqa: F401
 from tenure._checks import check_seconds
 from tenure._queue.checks import check_name, check_text
 from tenure._queue.context import DeliveryTracker, QueueContext
@@ -15,6 +19,7 @@ from tenure._queue.outgoing import NOT_GIVEN, Outgoing, checked
 from tenure._queue.reply import Reply
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, DeadLetter, Defer, Verdict
 from tenure.errors import ConfigError, DecodeError, LockLost
+from tenure.events import ResultDiscarded
 
 T = TypeVar("T")
 
@@ -279,8 +284,6 @@ class Message(Received):
 
     def _lost(self) -> None:
         if self._tracker is not None and self._tracker.settled(self._delivery):  # so it is not reported yet
-            from tenure.events import ResultDiscarded
-
             context, one = self._context, self._delivery
             named = (one.id, one.sequence, one.delivery_count)
             context.emit(ResultDiscarded(context.clock.now(), context.name, context.holder, *named, "denied"))

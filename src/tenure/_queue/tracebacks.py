@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from functools import cache
 from types import TracebackType
@@ -12,10 +13,12 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    import sysconfig  # for programs in which something fails
+    """Return the folders of the standard library and of installed packages.
 
-    paths = sysconfig.get_paths()
-    return tuple(paths[kind] + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    Nothing is imported for it: something has failed, perhaps because no file can be opened any more.
+    """
+    packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    return tuple(os.path.join(path, "") for path in (os.path.dirname(os.__file__), *packages))
 
 
 class ThereTraceback(Exception):

@@ -60,6 +60,7 @@ class Receipts:
         self.moves = 0
         """Rises when a message is held, or held no more."""
         self._alarm: Alarm | None = None  # made when it is first needed, on the loop of the connections
+        self._is_closed = False
         self.put_back: Callable[[HeldMessage], None] = _reject
         """Puts a copy of a message back whose lock has ended."""
 
@@ -124,6 +125,8 @@ class Receipts:
         return any(held.settling and held.found.queue == queue for held in list(self._held.values()))
 
     def _wake_at(self, at: float) -> None:
+        if self._is_closed:
+            return
         if self._alarm is None:
             self._alarm = Alarm(self._clock, self._expire)
         if at < self._alarm.at:
@@ -155,6 +158,7 @@ class Receipts:
 
     def close(self) -> None:
         """End the alarm."""
+        self._is_closed = True
         if self._alarm is not None:
             self._alarm.end()
 
