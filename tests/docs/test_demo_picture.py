@@ -63,7 +63,7 @@ def texts_of_sources() -> list[str]:
 def check(picture: Path) -> None:
     """Check that *picture* shows what the demonstration prints, of the moment in which all has happened."""
     head, titles, *rest = joined(lines_of(picture))
-    leader = re.fullmatch(r"tenure demo  election 'demo': led by (instance \d+), (term 2)", head)
+    leader = re.fullmatch(r"tenure demo  election 'demo': led by (instance \d+), (term \d+)", head)
     assert leader, head
     assert titles.split() == [column.title for column in COLUMNS]
     instances = [line for line in rest if re.match(r"\d+ +\d+ ", line)]
