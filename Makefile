@@ -34,7 +34,7 @@ quick: $(VENV)/.dev
 	@$(BIN)/python scripts/stages.py format lint layers types quick
 endif
 
-test: $(VENV)/.dev servers ## Check a change, in ten minutes: format, lint, layers, types, wheel, tests
+test: $(VENV)/.dev servers ## Check a change: format, lint, layers, types, wheel, tests
 	@$(BIN)/python scripts/stages.py format lint layers types wheel tests
 
 full: $(VENV)/.dev servers ## Run what takes long, after `make test`: the site, clusters, cut networks, kills, foreign clients, examples
