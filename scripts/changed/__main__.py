@@ -62,6 +62,9 @@ def main(arguments: Sequence[str]) -> int:
     unplaced = [file for file in changed if concerns_all(file, reach)]
     ways = {file: [file] for file in reach.tests} if unplaced else reach.chosen(changed)
     if chosen_by.why:
+        if chosen_by.why not in reach.tests:
+            print(f"{chosen_by.why} is no test file; name one as tests/unit/test_lease.py", file=sys.stderr)
+            return 2
         if chosen_by.why not in ways:
             print(f"{chosen_by.why} reaches none of the changed files")
             return 0

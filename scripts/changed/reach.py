@@ -9,7 +9,8 @@ Imports are read from the source. What imports don't show is in the rules below;
 - A test file that starts a process reaches the whole of tenure but the backends that it doesn't name.
 - A test file reaches what lies beside it and is no test: programs that it starts, and data. It also reaches each
   document that it names, and the ``conftest.py`` of its folders.
-- The tests of documents and of example projects compare pages with everything.
+- The tests of documents and of example projects compare pages with everything; tests that walk over the source reach it
+  all.
 - A module reaches the SQL, Lua, Markdown and other files of its folder.
 """
 
@@ -63,6 +64,8 @@ NAMES_ALL = (
     "tests/targets.py",
 )
 """Files outside of the library whose words say nothing about the parts of it that they use."""
+
+WALKS_OVER_SOURCE = re.compile(r"walk_packages|rglob\(\"\*\.py")
 
 STARTS_PROCESSES = re.compile(r"subprocess|Popen|multiprocessing|run_in|os\.fork|forkpty|entry_points|with_name\(")
 
@@ -136,6 +139,8 @@ class Reach:
             if (conftest := f"{parent}/conftest.py") in self.texts:
                 yield conftest
         compares = test.startswith(COMPARED)
+        if WALKS_OVER_SOURCE.search(self.texts[test]):
+            yield from (one for one in self.texts if one.endswith((".py", ".sql")))
         for one in self.texts:
             if one.startswith(DOCUMENTS):
                 if compares or PurePosixPath(one).name in self.texts[test]:

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         report(Path(arguments[1]))
         return 0
     RECORDS.parent.mkdir(exist_ok=True)
-    begun = time.monotonic()
+    begun, started = time.monotonic(), time.time()
     status = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "scripts.suite_times.plugin", *(arguments or USUAL)],
         cwd=ROOT,
@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> int:
         check=False,
     ).returncode
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if not RECORDS.exists() or RECORDS.stat().st_mtime < started:
+        print("No test was measured.", file=sys.stderr)
+        return status
     report(RECORDS)
     print(
         f"\nThe run, with collecting: {time.monotonic() - begun:.0f} s; CPU {used.ru_utime + used.ru_stime:.0f} s"

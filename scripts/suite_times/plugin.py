@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Generator, Iterator
 from dataclasses import asdict
+from typing import TextIO
 
 import pytest
 
@@ -42,14 +43,18 @@ class Writing:
     """In the process that reports: writes the costs to a file as the tests end."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed when pytest ends)
+        self._path = path
+        self._file: TextIO | None = None  # a run without tests leaves the records of the one before
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for cost in costs_of(report):
+            if self._file is None:
+                self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 (closed when pytest ends)
             self._file.write(json.dumps({"test": report.nodeid, **cost}) + "\n")
 
     def pytest_unconfigure(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def costs_of(report: pytest.TestReport) -> Iterator[dict[str, object]]:

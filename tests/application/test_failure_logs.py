@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +118,46 @@ async def test_an_error_without_retry_has_a_traceback(sessions: bool, caplog: py
     assert one.getMessage().endswith("in calls); a retry can't succeed")
     assert one.exc_info
     assert one.exc_info[0] is ValueError
+
+
+WITHOUT_FILES = """
+import asyncio, os, resource
+import tenure
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders", max_deliveries=3)
+        await queue.send(b"one")
+        consuming = asyncio.ensure_future(
+            queue.consume(run, until_empty=True, retry=tenure.RetryPolicy(initial=0, maximum=0))
+        )
+        await begun.wait()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            while True:
+                os.dup(0)
+        except OSError:
+            pass
+        go_on.set()
+        await consuming
+    print(counts)
+
+counts, begun, go_on = [], asyncio.Event(), asyncio.Event()
+
+async def run(message):
+    begun.set()
+    await go_on.wait()
+    counts.append(message.delivery_count)
+    raise ValueError("bad")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the files of a process")
+def test_the_first_failure_needs_no_file(tmp_path: Path) -> None:
+    """Else a consumer would end with the first failure of a handler when its process can't open a file any more."""
+    line = [sys.executable, "-c", WITHOUT_FILES]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[1, 2, 3]\n"), done.stderr

@@ -143,6 +143,12 @@ def test_a_change_of_a_backend_chooses_no_suites_of_stores_that_name_it_nowhere(
     assert [suites for suites in unnamed if suites in chosen] == []
 
 
+@pytest.mark.parametrize("test", ["tests/unit/test_public.py", "tests/stores/sqlite/test_statements.py"])
+def test_a_test_that_walks_over_the_source_reaches_all_of_it(test: str) -> None:
+    for file in ("src/tenure/_backends/etcd/leases.py", "src/tenure/_cli/explain.py"):
+        assert test in reach().chosen([file])
+
+
 @pytest.mark.parametrize("file", ["pyproject.toml", "constraints/dev.txt", "tests/conftest.py", "src/tenure/new.sql"])
 def test_what_no_rule_places_concerns_all(file: str) -> None:
     assert concerns_all(file, reach())
@@ -232,6 +238,8 @@ def test_the_way_from_a_test_to_a_change_is_shown(
     assert capsys.readouterr().out == "tests/unit/test_lease.py\n  → src/tenure/_lease.py\n"
     assert main(["--base", "HEAD", "--why", "tests/unit/test_timing.py"]) == 0
     assert "reaches none" in capsys.readouterr().out
+    assert main(["--base", "HEAD", "--why", "tests/unit/test_nothing.py"]) == 2
+    assert "is no test file" in capsys.readouterr().err
     assert main(["--base", "HEAD", "--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert "tests/unit/test_lease.py" in listed

@@ -98,3 +98,16 @@ def test_the_report_adds_up_by_folder_and_file(tmp_path: Path, capsys: pytest.Ca
 def test_an_earlier_run_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--read", str(tmp_path / "nothing.jsonl")]) == 2
     assert "--read needs the file of an earlier run" in capsys.readouterr().err
+
+
+def test_a_run_without_tests_keeps_the_records_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "build" / "suite_times.jsonl"
+    records.parent.mkdir()
+    records.write_text("kept")
+    os.utime(records, (1, 1))
+    monkeypatch.setattr("scripts.suite_times.__main__.RECORDS", records)
+    assert main(["--version"]) == 0
+    assert records.read_text() == "kept"
+    assert "No test was measured." in capsys.readouterr().err
