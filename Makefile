@@ -59,7 +59,7 @@ format: $(VENV)/.dev ## Format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-lint: $(VENV)/.dev ## Check format and lint (ruff), and the workflow files (zizmor)
+lint: $(VENV)/.dev ## Check format and lint (ruff), the workflow files (zizmor), and that tests write out no short durations
 	@$(BIN)/python scripts/stages.py format lint
 
 types: $(VENV)/.dev ## Check types: mypy strict inside, pyright on the public API

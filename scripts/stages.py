@@ -28,6 +28,7 @@ STAGES: dict[str, list[list[str]]] = {
     "format": [["ruff", "format", "--check", "."]],
     "lint": [
         ["ruff", "check", "."],
+        [PYTHON, "-m", "scripts.short_durations"],
         ["zizmor", "--offline", "--strict-collection", "--no-progress", "--quiet", ".github/workflows"],
     ],
     "layers": [["lint-imports", "--no-cache"]],

@@ -59,6 +59,7 @@ NAMES_ALL = (
     "docs/",
     "scripts/",
     "tests/conftest.py",
+    "tests/durations.py",
     "tests/process_states.py",
     "tests/servers/",
     "tests/targets.py",
