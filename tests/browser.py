@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import websocket
 
 from tests.absent import skip_or_fail
-from tests.process_states import until
+from tests.durations import wait_until
 
 ANSWER_WITHIN = 60.0
 
@@ -56,7 +56,7 @@ class Browser:
     def __enter__(self) -> Self:
         try:
             ports = self._folder / "DevToolsActivePort"
-            until(lambda: ports.exists() and ports.read_text().count("\n") >= 1)
+            wait_until(lambda: ports.exists() and ports.read_text().count("\n") >= 1)
             port = ports.read_text().splitlines()[0]
             with urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
                 pages = [one for one in json.load(answer) if one["type"] == "page"]
@@ -111,7 +111,7 @@ class Browser:
     def open(self, url: str) -> None:
         """Load a page, and wait until it is there."""
         self.ask("Page.navigate", url=url)
-        until(lambda: self.evaluate("location.href !== 'about:blank' && document.readyState") == "complete")
+        wait_until(lambda: self.evaluate("location.href !== 'about:blank' && document.readyState") == "complete")
 
     def text(self) -> str:
         """Return the text of the page."""
@@ -119,7 +119,7 @@ class Browser:
 
     def until_shown(self, *parts: str) -> str:
         """Wait until the page has all these texts; return its text."""
-        until(lambda: all(part in self.text() for part in parts), lambda: f"{parts} not in:\n{self.text()}")
+        wait_until(lambda: all(part in self.text() for part in parts), lambda: f"{parts} not in:\n{self.text()}")
         return self.text()
 
     def resize(self, width: int, height: int) -> None:

@@ -86,10 +86,10 @@ async def until(condition: Callable[[], object | Awaitable[object]], *, what: st
     await until_within(condition, within=PATIENCE, what=what)
 
 
-def wait_until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "the condition") -> None:
-    """Block the calling thread until *condition* holds; fail with the result of *explain* if it never does."""
+def wait_until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
+    """Block the thread until *condition* holds; fail as hanging, with the result of *explain*, if it never does."""
     give_up = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > give_up:
-            raise AssertionError(f"{explain()} did not hold within {PATIENCE:g} s")
+            raise AssertionError(f"{explain()} (within {PATIENCE:g} s)")
         time.sleep(0.01)

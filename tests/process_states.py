@@ -5,30 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-PATIENCE = 60.0
+from tests.durations import wait_until
+
 STOPPED = frozenset("TZX")
 """The states of a process of which no thread runs, see :func:`states_of`."""
 PARENT, GROUP = 1, 2
 """The numbers of fields in /proc/PID/stat, counted from the state."""
-
-
-def until(
-    condition: Callable[[], object],
-    explain: Callable[[], str] = lambda: "it did not happen",
-    *,
-    within: float = PATIENCE,
-) -> None:
-    """Wait for *condition*; if it does not become true, fail with the result of *explain*."""
-    give_up = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > give_up:
-            raise AssertionError(explain())
-        time.sleep(0.01)
 
 
 def states_of(pid: int) -> set[str]:
@@ -73,7 +58,7 @@ def stop(pid: int, file: Path) -> None:
 
     def is_stopped() -> bool:
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: states_of(pid) <= STOPPED)  # each thread stops when it next leaves the kernel
+        wait_until(lambda: states_of(pid) <= STOPPED)  # each thread stops when it next leaves the kernel
         try:
             with closing(sqlite3.connect(file, isolation_level=None, timeout=0.1)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -82,7 +67,7 @@ def stop(pid: int, file: Path) -> None:
             os.kill(pid, signal.SIGCONT)
             return False
 
-    until(is_stopped)
+    wait_until(is_stopped)
 
 
 def send_signal_to(pid: int, number: signal.Signals) -> None:
@@ -96,4 +81,4 @@ def send_signal_to(pid: int, number: signal.Signals) -> None:
         return False
 
     os.kill(pid, number)
-    until(lambda: not is_pending())
+    wait_until(lambda: not is_pending())

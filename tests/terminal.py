@@ -17,7 +17,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from tests.process_states import states_of, until
+from tests.durations import wait_until
+from tests.process_states import states_of
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -84,7 +85,7 @@ class Terminal:
 
     def wait(self) -> int:
         """Wait for the command's end; return its exit code once all of its output has been read."""
-        until(lambda: self.process.poll() is not None, lambda: f"it goes on:\n{self.raw}")
+        wait_until(lambda: self.process.poll() is not None, lambda: f"it goes on:\n{self.raw}")
         size = -1
         while size != len(self._shown):
             size = len(self._shown)
@@ -100,16 +101,16 @@ class Terminal:
             found[:] = [picture for picture in self._pictures() if all(text in plain(picture) for text in texts)][-1:]
             return bool(found)
 
-        until(is_shown, lambda: f"{texts} not in:\n{self.raw[-4_000:]}")
+        wait_until(is_shown, lambda: f"{texts} not in:\n{self.raw[-4_000:]}")
         return found[0]
 
     def until_gone(self, text: str) -> None:
         """Wait until the newest picture does not hold *text*."""
-        until(lambda: text not in plain(self._pictures()[-1]), lambda: f"{text} still in:\n{self.raw[-4_000:]}")
+        wait_until(lambda: text not in plain(self._pictures()[-1]), lambda: f"{text} still in:\n{self.raw[-4_000:]}")
 
     def until_stopped(self) -> None:
         """Wait until the command was stopped."""
-        until(lambda: states_of(self.process.pid) <= set("T"), lambda: "it runs")
+        wait_until(lambda: states_of(self.process.pid) <= set("T"), lambda: "it runs")
 
     # --- output ---
 

@@ -20,7 +20,8 @@ from tenure._cli.exits import Exit
 from tenure._cli.explanations import sections
 from tenure.cli import main
 from tests import warm
-from tests.process_states import PATIENCE, is_alive, until
+from tests.durations import PATIENCE, wait_until
+from tests.process_states import is_alive
 from tests.servers import Etcd, Kubernetes, Server, ZooKeeper, private, shared
 from tests.servers.etcd import in_base64
 from tests.servers.kubernetes import lease_path
@@ -54,18 +55,18 @@ class Started:
 
     def wait_for_warning(self, pattern: str) -> None:
         """Wait until its standard error has the *pattern*."""
-        until(lambda: re.search(pattern, self._err.read_text()), self.output)
+        wait_until(lambda: re.search(pattern, self._err.read_text()), self.output)
 
     def wait_for_line(self, pattern: str) -> re.Match[str]:
         """Wait until the last line of its standard output has the *pattern*."""
-        until(lambda: re.search(pattern, "".join(self.lines()[-1:])), self.output)
+        wait_until(lambda: re.search(pattern, "".join(self.lines()[-1:])), self.output)
         found = re.search(pattern, "".join(self.lines()[-1:]))
         assert found, self.output()
         return found
 
     def wait_for_term(self, number: int = 1) -> tuple[int, int]:
         """Wait until its command runs in its term of this *number*; return the token and the command's process."""
-        until(lambda: len(self.lines()) >= number, self.output)
+        wait_until(lambda: len(self.lines()) >= number, self.output)
         token, pid = self.lines()[number - 1].split()
         return int(token), int(pid)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
-from tests.process_states import until
+from tests.durations import wait_until
 from tests.terminal import ENTER, Terminal, lines_of
 
 RED, GREEN = "\x1b[31m", "\x1b[32m"
@@ -96,9 +96,9 @@ def test_stopped_and_continued(store: None) -> None:
         terminal.until_shown("orders")
         terminal.type(b"\x1a")
         terminal.until_stopped()
-        until(terminal.is_as_before)
+        wait_until(terminal.is_as_before)
         terminal.process.send_signal(signal.SIGCONT)
-        until(lambda: terminal.raw.count(ENTER) == 2)
+        wait_until(lambda: terminal.raw.count(ENTER) == 2)
         terminal.type(b"\x03")
         assert terminal.wait() == 0
         assert terminal.is_as_before()
@@ -106,7 +106,7 @@ def test_stopped_and_continued(store: None) -> None:
 
 def test_a_terminal_that_can_not_draw(store: None) -> None:
     with queue_watch(TERM="dumb") as terminal:
-        until(lambda: terminal.raw.count(" orders ") > 1)
+        wait_until(lambda: terminal.raw.count(" orders ") > 1)
         terminal.type(b"\x03")
         assert terminal.wait() == 0
         assert "\x1b" not in terminal.raw

@@ -15,7 +15,7 @@ from tenure import Leader, ScheduleStatus, Stats
 from tenure._cli.top import graph, sections, shares
 from tenure._overview import SAMPLES, History, Overview
 from tenure.cli import main
-from tests.process_states import until
+from tests.durations import wait_until
 from tests.sharing import sharing
 from tests.terminal import Terminal, lines_of
 
@@ -40,7 +40,7 @@ def store(url: str) -> None:
         tidy = backend.schedule("tidy", 3_600, queue="tidy")
         running = threading.Thread(target=lambda: tidy.run(stop=stop))
         running.start()
-        until(backend.schedules)
+        wait_until(backend.schedules)
         stop.set()
         running.join()
         backend.queue("tidy").schedules.pause("tidy")

@@ -17,7 +17,7 @@ import pytest
 import tenure
 from tenure._cli.group import SOCKET_VARIABLE, group
 from tests import warm
-from tests.process_states import PATIENCE, until
+from tests.durations import PATIENCE, wait_until
 from tests.servers import KubeApiserver, Kubernetes, private
 from tests.servers.kubernetes import apis
 
@@ -160,7 +160,7 @@ def pods(environment: dict[str, str], count: int) -> Iterator[list[Pod]]:
         for number in range(count):
             pod = Pod(f"pod-{number}", environment, place / f"{number}")
             stack.callback(pod.errors)
-            until(lambda pod=pod: pod.passes(READINESS), pod.errors)  # type: ignore[misc]
+            wait_until(lambda pod=pod: pod.passes(READINESS), pod.errors)  # type: ignore[misc]
             started.append(pod)
         yield started
 
@@ -207,10 +207,12 @@ def test_instances_with_these_rights_lead_in_turn(kind: type[Kubernetes] | type[
             first.process.send_signal(signal.SIGTERM)
             assert first.process.wait(PATIENCE) == 128 + signal.SIGTERM
             assert second.token() > led
-            until(lambda: second.passes(READINESS), second.errors)
+            wait_until(lambda: second.passes(READINESS), second.errors)
             if isinstance(server, Kubernetes):
                 rights = {verb for rule in RULES for verb in rule["verbs"]}
-                until(lambda: verbs(server) == rights, lambda: f"the rights are {rights}, used were {verbs(server)}")
+                wait_until(
+                    lambda: verbs(server) == rights, lambda: f"the rights are {rights}, used were {verbs(server)}"
+                )
             second.process.send_signal(signal.SIGTERM)
             assert second.process.wait(PATIENCE) == 128 + signal.SIGTERM
 

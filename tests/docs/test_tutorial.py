@@ -47,7 +47,8 @@ from typing import Self
 import pytest
 
 from tests.absent import skip_or_fail
-from tests.process_states import children_of, until
+from tests.durations import wait_until
+from tests.process_states import children_of
 from tests.servers import Postgres, private
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +214,7 @@ class Shell:
 
     def until_ready(self) -> list[str]:
         """Wait for the prompt; return the lines that were printed since those returned last."""
-        until(lambda: PROMPT in self.printed, lambda: f"it does not end; it has printed:\n{self.printed}")
+        wait_until(lambda: PROMPT in self.printed, lambda: f"it does not end; it has printed:\n{self.printed}")
         return self._take(PROMPT.encode()).removesuffix(PROMPT).splitlines()
 
     def until_printed(self, count: int) -> list[str]:
@@ -223,7 +224,7 @@ class Shell:
             assert PROMPT not in self.printed, f"it has ended; it has printed:\n{self.printed}"
             return self.printed.count("\n") >= count
 
-        until(are_there, lambda: f"{count} lines should come; it has printed:\n{self.printed}")
+        wait_until(are_there, lambda: f"{count} lines should come; it has printed:\n{self.printed}")
         return self._take(b"\n").splitlines()
 
     @property

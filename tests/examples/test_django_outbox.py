@@ -14,9 +14,9 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests.durations import wait_until
 from tests.examples.projects import Project
 from tests.ports import ports_held
-from tests.process_states import until
 
 pytestmark = pytest.mark.process
 
@@ -44,7 +44,7 @@ def shop(url: str, tmp_path: Path) -> Iterator[Project]:
 
 def start_server(shop: Project) -> None:
     shop.start(shop.command("runserver"))
-    until(lambda: shop.curl(shop.command("/report")).code == 404, shop.explain)  # there is no report yet
+    wait_until(lambda: shop.curl(shop.command("/report")).code == 404, shop.explain)  # there is no report yet
 
 
 def place_orders(shop: Project) -> None:
@@ -70,10 +70,10 @@ def test_orders_of_a_killed_consumer_are_shipped_by_the_other_one_and_only_once(
         queue = backend.queue("orders-placed")
         killed = shop.start(shop.command("consume"), SHIPPING_SECONDS="600")
         place_orders(shop)
-        until(lambda: queue.stats().locked == len(ORDERS), shop.explain)
+        wait_until(lambda: queue.stats().locked == len(ORDERS), shop.explain)
         other = shop.start(shop.command("consume"), SHIPPING_SECONDS="0.1")
         killed.kill()
-        until(lambda: all(shipped_by(shop, number) for number in ORDERS), shop.explain)
+        wait_until(lambda: all(shipped_by(shop, number) for number in ORDERS), shop.explain)
         assert [shipped_by(shop, number) for number in ORDERS] == [[other.pid]] * len(ORDERS)
         assert queue.stats() == tenure.Stats()
         shown = shop.curl(shop.command("orders/1")).text
@@ -88,10 +88,10 @@ def test_a_consumer_that_was_stopped_for_longer_than_its_lock_ships_nothing(shop
         queue = backend.queue("orders-placed")
         stopped = shop.start(shop.command("consume"), SHIPPING_SECONDS="15")
         place_orders(shop)
-        until(lambda: queue.stats().locked == len(ORDERS), shop.explain)
+        wait_until(lambda: queue.stats().locked == len(ORDERS), shop.explain)
         stopped.send_signal(signal.SIGSTOP)
         other = shop.start(shop.command("consume"), SHIPPING_SECONDS="0.1")
-        until(lambda: all(shipped_by(shop, number) for number in ORDERS), shop.explain)
+        wait_until(lambda: all(shipped_by(shop, number) for number in ORDERS), shop.explain)
         stopped.send_signal(signal.SIGCONT)
         stopped.send_signal(signal.SIGTERM)  # its handlers may finish
         assert stopped.wait() == 0, stopped.output
@@ -105,7 +105,7 @@ def test_sigterm_lets_the_handlers_finish(shop: Project, url: str) -> None:
         queue = backend.queue("orders-placed")
         consumer = shop.start(shop.command("consume"), SHIPPING_SECONDS="2")
         place_orders(shop)
-        until(lambda: queue.stats().locked == len(ORDERS), shop.explain)
+        wait_until(lambda: queue.stats().locked == len(ORDERS), shop.explain)
         consumer.send_signal(signal.SIGTERM)
         assert consumer.wait() == 0, consumer.output
         assert [shipped_by(shop, number) for number in ORDERS] == [[consumer.pid]] * len(ORDERS)
@@ -122,13 +122,13 @@ def test_the_other_candidate_reports_when_the_leader_is_killed(shop: Project, ur
 
     with tenure.sync.connect(url) as backend:
         candidates = [shop.start(shop.command("lead") + " --every 0.2") for _ in range(2)]
-        until(lambda: report() == {"orders": 3, "shipments": 0, "term": 1}, shop.explain)
+        wait_until(lambda: report() == {"orders": 3, "shipments": 0, "term": 1}, shop.explain)
         assert re.sub(r"\d+", "1", shop.curl(shop.command("/report")).text) in shop.readme
         leader = backend.election("report").leader()
         assert leader is not None
         leads, other = sorted(candidates, key=lambda one: f"-{one.pid}-" not in leader.holder)
         leads.kill()
-        until(lambda: report()["term"] == 2, shop.explain)
+        wait_until(lambda: report()["term"] == 2, shop.explain)
         assert "report: elected, term 2" in other.output
         other.send_signal(signal.SIGTERM)
         assert other.wait() == 0, other.output

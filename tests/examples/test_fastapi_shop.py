@@ -15,9 +15,9 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests.durations import wait_until
 from tests.examples.projects import WITHIN, Answer, Process, Project
 from tests.ports import ports_held
-from tests.process_states import until
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +37,7 @@ def shop(tmp_path: Path) -> Iterator[Project]:
 def start(shop: Project, port: str, **environment: str) -> Process:
     """Start an instance, and return it when it is ready."""
     instance = shop.start(shop.command(f"--port {port}"), **environment)
-    until(lambda: get(shop, port, "ready").code == 200, shop.explain)
+    wait_until(lambda: get(shop, port, "ready").code == 200, shop.explain)
     return instance
 
 
@@ -67,39 +67,39 @@ def test_its_own_tests_pass(shop: Project) -> None:
 def test_two_instances_serve_and_the_other_one_leads_when_the_leader_is_killed(shop: Project) -> None:
     instances = {port: start(shop, port) for port in PORTS}
     assert order(shop, "order-1").code == 202
-    until(lambda: packer_of(shop, "8002", "order-1"), shop.explain)
+    wait_until(lambda: packer_of(shop, "8002", "order-1"), shop.explain)
     shown = shop.curl(shop.command("/orders/order-1")).text
     assert re.sub(r'(?<="packed_by":)"[^"]+"', '"shop-1:4711"', shown) in shop.readme
     assert packer_of(shop, "8001", "order-1") in {one.pid for one in instances.values()}
     assert "restock" in get(shop, "8002", "dashboard/").text
-    until(lambda: any(leads(shop, port) for port in PORTS), shop.explain)
+    wait_until(lambda: any(leads(shop, port) for port in PORTS), shop.explain)
     leader, other = sorted(PORTS, key=lambda port: not leads(shop, port))
     instances[leader].kill()
-    until(lambda: leads(shop, other), shop.explain)
+    wait_until(lambda: leads(shop, other), shop.explain)
     assert "restock: elected, term 2" in instances[other].output
-    until(lambda: get(shop, other, "stock").json()["tea"] == 20, shop.explain)  # restocked
+    wait_until(lambda: get(shop, other, "stock").json()["tea"] == 20, shop.explain)  # restocked
     with closing(sqlite3.connect(shop.folder / "shop.db")) as database:
-        until(lambda: database.execute("SELECT token FROM tenure_fence").fetchall() == [(2,)], shop.explain)
+        wait_until(lambda: database.execute("SELECT token FROM tenure_fence").fetchall() == [(2,)], shop.explain)
 
 
 def test_orders_of_a_killed_instance_are_packed_by_the_other_one_and_only_once(shop: Project) -> None:
     killed = start(shop, "8001", SHOP_PACKING_SECONDS="600", **NO_RESTOCK)
     for key in (*ORDERS, *ORDERS):  # each is sent twice
         assert order(shop, key).code == 202
-    until(lambda: get(shop, "8001", "keda/v1/queues/orders").json()["locked"] == len(ORDERS), shop.explain)
+    wait_until(lambda: get(shop, "8001", "keda/v1/queues/orders").json()["locked"] == len(ORDERS), shop.explain)
     other = start(shop, "8002", SHOP_PACKING_SECONDS="0", **NO_RESTOCK)
     killed.kill()
-    until(lambda: all(packer_of(shop, "8002", key) == other.pid for key in ORDERS), shop.explain)
+    wait_until(lambda: all(packer_of(shop, "8002", key) == other.pid for key in ORDERS), shop.explain)
     assert get(shop, "8002", "stock").json()["tea"] == 20 - 2 * len(ORDERS)
-    until(lambda: stats_in(shop) == tenure.Stats(), shop.explain)
+    wait_until(lambda: stats_in(shop) == tenure.Stats(), shop.explain)
 
 
 def test_sigterm_lets_the_handler_finish(shop: Project) -> None:
     instance = start(shop, "8001", SHOP_PACKING_SECONDS="5")
-    until(lambda: leads(shop, "8001"), shop.explain)
+    wait_until(lambda: leads(shop, "8001"), shop.explain)
     with an_open_page_of_the_dashboard(shop):
         assert order(shop, "order-1").code == 202
-        until(lambda: stats_in(shop).locked == 1, shop.explain)
+        wait_until(lambda: stats_in(shop).locked == 1, shop.explain)
         instance.send_signal(signal.SIGTERM)
         assert instance.wait() in (0, -signal.SIGTERM)  # uvicorn ends by the signal, after its lifespan
     with closing(sqlite3.connect(shop.folder / "shop.db")) as database:
@@ -114,7 +114,7 @@ def test_without_its_store_an_instance_keeps_an_order_and_asks_for_it_again(shop
     pytest.importorskip("redis")
     nothing_listens_there = f"redis://127.0.0.1:{shop.ports['8002']}"
     shop.start(shop.command("--port 8001"), TENURE_URL=nothing_listens_there)
-    until(lambda: get(shop, "8001", "live").code == 200, shop.explain)
+    wait_until(lambda: get(shop, "8001", "live").code == 200, shop.explain)
     assert get(shop, "8001", "ready").code == 503
     answer = order(shop, "order-1")
     assert (answer.code, "send the same request again" in answer.text) == (503, True)

@@ -26,9 +26,9 @@ from tenure._cli.exits import Exit
 from tenure._cli.group import SOCKET_VARIABLE, group
 from tenure._url import Url
 from tests.absent import skip_or_fail
+from tests.durations import PATIENCE, wait_until
 from tests.examples.project_pages import PROJECTS, blocks, commands, files_listed, files_of
 from tests.process.netlab import NetLab, why_not
-from tests.process_states import PATIENCE, until
 
 PROJECT = PROJECTS / "fleet_without_store"
 PAGE = PROJECT / "README.md"
@@ -283,7 +283,7 @@ class Hosts(list[Host]):
         return min((poll for poll in self.polls() if poll.term > term), default=None)
 
     def wait_for_newer(self, term: int) -> Poll:
-        until(lambda: self.newer(term), self.journal)
+        wait_until(lambda: self.newer(term), self.journal)
         found = self.newer(term)
         assert found is not None
         return found
@@ -291,7 +291,9 @@ class Hosts(list[Host]):
     def wait_for_first(self) -> Poll:
         """Wait until one leads, and the others stand by."""
         found = self.wait_for_newer(0)
-        until(lambda: all("stands by" in host.status() for host in self if host.number != found.host), self.journal)
+        wait_until(
+            lambda: all("stands by" in host.status() for host in self if host.number != found.host), self.journal
+        )
         return found
 
     def journal(self) -> str:
@@ -353,7 +355,7 @@ def test_another_host_leads_when_the_leader_is_killed(on_loopback: Hosts) -> Non
     assert second.host != first.host
     assert second.at - killed_at <= TTL + A_MOMENT
     on_loopback[first.host].start(None)  # as systemd does
-    until(lambda: "stands by" in on_loopback[first.host].status(), on_loopback.journal)
+    wait_until(lambda: "stands by" in on_loopback[first.host].status(), on_loopback.journal)
 
 
 @pytest.mark.process
@@ -365,7 +367,7 @@ def test_another_host_leads_when_the_leader_is_frozen(on_loopback: Hosts) -> Non
     assert second.host != first.host
     assert second.at - frozen_at <= TTL + A_MOMENT
     on_loopback[first.host].process.send_signal(signal.SIGCONT)
-    until(lambda: "stands by" in on_loopback[first.host].status(), on_loopback.journal)
+    wait_until(lambda: "stands by" in on_loopback[first.host].status(), on_loopback.journal)
 
 
 @pytest.mark.process
@@ -393,4 +395,4 @@ def test_a_host_that_is_cut_off_stops_and_the_majority_has_a_leader(copied: Path
         assert second.host != first.host
         assert second.at - cut_at <= TTL + A_MOMENT
         lab.heal()
-        until(lambda: "stands by" in started[first.host].status(), started.journal)
+        wait_until(lambda: "stands by" in started[first.host].status(), started.journal)

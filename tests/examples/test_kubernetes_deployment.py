@@ -23,9 +23,9 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests.durations import PATIENCE, wait_until
 from tests.examples.project_pages import PROJECTS, blocks, commands, files_listed, files_of
 from tests.ports import ports_held
-from tests.process_states import PATIENCE, until
 from tests.servers import Kubernetes, Redis, private
 
 yaml = pytest.importorskip("yaml")
@@ -237,7 +237,7 @@ class Pods(list[Pod]):
 
     def leader(self) -> Pod:
         """Wait until one leads and has placed an order, and return it."""
-        until(lambda: any(pod.leads() and pod.placed() for pod in self if pod.process.poll() is None), self.logs)
+        wait_until(lambda: any(pod.leads() and pod.placed() for pod in self if pod.process.poll() is None), self.logs)
         (found,) = (pod for pod in self if pod.process.poll() is None and pod.leads())
         return found
 
@@ -277,7 +277,7 @@ def pods(
 @pytest.mark.process
 def test_another_pod_leads_when_the_leader_is_killed_and_no_order_is_lost(tmp_path: Path) -> None:
     with private(Kubernetes) as cluster, private(Redis) as store, pods(cluster, store.url, tmp_path) as started:
-        until(lambda: all(pod.passes(probe) for pod in started for probe in PROBES), started.logs)
+        wait_until(lambda: all(pod.passes(probe) for pod in started for probe in PROBES), started.logs)
         first = started.leader()
         with tenure.sync.connect(store.url) as backend:
             orders = backend.queue("orders", lock=30)
@@ -290,7 +290,7 @@ def test_another_pod_leads_when_the_leader_is_killed_and_no_order_is_lost(tmp_pa
             assert second is not first
             assert min(second.placed()) > max(first.placed())
             # The orders that the killed pod was serving are delivered again when their locks have ended.
-            until(lambda: {f"order-{n}" for n in range(60)} <= set(started.served()), started.logs)
+            wait_until(lambda: {f"order-{n}" for n in range(60)} <= set(started.served()), started.logs)
         requests = [one for one in cluster.requests() if one["user"] == "pod"]
         assert [one for one in requests if one["status"] in (401, 403)] == []
         assert {one["verb"] for one in requests} == VERBS
@@ -299,7 +299,7 @@ def test_another_pod_leads_when_the_leader_is_killed_and_no_order_is_lost(tmp_pa
 @pytest.mark.process
 def test_a_pod_that_ends_serves_its_orders_and_another_leads_at_once(tmp_path: Path) -> None:
     with private(Kubernetes) as cluster, pods(cluster, f"sqlite:///{tmp_path}/shop.db", tmp_path) as started:
-        until(lambda: all(pod.passes("readinessProbe") for pod in started), started.logs)
+        wait_until(lambda: all(pod.passes("readinessProbe") for pod in started), started.logs)
         first = started.leader()
         asked_at = time.monotonic()
         first.process.send_signal(signal.SIGTERM)
@@ -307,26 +307,28 @@ def test_a_pod_that_ends_serves_its_orders_and_another_leads_at_once(tmp_path: P
         second = started.leader()
         assert time.monotonic() - asked_at < TIMING.ttl / 2  # the lease was released, and did not run out
         assert min(second.placed()) > max(first.placed())
-        until(lambda: {f"standing-{term}-{number}" for term, number in first.placed()} <= set(started.served()))
+        wait_until(lambda: {f"standing-{term}-{number}" for term, number in first.placed()} <= set(started.served()))
 
 
 @pytest.mark.process
 def test_no_probe_restarts_a_pod_while_a_store_is_away(tmp_path: Path) -> None:
     with private(Kubernetes) as cluster, private(Redis) as store, pods(cluster, store.url, tmp_path, 1) as (pod,):
-        until(lambda: pod.passes("readinessProbe"), pod.log.read_text)
+        wait_until(lambda: pod.passes("readinessProbe"), pod.log.read_text)
         for server in (store, cluster):
             server.kill()
-            until(lambda: not pod.passes("readinessProbe"), pod.log.read_text)
+            wait_until(lambda: not pod.passes("readinessProbe"), pod.log.read_text)
             assert pod.passes("livenessProbe")
             server.start()
-            until(lambda: pod.passes("readinessProbe"), pod.log.read_text)
+            wait_until(lambda: pod.passes("readinessProbe"), pod.log.read_text)
 
 
 @pytest.mark.process
 def test_a_pod_without_its_rights_stops_a_rollout(tmp_path: Path) -> None:
     queue = f"sqlite:///{tmp_path}/shop.db"
     with private(Kubernetes) as cluster, pods(cluster, queue, tmp_path, 1, rules=[]) as (pod,):
-        until(lambda: pod.get("/ready")[0] == 503, pod.log.read_text)
-        until(lambda: pod.get("/live")[0] == 503, pod.log.read_text)  # it is restarted, as the rights may be there then
+        wait_until(lambda: pod.get("/ready")[0] == 503, pod.log.read_text)
+        wait_until(
+            lambda: pod.get("/live")[0] == 503, pod.log.read_text
+        )  # it is restarted, as the rights may be there then
         assert pod.process.poll() is None
-        until(lambda: "grant the verb 'get' on leases" in pod.log.read_text(), pod.log.read_text)
+        wait_until(lambda: "grant the verb 'get' on leases" in pod.log.read_text(), pod.log.read_text)

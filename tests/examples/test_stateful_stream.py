@@ -19,8 +19,8 @@ import pytest
 import tenure
 import tenure.sync
 from examples.projects.stateful_stream import stream
+from tests.durations import PATIENCE, wait_until
 from tests.examples.project_pages import blocks, commands, files_listed, files_of
-from tests.process_states import PATIENCE, until
 from tests.servers import Redis, private
 
 PROGRAM = Path(stream.__file__)
@@ -107,17 +107,17 @@ def test_balances_are_right_although_an_owner_is_killed_and_another_joins(url: s
             return "\n".join(one.output.read_text() for one in started)
 
         owners = [start("own", "--pause", "0.05") for _ in range(3)]
-        until(lambda: all("term" in one.output.read_text() for one in owners), output)  # each owns a partition
+        wait_until(lambda: all("term" in one.output.read_text() for one in owners), output)  # each owns a partition
         assert start("send", "600", "--seed", "1").ended() == 0, output()
         moves.send(b"no move", session="partition-0")
-        until(lambda: all(one.applied() for one in owners), output)
+        wait_until(lambda: all(one.applied() for one in owners), output)
         killed = owners[0]
         killed.process.kill()
         killed.ended()
         assert moves.stats().backlog > 0, "it was killed too late to show anything"
         newcomer = start("own", "--pause", "0.01")
         assert start("send", "600", "--seed", "2").ended() == 0, output()
-        until(lambda: newcomer.applied() and not moves.stats().backlog, output, within=2 * PATIENCE)
+        wait_until(lambda: newcomer.applied() and not moves.stats().backlog, output)
         for one in (*owners[1:], newcomer):
             one.process.send_signal(signal.SIGTERM)
             assert one.ended() == 0, output()

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from tests.absent import skip_or_fail
+from tests.durations import wait_until
 from tests.interop.acts import ACT, BEGIN, END, Record
-from tests.process_states import STOPPED, is_alive, members_of, states_of, until
+from tests.process_states import STOPPED, is_alive, members_of, states_of
 from tests.servers.process import run_folder
 from tests.servers.zookeeper import FAST, JAVA, classpath
 
@@ -316,12 +317,12 @@ class Candidacy:
         if self.process.poll() is None:
             # Stopped first: if its command died before it, it would give up the lock.
             self.process.send_signal(signal.SIGSTOP)
-            until(lambda: states_of(self.process.pid) <= STOPPED)
+            wait_until(lambda: states_of(self.process.pid) <= STOPPED)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         # Its command, whose parent it was, must have ended too. The next parent may reap it much later.
-        until(lambda: not any(is_alive(pid) for pid in members_of(self.process.pid)))
+        wait_until(lambda: not any(is_alive(pid) for pid in members_of(self.process.pid)))
         self._close()
 
     def _close(self) -> None:

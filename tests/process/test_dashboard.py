@@ -20,8 +20,8 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests.durations import PATIENCE, wait_until
 from tests.ports import bound
-from tests.process_states import PATIENCE, until
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
@@ -197,7 +197,7 @@ def test_a_dashboard_that_has_ended_is_noticed_and_found_again(url: str) -> None
         browser.until_shown("The dashboard does not answer")
         port = address.rpartition(":")[2]
         with served(url, "--listen", port):
-            until(lambda: "does not answer" not in browser.text())
+            wait_until(lambda: "does not answer" not in browser.text())
             browser.until_shown("orders")
 
 
@@ -209,7 +209,7 @@ def test_a_page_that_can_not_be_shown_anew_says_so(url: str) -> None:
         browser.evaluate("fetch = async () => new Response('<h1>The store is silent</h1>', {status: 503}), 0")
         browser.until_shown("The store is silent. This page shows what was known before.", "order-0")
         browser.evaluate("fetch = before, 0")
-        until(lambda: "known before" not in browser.text())
+        wait_until(lambda: "known before" not in browser.text())
 
 
 def test_a_page_finds_the_dashboard_again_after_answers_of_something_else(url: str) -> None:
@@ -264,7 +264,7 @@ def test_dead_letters_are_put_back_by_the_keyboard_alone(url: str) -> None:
             _press_until(browser, "Put back all…")
             browser.press("Enter")
             browser.until_shown("2 dead letters of 'orders' will be put back")
-            until(lambda: browser.evaluate("document.activeElement.innerText") == "Put back")
+            wait_until(lambda: browser.evaluate("document.activeElement.innerText") == "Put back")
             browser.press("Enter")
             browser.until_shown("2 dead letters put back")
             assert orders.stats().dead == 0
@@ -304,7 +304,7 @@ def test_nothing_moves_when_numbers_change(url: str) -> None:
         before = browser.evaluate(tops)
         orders = backend.queue("orders")
         held = orders.receive(max=3)
-        until(lambda: browser.text().count("locked") > 2)
+        wait_until(lambda: browser.text().count("locked") > 2)
         assert browser.evaluate(tops) == before
         for message in held:
             message.abandon()

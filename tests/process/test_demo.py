@@ -16,8 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tenure.testing import until
-from tests import process_states
+from tests.durations import until, wait_until
 from tests.process_states import children_of, is_alive
 from tests.servers import Azurite, Etcd, Kubernetes, Nats, Postgres, Redis, ZooKeeper, url_of
 
@@ -204,7 +203,7 @@ async def test_no_process_outlives_a_killed_director(start: Start, stopped: bool
     if stopped:  # as the director itself does, before it kills a worker
         os.kill(pids[0], signal.SIGSTOP)
     process.kill()
-    await until(lambda: not any(is_alive(pid) for pid in pids), within=LONG_ENOUGH, what="the end of all instances")
+    await until(lambda: not any(is_alive(pid) for pid in pids), what="the end of all instances")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def test_it_can_be_watched_in_a_browser_until_an_interrupt(start: Start) -> None
         with urlopen(found[1], timeout=30) as answer:
             return str(answer.read().decode())
 
-    process_states.until(lambda: "demo" in page())
+    wait_until(lambda: "demo" in page())
     for line in process.stderr:
         if "the dashboard stays" in line:
             break

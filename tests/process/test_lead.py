@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.process_states import PATIENCE, children_of, is_alive, send_signal_to, stop, until
+from tests.durations import PATIENCE, wait_until
+from tests.process_states import children_of, is_alive, send_signal_to, stop
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
@@ -112,7 +113,7 @@ class LeadSetup:
         def beating() -> set[int]:
             return {pid for what, token, pid in self.lines() if what == "beat" and token > after}
 
-        until(lambda: len(beating()) >= count, self.errors)
+        wait_until(lambda: len(beating()) >= count, self.errors)
         return max(self.tokens())
 
     def errors(self) -> str:
@@ -259,7 +260,7 @@ def test_a_second_signal_kills(setup: LeadSetup) -> None:
     setup.wait_for_start(count=3)
     send_signal_to(process.pid, signal.SIGTERM)
     seen = len(setup.lines())
-    until(lambda: len(setup.lines()) > seen + 20)  # it ignores the signal
+    wait_until(lambda: len(setup.lines()) > seen + 20)  # it ignores the signal
     process.terminate()
     assert process.wait(PATIENCE) == 137
     assert not any(map(is_alive, setup.pids()))
@@ -289,7 +290,7 @@ def test_a_standby_ends_at_once(setup: LeadSetup, name: str) -> None:
     setup.sh(BEATS)
     setup.wait_for_start()
     other = setup.sh("echo never 0 0 >> acts", "-v")
-    until(lambda: "SigCgt" in Path(f"/proc/{other.pid}/status").read_text() and catches(other.pid, name))
+    wait_until(lambda: "SigCgt" in Path(f"/proc/{other.pid}/status").read_text() and catches(other.pid, name))
     other.send_signal(signal.Signals[f"SIG{name}"])
     assert other.wait(PATIENCE) == 128 + signal.Signals[f"SIG{name}"]
     assert ("never", 0, 0) not in setup.lines()
@@ -309,7 +310,7 @@ def test_a_standby_prints_each_leader_once(setup: LeadSetup) -> None:
     says = r"tenure: job: standing by; first-[0-9a-f]{32}#1 leads, term 1\n"
     assert re.fullmatch(says, other.stderr.readline())
     quiet = setup.sh(BEATS, "--label", "quiet", "--retry-every", "300ms", "--quiet")
-    until(lambda: catches(quiet.pid, "TERM"))
+    wait_until(lambda: catches(quiet.pid, "TERM"))
     first.terminate()
     first.wait(PATIENCE)
     setup.wait_for_start(after=1)
@@ -340,7 +341,7 @@ def test_kill_9_ends_everything(setup: LeadSetup) -> None:
     process = setup.sh(FAMILY, "--ttl", "1000")  # long before the lease ends
     setup.wait_for_start(count=3)
     process.kill()
-    until(lambda: not any(map(is_alive, setup.pids())))
+    wait_until(lambda: not any(map(is_alive, setup.pids())))
 
 
 def test_kill_9_of_the_guard_ends_everything(setup: LeadSetup) -> None:
@@ -426,7 +427,7 @@ def test_a_store_that_stops_answering(setup: LeadSetup) -> None:
     (pid,) = setup.pids(token)
     with closing(sqlite3.connect(setup.folder / "work.db", isolation_level=None, timeout=PATIENCE)) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        until(lambda: not is_alive(pid))
+        wait_until(lambda: not is_alive(pid))
         connection.execute("ROLLBACK")
     setup.wait_for_start(after=token)  # it campaigned again, and the command has the new token
     process.terminate()
@@ -440,7 +441,7 @@ def test_a_store_that_says_no(setup: LeadSetup) -> None:
     (pid,) = setup.pids(token)
     with closing(sqlite3.connect(setup.folder / "work.db", isolation_level=None, timeout=PATIENCE)) as connection:
         connection.execute("UPDATE tenure_lease SET holder = NULL, token = token + 1")
-    until(lambda: not is_alive(pid))
+    wait_until(lambda: not is_alive(pid))
     setup.wait_for_start(after=token + 1)
     setup.check_order()
 
@@ -450,7 +451,7 @@ def test_a_store_that_says_no(setup: LeadSetup) -> None:
 
 def test_again_campaigns_with_a_new_token(setup: LeadSetup) -> None:
     process = setup.sh("echo start $TENURE_TOKEN $$ >> acts; exit 1", "--again")
-    until(lambda: len(setup.tokens()) >= 3, setup.errors)
+    wait_until(lambda: len(setup.tokens()) >= 3, setup.errors)
     process.terminate()
     assert process.wait(PATIENCE) in (1, 143)
     tokens = setup.tokens()

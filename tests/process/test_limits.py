@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
+from tests.durations import wait_until
 from tests.long import LONG
-from tests.process_states import stop, until
+from tests.process_states import stop
 from tests.servers import Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -79,7 +80,7 @@ class Fleet:
         def begun() -> list[int]:
             return [pid for _, pid, what, _ in self.lines()[seen:] if what == "begin" and pid in self._processes]
 
-        until(begun)
+        wait_until(begun)
         return begun()[-1]
 
     def kill(self, pid: int) -> None:
@@ -151,14 +152,14 @@ def test_no_limit_is_exceeded_and_no_place_is_lost(kind: str, tmp_path: Path) ->
                     fleet.kill(pid)
                     fleet.start()
             handled = len(fleet.lines())
-            until(lambda: len(fleet.lines()) > handled + 20)  # all places are free again
+            wait_until(lambda: len(fleet.lines()) > handled + 20)  # all places are free again
             queue.declare(paused=True)
-            until(lambda: queue.stats().locked == 0)
+            wait_until(lambda: queue.stats().locked == 0)
             handled = len(fleet.lines())
             time.sleep(0.5)
             assert len(fleet.lines()) == handled
             queue.declare(paused=False, rate=(10_000, 1.0))
-            until(lambda: queue.stats() == tenure.Stats())
+            wait_until(lambda: queue.stats() == tenure.Stats())
         finally:
             fleet.close()
         lines = fleet.lines()

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from tests import warm
+from tests.durations import PATIENCE, wait_until
 from tests.process.test_lead import BEATS, IGNORING, SHORT, LeadSetup
-from tests.process_states import PATIENCE, states_of, stop, until
+from tests.process_states import states_of, stop
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
@@ -46,7 +47,7 @@ class ProbedSetup(LeadSetup):
             seen.update(self.statuses().get(process.pid, {}))
             return expected.items() <= seen.items()
 
-        until(is_so, lambda: f"{expected} did not come true: {seen}\n{self.errors()}")
+        wait_until(is_so, lambda: f"{expected} did not come true: {seen}\n{self.errors()}")
         return seen
 
     @contextmanager
@@ -61,7 +62,7 @@ class ProbedSetup(LeadSetup):
         line = [sys.executable, str(Path(__file__).parent / "probed.py"), str(self.folder), fault]
         process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
         self.processes.append(process)
-        until((self.folder / "began").exists, self.errors)
+        wait_until((self.folder / "began").exists, self.errors)
         return process
 
 
@@ -139,7 +140,7 @@ def test_a_process_with_a_blocked_loop_is_not_live(setup: ProbedSetup, fault: st
     process = setup.start_probed(fault)
     assert setup.probe("--ready").returncode == 0
     (setup.folder / "go").touch()
-    until(lambda: setup.probe(wait=0.5).returncode != 0, setup.errors)
+    wait_until(lambda: setup.probe(wait=0.5).returncode != 0, setup.errors)
     probe = setup.probe(wait=0.5)
     assert probe.returncode == 69
     assert f"process {process.pid} did not answer within 0.5 s" in probe.stderr
@@ -171,7 +172,7 @@ def test_a_command_that_takes_its_time_to_end_is_live_while_its_term_is_kept(set
 def test_a_command_that_rests_is_live_and_not_ready(setup: ProbedSetup) -> None:
     process = setup.sh("exit 1", "--again")
     setup.wait_for(process, state="idle", is_live=True)
-    until(lambda: "does not campaign at present" in setup.probe("--ready").stderr, setup.errors)
+    wait_until(lambda: "does not campaign at present" in setup.probe("--ready").stderr, setup.errors)
 
 
 def test_a_place_where_no_socket_can_be_made_does_not_keep_it_from_leading(

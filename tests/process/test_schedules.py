@@ -21,8 +21,9 @@ import pytest
 import tenure.sync
 from tenure._schedule.plan import Plan
 from tenure._schedule.slots import id_of, newest, slots_of
+from tests.durations import wait_until
 from tests.long import LONG
-from tests.process_states import stop, until
+from tests.process_states import stop
 from tests.servers import Nats, Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -73,7 +74,7 @@ class Fleet:
     def newest_sender(self) -> int:
         """Wait for a further slot; return the process that has sent it."""
         before = len(self.sent())
-        until(lambda: len(self.sent()) > before and self.sent()[-1][1] in self._processes)
+        wait_until(lambda: len(self.sent()) > before and self.sent()[-1][1] in self._processes)
         return self.sent()[-1][1]
 
     def kill(self, pid: int) -> None:

@@ -21,9 +21,10 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests.durations import PATIENCE
 from tests.ports import ports_held
 from tests.process.worker_setup import ONCE, WorkerSetup
-from tests.process_states import PATIENCE, is_alive, send_signal_to
+from tests.process_states import is_alive, send_signal_to
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 

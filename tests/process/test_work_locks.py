@@ -12,8 +12,9 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests.durations import PATIENCE
 from tests.process.worker_setup import LONG, ONCE, SHORT, WorkerSetup
-from tests.process_states import PATIENCE, is_alive
+from tests.process_states import is_alive
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 

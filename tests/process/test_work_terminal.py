@@ -11,7 +11,7 @@ import pytest
 
 import tenure
 import tenure.sync
-from tests.process_states import until
+from tests.durations import wait_until
 from tests.terminal import Terminal
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
@@ -33,11 +33,11 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_bar_below_what_commands_write(url: str) -> None:
     with Terminal("work", "orders", "--on", url, "--until-empty", "--", "sh", "-c", SCRIPT) as terminal:
-        until(lambda: "1/2" in terminal.raw, lambda: terminal.raw)
+        wait_until(lambda: "1/2" in terminal.raw, lambda: terminal.raw)
         assert "\n\x1b7\x1b[1;23r\x1b8\x1b[1A" in terminal.raw  # the last line does not scroll
         assert re.search(r"\x1b7\x1b\[24;1H\x1b\[0m\x1b\[2Korders [^\n]*1/2[^\n]*\x1b8", terminal.raw)
         terminal.resize(100, 30)
-        until(lambda: "\x1b[1;29r" in terminal.raw, lambda: terminal.raw)
+        wait_until(lambda: "\x1b[1;29r" in terminal.raw, lambda: terminal.raw)
         Path("go").touch()
         assert terminal.wait() == 0
         shown = terminal.raw
@@ -50,13 +50,13 @@ def test_a_bar_below_what_commands_write(url: str) -> None:
 
 def test_a_worker_that_is_stopped_gives_the_line_back(url: str) -> None:
     with Terminal("work", "orders", "--on", url, "--until-empty", "--", "sh", "-c", SCRIPT) as terminal:
-        until(lambda: "1/2" in terminal.raw, lambda: terminal.raw)
+        wait_until(lambda: "1/2" in terminal.raw, lambda: terminal.raw)
         terminal.type(b"\x1a")
         terminal.until_stopped()
         # It may have stopped before its last output has been read here.
-        until(lambda: terminal.raw.rfind("\x1b[r") > terminal.raw.rfind("23r"), lambda: terminal.raw)
+        wait_until(lambda: terminal.raw.rfind("\x1b[r") > terminal.raw.rfind("23r"), lambda: terminal.raw)
         terminal.process.send_signal(signal.SIGCONT)
-        until(lambda: terminal.raw.rfind("\x1b[1;23r") > terminal.raw.rfind("\x1b[r"), lambda: terminal.raw)
+        wait_until(lambda: terminal.raw.rfind("\x1b[1;23r") > terminal.raw.rfind("\x1b[r"), lambda: terminal.raw)
         Path("go").touch()
         assert terminal.wait() == 0
 
@@ -69,7 +69,7 @@ def test_no_bar_where_none_is_wanted_or_none_fits(url: str, how: str) -> None:
     line = ("work", "orders", "--on", url, *options, "--", "sh", "-c", SCRIPT)
     environment = {"TERM": "dumb"} if how == "dumb" else {}
     with Terminal(*line, width=size[0], height=size[1], environment=environment) as terminal:
-        until(lambda: "two oops" in terminal.raw, lambda: terminal.raw)
+        wait_until(lambda: "two oops" in terminal.raw, lambda: terminal.raw)
         if how == "for ever":
             terminal.type(b"\x03")
         assert terminal.wait() == 0

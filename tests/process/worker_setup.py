@@ -10,7 +10,8 @@ from pathlib import Path
 import tenure
 import tenure.sync
 from tests import warm
-from tests.process_states import stop, until
+from tests.durations import wait_until
+from tests.process_states import stop
 
 LONG, SHORT = "120", "4"
 
@@ -62,7 +63,7 @@ class WorkerSetup:
         return path.read_text().splitlines() if path.exists() else []
 
     def wait(self, condition: Callable[[], object]) -> None:
-        until(condition, lambda: f"it did not happen: {self.said()}")
+        wait_until(condition, lambda: f"it did not happen: {self.said()}")
 
     def stop(self, worker: warm.Process) -> None:
         stop(worker.pid, self.folder / "work.db")

@@ -20,8 +20,9 @@ from typing import ClassVar, Self
 
 from scripts.servers import faketime
 from tests.absent import skip_or_fail
+from tests.durations import wait_until
 from tests.ports import bound
-from tests.process_states import STOPPED, is_alive, states_of, until
+from tests.process_states import STOPPED, is_alive, states_of
 from tests.servers.guard import MARK, forget
 
 START_MAX = 60.0
@@ -137,7 +138,7 @@ class Server:
         self._process.wait()
         self._process = None
         # A remaining process of PostgreSQL would block its shared memory.
-        until(lambda: not any(map(is_alive, killed)), lambda: "a server's processes outlived kill -9", within=STOP_MAX)
+        wait_until(lambda: not any(map(is_alive, killed)), lambda: "a server's processes outlived kill -9")
         forget(killed)
 
     def pause(self) -> None:
@@ -148,10 +149,9 @@ class Server:
         """
         stopped = None
         while stopped != (stopped := self._signal_all(signal.SIGSTOP)):
-            until(
+            wait_until(
                 lambda: all(states_of(pid) <= STOPPED for pid in stopped),
                 lambda: "a server's process did not stop",
-                within=STOP_MAX,
             )
 
     def resume(self) -> None:

@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Self
 
-from tests.process_states import STOPPED, states_of, until
+from tests.durations import wait_until
+from tests.process_states import STOPPED, states_of
 from tests.servers.process import Server
 
 CAN_TURN = sys.platform == "linux" and platform.machine() == "x86_64" and Path("/proc/self/task").is_dir()
 """Whether clocks of processes can be turned on this machine: the code below is machine code."""
 
-STOP_MAX = 20.0
 FUNCTION = b"__vdso_clock_gettime"
 DYNSYM = 11
 """The type of the section with the symbols."""
@@ -99,7 +99,7 @@ class TurnedProcess:
         try:
             while True:
                 os.kill(self._pid, signal.SIGSTOP)
-                until(lambda: states_of(self._pid) <= STOPPED, lambda: "a process did not stop", within=STOP_MAX)
+                wait_until(lambda: states_of(self._pid) <= STOPPED, lambda: "a process did not stop")
                 if not (outside_vdso and any(place in self._vdso for place in _executed(self._pid))):
                     break
                 os.kill(self._pid, signal.SIGCONT)
