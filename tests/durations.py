@@ -17,7 +17,10 @@ from typing import NamedTuple
 from tenure.testing import until as until_within
 
 PATIENCE = 100.0
-"""Seconds after which a test fails as hanging: before pytest ends it after 120, which can't say what it waited for."""
+"""Seconds after which a test fails as hanging: before pytest ends it, which can't say what it waited for."""
+
+ANSWERED_WITHIN = 60.0
+"""Seconds that a client of a store waits for an answer, where no test is about that: as many as it allows."""
 
 LATE_BY = 10
 """How many times in a row what a test waits for may be woken late: a request through a server wakes several threads."""

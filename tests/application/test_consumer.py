@@ -23,14 +23,8 @@ from tenure._queue.message import Stats
 from tenure._queue.received import BlockingMessage, Received
 from tenure._timing import Timing
 from tenure.events import HandlerOverran
-from tenure.testing import until
 from tests.consuming import consume_down_to
-
-PATIENCE = 60.0
-"""Seconds after which a test fails as hanging."""
-
-LOCK = 3.0
-"""Seconds for which a lock is kept, and renewed, on a machine that is busy with other things."""
+from tests.durations import PATIENCE, stretched, until, wait_until
 
 
 @pytest.fixture
@@ -84,7 +78,7 @@ def test_plain_functions_run_in_threads() -> None:
 def test_the_awaitable_of_a_plain_function_is_awaited() -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue = backend.queue("orders", lock=LOCK)
+            queue = backend.queue("orders", lock=30)
             await queue.send(b"a")
             seen: list[bytes] = []
 
@@ -102,13 +96,14 @@ def test_the_awaitable_of_a_plain_function_is_awaited() -> None:
 def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue = backend.queue("orders", lock=LOCK)
+            lock = stretched(3.0)
+            queue = backend.queue("orders", lock=lock)
             await queue.send(b"a")
             counts: list[int] = []
 
             def blocks(message: Any) -> None:
                 counts.append(message.delivery_count)
-                time.sleep(LOCK + 0.5)  # longer than its lock, and nothing else runs on the loop
+                time.sleep(1.2 * lock)  # longer than its lock, and nothing else runs on the loop
 
             async def blocks_the_loop(message: Any) -> None:
                 blocks(message)
@@ -123,7 +118,7 @@ def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
 def test_a_blocked_loop_keeps_no_waiting_messages() -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue, broker = backend.queue("orders", lock=LOCK), backend._connection.opened.broker  # type: ignore[union-attr]
+            queue, broker = backend.queue("orders", lock=stretched(3.0)), backend._connection.opened.broker  # type: ignore[union-attr]
             await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(500)])
             blocked, looked = threading.Event(), threading.Event()
             taken: list[bytes] = []
@@ -145,7 +140,7 @@ def test_a_blocked_loop_keeps_no_waiting_messages() -> None:
                     looked.set()
 
             async def look() -> list[tuple[bytes, int]]:
-                await until(are_given_back, within=PATIENCE)
+                await until(are_given_back)
                 claim = await broker.receive("orders", 1_000, 60.0)
                 return [(one.body, one.delivery_count) for one in claim.deliveries]
 
@@ -167,7 +162,7 @@ def test_a_thread_can_not_be_stopped_and_its_lock_runs_out() -> None:
     async def main() -> None:
         go_on, entered = threading.Event(), threading.Event()
         async with connect("memory:") as backend:
-            queue = backend.queue("orders", lock=1.0, max_deliveries=5)
+            queue = backend.queue("orders", lock=stretched(1.0), max_deliveries=5)
             await queue.send(b"a")
 
             def stuck(message: Any) -> None:
@@ -176,7 +171,7 @@ def test_a_thread_can_not_be_stopped_and_its_lock_runs_out() -> None:
 
             consuming = asyncio.ensure_future(queue.consume(stuck))
             try:
-                await until(entered.is_set, within=PATIENCE)
+                await until(entered.is_set)
                 async with asyncio.timeout(PATIENCE):
                     await queue.drain(grace=0.1)
                     await consuming
@@ -214,8 +209,8 @@ def test_a_thread_that_ends_after_the_grace_of_a_drain_is_judged_by_its_outcome(
             consuming = asyncio.ensure_future(
                 queue.consume(handler, sessions=session is not None, concurrency=1, on_error=note)
             )
-            await until(entered.is_set, within=PATIENCE)
-            asyncio.get_running_loop().call_later(0.3, go_on.set)
+            await until(entered.is_set)
+            asyncio.get_running_loop().call_later(stretched(0.3), go_on.set)
             await queue.drain(grace=0.1)
             await consuming
             match what:
@@ -239,7 +234,7 @@ def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by:
         go_on, entered = threading.Event(), threading.Event()
         events: list[Any] = []
         async with connect("memory:", on_event=events.append) as backend:
-            queue = backend.queue("orders", lock=2.0, max_deliveries=5)
+            queue = backend.queue("orders", lock=stretched(2.0), max_deliveries=5)
             await queue.send(b"a", session="s")
 
             def stuck(message: Any) -> None:
@@ -253,12 +248,12 @@ def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by:
             workers = 2 if ended_by == "failure" else 1
             consuming = asyncio.ensure_future(queue.consume(stuck, sessions=True, concurrency=workers, max_hold=most))
             try:
-                await until(entered.is_set, within=PATIENCE)
+                await until(entered.is_set)
                 broker: Any = queue._context.broker
                 lock = broker._memory.queues["orders"].live.sessions["s"]
                 first = lock.locked_until
                 if ended_by != "max_hold":
-                    await until(lambda: lock.locked_until > first, within=PATIENCE, what="its renewal")
+                    await until(lambda: lock.locked_until > first, what="its renewal")
                 async with asyncio.timeout(PATIENCE):
                     match ended_by:
                         case "drain":
@@ -268,7 +263,7 @@ def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by:
                             consuming.cancel()
                             await asyncio.wait({consuming})
                         case "max_hold":
-                            await until(overruns, within=PATIENCE)
+                            await until(overruns)
                         case "failure":
                             accept, broker.accept = broker.accept, refused
                             await queue.send(b"b", session="t")
@@ -389,7 +384,7 @@ def test_a_process_that_dies_harms_its_own_message_only(tmp_path: Path) -> None:
             assert "in record_pid" in dead.error.traceback
             assert len([one for one in failures if one[0] != b"odd"]) == 2
             assert len(list(tmp_path.iterdir())) == 2 + 2 + 2 + 10  # no other message was delivered twice
-            await until(lambda: all(is_gone(pid) for pid in pids(tmp_path)), within=PATIENCE)
+            await until(lambda: all(is_gone(pid) for pid in pids(tmp_path)))
 
     asyncio.run(main())
 
@@ -405,19 +400,19 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
 
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue = backend.queue("orders", lock=LOCK if why == "denied" else 60.0)
+            queue = backend.queue("orders", lock=stretched(3.0) if why == "denied" else 60.0)
             options: dict[str, Any] = {
                 "sessions": session is not None,
                 "concurrency": 2,
-                "max_hold": 3.0 if why == "max_hold" else 600.0,
+                "max_hold": stretched(3.0) if why == "max_hold" else 600.0,
                 "on_error": lambda message, error: failures.append((message.body, str(error))),
             }
             consuming = asyncio.ensure_future(queue.consume(record_pid, run_in="process", **options))
             # To make a process can take longer than that max_hold; one that is made is kept for the next message.
             await queue.send(b"at once", session=session)
-            await until(lambda: _is_empty(queue), within=PATIENCE)
+            await until(lambda: _is_empty(queue))
             await queue.send(b"long", headers={"folder": str(tmp_path)}, session=session)
-            await until(lambda: pids(tmp_path), within=PATIENCE)
+            await until(lambda: pids(tmp_path))
             [pid] = pids(tmp_path)
             await until(lambda: alive(pid) > 1, what="what it starts")
             if why == "denied":
@@ -429,7 +424,7 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
                         one.token = -1
             elif why == "drain":
                 await queue.drain(grace=0.1)
-            await until(lambda: is_gone(pid), within=PATIENCE)
+            await until(lambda: is_gone(pid))
             if why == "max_hold":
                 await until(lambda: any(body == b"long" and "max_hold" in error for body, error in failures))
             elif why == "drain":
@@ -472,7 +467,7 @@ async def main():
         listening = asyncio.ensure_future(other.consume(handler, grace=1.0))
         for seconds in ("0.2", "60", "60", "60"):
             await queue.send(seconds.encode())
-        await queue.consume(handler, concurrency=2, grace=2.0)
+        await queue.consume(handler, concurrency=2, grace=GRACE)
         await listening  # ended by the same signal
         stats = await queue.stats()
         counts = [one.delivery_count for one in await queue.receive(10)]
@@ -484,7 +479,8 @@ asyncio.run(main())
 
 @pytest.mark.process
 def test_sigterm_ends_it_gracefully() -> None:
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SERVER)], stdout=subprocess.PIPE, text=True)
+    program = textwrap.dedent(SERVER.replace("GRACE", repr(stretched(2.0))))
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
         for _ in range(2):
@@ -508,7 +504,7 @@ def handler(message):
 
 async def main():
     async with tenure.connect("memory:") as backend:
-        queue = backend.queue("orders", lock=6)
+        queue = backend.queue("orders", lock=%(lock)r)
         await queue.send(b"a", session=%(session)r)
         await queue.consume(handler, grace=0.1, sessions=%(session)r is not None)
         print("over", (await queue.stats()).locked, flush=True)
@@ -520,7 +516,7 @@ asyncio.run(main())
 @pytest.mark.process
 @pytest.mark.parametrize("session", [None, "s"])
 def test_a_thread_that_is_stuck_does_not_keep_the_process(session: str | None) -> None:
-    program = textwrap.dedent(STUCK % {"session": session})
+    program = textwrap.dedent(STUCK % {"session": session, "lock": stretched(6.0)})
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
@@ -568,10 +564,7 @@ def test_no_process_outlives_its_consumer(number: signal.Signals, tmp_path: Path
         child.kill()
         child.wait()
     assert output == ("over 1\n" if number is signal.SIGTERM else "")
-    began = time.monotonic()
-    while not is_gone(pid):
-        assert time.monotonic() - began < PATIENCE
-        time.sleep(0.05)
+    wait_until(lambda: is_gone(pid))
 
 
 async def test_a_hook_that_fails_is_reported_and_ends_no_consumer() -> None:
@@ -589,9 +582,7 @@ async def test_a_hook_that_fails_is_reported_and_ends_no_consumer() -> None:
         queue = backend.queue("orders")
         await queue.send(b"one")
         consuming = asyncio.ensure_future(queue.consume(handle, retry=tenure.RetryPolicy(initial=0)))
-        async with asyncio.timeout(PATIENCE):
-            while await queue.stats() != tenure.Stats():
-                await asyncio.sleep(0.01)
+        await until(lambda: _is_empty(queue))
         await queue.drain()
         await consuming
     assert reported == ["on_event of tenure failed"]  # once, for the first failure

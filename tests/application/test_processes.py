@@ -9,6 +9,7 @@ import importlib
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
+import re
 import select
 import signal
 import subprocess
@@ -30,12 +31,9 @@ from tenure._queue.outcomes import NotBegun
 from tenure._queue.processes import HandlerDied, Lock, Processes
 from tenure._queue.received import Received
 from tenure.events import Event, HandlerNotBegun
-from tenure.testing import until
+from tests.durations import PATIENCE, stretched, until, wait_until
 
 pytestmark = pytest.mark.process
-
-PATIENCE = 60.0
-"""Seconds after which a test fails as hanging."""
 
 
 def output_of(program: str, folder: Path, *arguments: str, stdin: bool = False) -> str:
@@ -185,9 +183,9 @@ def test_a_failure_to_make_a_process_is_not_counted(
             consuming = asyncio.ensure_future(
                 queue.consume(odd_results, run_in="process", on_error=note, sessions=session is not None)
             )
-            await until(lambda: failures, within=PATIENCE)
+            await until(lambda: failures)
             monkeypatch.undo()
-            await until(lambda: _is_left(queue, dead=0), within=PATIENCE)
+            await until(lambda: _is_left(queue, dead=0))
             await queue.drain()
             await consuming
             assert {type(error) for error in failures} == {NotBegun}
@@ -209,7 +207,9 @@ def forking(message: Received) -> None:
     if pid == 0:
         if message.body == b"long":
             os.setsid()  # no signal for the group reaches it
-        time.sleep(20)
+        give_up = time.monotonic() + 2 * PATIENCE
+        while not os.path.exists(str(message.headers["over"])) and time.monotonic() < give_up:
+            time.sleep(0.05)
         os._exit(0)
     if message.body == b"long":
         time.sleep(3600)
@@ -219,29 +219,34 @@ def forking(message: Received) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("body", [b"short", b"long"])
-def test_what_a_handler_has_forked_does_not_hide_its_end(body: bytes, raw: bool) -> None:
+def test_what_a_handler_has_forked_does_not_hide_its_end(body: bytes, raw: bool, tmp_path: Path) -> None:
     failures: list[tuple[bytes, str]] = []
+    over = tmp_path / "over"  # until it is there, the child of the handler runs
 
     async def main() -> None:
         async with connect("memory:") as backend:
             queue = backend.queue("orders", lock=30)
             options: dict[str, Any] = {
                 "concurrency": 1,
-                "max_hold": 600.0 if body == b"short" else 3.0,
+                "max_hold": 600.0 if body == b"short" else stretched(3.0),
                 "retry": tenure.RetryPolicy(initial=0),
                 "on_error": lambda message, error: failures.append((message.body, str(error))),
             }
             consuming = asyncio.ensure_future(queue.consume(forking, run_in="process", **options))
             # To make a process can take longer than that max_hold; one that is made is kept for the next message.
             await queue.send(b"well")
-            await until(lambda: _is_left(queue, dead=0), within=PATIENCE)
-            await queue.send(body, headers={"raw": raw})
-            await until(lambda: [one for one in failures if one[0] == body], within=15)  # its child runs for longer
-            await until(lambda: _is_left(queue, dead=0), within=PATIENCE)  # in another process
+            await until(lambda: _is_left(queue, dead=0))
+            await queue.send(body, headers={"raw": raw, "over": str(over)})
+            await until(lambda: [one for one in failures if one[0] == body])
+            over.touch()
+            await until(lambda: _is_left(queue, dead=0))  # in another process
             await queue.drain()
             await consuming
 
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    finally:
+        over.touch()
     [first, *_] = [error for failed, error in failures if failed == body]
     assert ("SIGKILL" if body == b"short" else "max_hold") in first
 
@@ -271,10 +276,10 @@ def test_a_process_that_has_ended_leaves_nothing_open() -> None:
                 )
                 for number in range(4):
                     await queue.send(b"x")
-                    await until(lambda: len(failures) > number, within=PATIENCE)  # noqa: B023
+                    await until(lambda: len(failures) > number)  # noqa: B023
                 await queue.drain(grace=0.0)
                 await consuming
-                await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before, within=PATIENCE)
+                await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before)
             finally:
                 gc.enable()
 
@@ -325,10 +330,7 @@ def test_a_process_that_dies_of_a_body_while_it_reads_it_is_counted() -> None:
             outcome.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
-    began = time.monotonic()
-    while select.select([], [pipe], [], 0)[1]:  # until no more of the body fits into the pipe
-        assert time.monotonic() - began < PATIENCE
-        time.sleep(0.01)
+    wait_until(lambda: not select.select([], [pipe], [], 0)[1])  # no more of the body fits into the pipe
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(HandlerDied, match="SIGKILL"):
         outcome.result(PATIENCE)
@@ -342,10 +344,7 @@ def test_at_exit_a_process_may_have_been_collected_and_closed_meanwhile() -> Non
     finalizer = process._finalizer  # which the interpreter may have begun to call
     call, arguments = finalizer._callback, finalizer._args  # type: ignore[attr-defined]
     processes.close()  # on a thread
-    give_up = time.monotonic() + PATIENCE
-    while not process._process._closed:  # type: ignore[attr-defined]
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_until(lambda: process._process._closed)  # type: ignore[attr-defined]
     call(*arguments)
 
 
@@ -364,7 +363,7 @@ async def main():
         await asyncio.to_thread(sys.stdin.readline)
         if not os.fork():  # it inherits the consumer's open files
             os.close(1)
-            time.sleep(20)
+            time.sleep(FORKED)
             os._exit(0)
         print("forked", flush=True)
         await consuming
@@ -380,8 +379,10 @@ if __name__ == "__main__":
 def test_no_process_outlasts_the_lock(number: signal.Signals, session: str | None, tmp_path: Path) -> None:
     program = tmp_path / "orphaned.py"
     # Stopped, the consumer lets the lock run out; killed, it is missed sooner, and sooner than its pipes are closed.
-    lock, within = (6.0, 6.0) if number is signal.SIGSTOP else (120.0, 12.0)
-    program.write_text(textwrap.dedent(ORPHANED.replace("SESSION", repr(session)).replace("LOCK", repr(lock))))
+    within = stretched(6.0 if number is signal.SIGSTOP else 12.0)
+    lock = within if number is signal.SIGSTOP else 10 * within
+    settings = {"SESSION": session, "LOCK": lock, "FORKED": 2 * within}
+    program.write_text(re.sub("|".join(settings), lambda found: repr(settings[found[0]]), textwrap.dedent(ORPHANED)))
     pipe, command = subprocess.PIPE, [sys.executable, str(program)]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
         assert child.stdin is not None
@@ -391,29 +392,30 @@ def test_no_process_outlasts_the_lock(number: signal.Signals, session: str | Non
             child.stdin.write("\n")
             child.stdin.flush()
             assert child.stdout.readline() == "forked\n"
-            time.sleep(1.0)
+            time.sleep(within / 10)
             assert not is_gone(pid)
             child.send_signal(number)
-            began = time.monotonic()
-            while not is_gone(pid):
-                assert time.monotonic() - began < within  # it was locked before that
-                time.sleep(0.02)
+            signalled_at = time.monotonic()
+            wait_until(lambda: is_gone(pid))
+            assert time.monotonic() - signalled_at < within  # it was locked before that
         finally:
             child.kill()
 
 
 def patient(message: Received) -> None:
-    time.sleep(4)
+    time.sleep(float(message.body))
 
 
 @pytest.mark.parametrize("session", [None, "s"])
 def test_a_process_goes_on_as_long_as_its_lock_is_renewed(session: str | None) -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue = backend.queue("orders", lock=3, max_deliveries=1)
-            await queue.send(b"x", session=session)
+            lock = stretched(3.0)
+            queue = backend.queue("orders", lock=lock, max_deliveries=1)
+            await queue.send(str(1.3 * lock).encode(), session=session)
             consuming = queue.consume(patient, run_in="process", until_empty=True, sessions=session is not None)
-            asyncio.get_running_loop().call_later(1.5, time.sleep, 2.5)  # the loop is blocked; locks are kept elsewhere
+            # The loop is blocked; locks are kept elsewhere.
+            asyncio.get_running_loop().call_later(0.5 * lock, time.sleep, 0.8 * lock)
             await consuming
             assert await _is_left(queue, dead=0)
 

@@ -33,10 +33,9 @@ from tenure.testing.conformance import (
 )
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import ring_alarms
+from tests.durations import ANSWERED_WITHIN
 from tests.servers import RabbitMQ, shared
 from tests.stores.rabbitmq.opened import ended_locks
-
-PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 
 
 class NotingBroker(FaultyBroker):
@@ -84,7 +83,8 @@ class RabbitQueueHarness(QueueHarness):
 
     async def open(self) -> Broker:
         proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
-        backend = rabbitmq.open(Url.parse(f"amqp://{proxy.host}:{proxy.port}/?timeout={PATIENCE}"), clock=self._clock)
+        url = Url.parse(f"amqp://{proxy.host}:{proxy.port}/?timeout={ANSWERED_WITHIN}")
+        backend = rabbitmq.open(url, clock=self._clock)
         self._backends.append(backend)
         broker = cast(Broker, NotingBroker(backend.broker, self._note_timed))
         self._proxies[id(broker)] = proxy

@@ -27,9 +27,8 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy, late
+from tests.durations import ANSWERED_WITHIN
 from tests.servers import Redis, shared
-
-PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 
 
 class RedisSetup:
@@ -49,7 +48,7 @@ class RedisSetup:
 
     async def backend(self) -> redis.RedisBackend:
         proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
-        backend = redis.open(Url.parse(f"redis://{proxy.host}:{proxy.port}/0?timeout={PATIENCE}"))
+        backend = redis.open(Url.parse(f"redis://{proxy.host}:{proxy.port}/0?timeout={ANSWERED_WITHIN}"))
         self._backends.append(backend)
         await backend.leases.inspect("warm")  # connected, so that a fault concerns the test's request
         for port in (backend.leases, backend.broker):
