@@ -16,10 +16,7 @@ from tenure._backend import connect
 from tenure._queue.lock_renewer import LockRenewer
 from tenure._queue.message import Stats
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure.testing import until
-
-PATIENCE = 30.0
-"""Seconds after which a test fails as hanging."""
+from tests.durations import PATIENCE, until
 
 MOMENTS = 16
 """Starting takes at least so many turns of the loop."""
@@ -35,7 +32,7 @@ async def nothing_is_renewed() -> AsyncIterator[None]:
         return [one for one in found if not one._ended]
 
     yield
-    await until(lambda: not kept(), within=PATIENCE)
+    await until(lambda: not kept())
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tenure import dashboard
 from tenure._dashboard import shown
 from tenure._dashboard.sampler import Sampler
 from tenure.errors import ConfigError, Unavailable
-from tenure.testing import until
+from tests.durations import until
 from tests.sharing import sharing_in
 
 httpx = pytest.importorskip("httpx")

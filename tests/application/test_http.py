@@ -13,6 +13,8 @@ from uuid import uuid4
 
 import pytest
 
+from tests.durations import PATIENCE, until
+
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("httpx")
@@ -28,9 +30,7 @@ from tenure import Message, Service, Stats, Unavailable
 from tenure._http import source
 from tenure._http.source import FRESH, Remembered
 from tenure.telemetry import Metrics
-from tenure.testing import until
 
-PATIENCE = 60.0
 KEDA_WAITS = 3.0
 """Seconds after which KEDA gives up."""
 
@@ -90,13 +90,13 @@ async def test_ready_is_200_while_the_service_runs_only_and_live_always(service:
         assert (before.status_code, before.text) == (503, "the service does not run yet, or not any more\n")
         assert (await client.get("/live")).status_code == 200
         async with service.running():
-            await until(lambda: is_ready(client), within=PATIENCE)
+            await until(lambda: is_ready(client))
             live = await client.get("/live")
             assert (live.status_code, live.text, live.headers["cache-control"]) == (200, "live\n", "no-store")
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/live")).status_code == 200
         async with service.running():  # it can be run again
-            await until(lambda: is_ready(client), within=PATIENCE)
+            await until(lambda: is_ready(client))
 
 
 async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_would_not_help(
@@ -104,7 +104,7 @@ async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_woul
 ) -> None:
     app = tenure.http.app(service)
     async with client_of(app) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         broker = service.backend.queue("orders")._context.broker
 
         async def cut(*_: Any) -> Any:
@@ -116,7 +116,7 @@ async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_woul
         async def is_unready() -> bool:
             return not await is_ready(client)
 
-        await until(is_unready, within=PATIENCE)
+        await until(is_unready)
         assert (await client.get("/ready")).text == "not ready: the handler of orders\n"
         assert (await client.get("/live")).status_code == 200
         await asyncio.sleep(FRESH)  # an earlier answer serves no longer
@@ -126,7 +126,7 @@ async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_woul
             assert answer.status_code == (503 if "keda" in path else 200)
         monkeypatch.undo()
         await service.backend.queue("orders").send(b"x")  # a hint: it asks at once, and not after a pause
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         assert (await client.get("/keda/v1/queues/orders")).status_code == 200
 
 
@@ -141,7 +141,7 @@ async def test_a_renewal_thread_that_hangs_makes_it_neither_live_nor_ready(servi
     released = threading.Event()
     async with client_of(tenure.http.app(service)) as client, service.running():
         await asyncio.wait_for(leading.wait(), PATIENCE)
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         thread = service.backend._connection.require_open()[0]
         assert thread.loop is not None
         thread.loop.call_soon_threadsafe(released.wait, PATIENCE)
@@ -154,7 +154,7 @@ async def test_a_renewal_thread_that_hangs_makes_it_neither_live_nor_ready(servi
             assert (await client.get("/metrics")).status_code == 200
         finally:
             released.set()
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         assert (await client.get("/live")).status_code == 200
 
 
@@ -170,7 +170,7 @@ async def test_the_backlog_is_what_is_ready_and_what_is_locked(service: Service)
         async def is_locked() -> bool:
             return (await queue.stats()).locked >= 3
 
-        await until(is_locked, within=PATIENCE)
+        await until(is_locked)
         answer = await client.get("/keda/v1/queues/orders")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
         assert answer.headers["cache-control"] == "no-store"
@@ -186,7 +186,7 @@ async def test_the_backlog_is_what_is_ready_and_what_is_locked(service: Service)
 async def test_a_queue_without_a_handler_is_404(service: Service) -> None:
     async with client_of(tenure.http.app(service)) as client, service.running():
         await service.backend.queue("others").send(b"x")
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         for path in ("others", "orders/", "order", "", "ORDERS"):
             answer = await client.get(f"/keda/v1/queues/{path}")
             assert answer.status_code == 404, path
@@ -205,7 +205,7 @@ async def test_every_name_of_a_queue_can_be_asked_for(url: str, name: str) -> No
 
     app = tenure.http.app(service)
     async with client_of(app) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         request = client.build_request("GET", "/")
         request.url = httpx.URL("http://service", raw_path=b"/keda/v1/queues/" + quote(name, safe="/").encode())
         answer = await client.send(request)
@@ -217,7 +217,7 @@ async def test_a_store_that_is_silent_is_503_in_time_and_the_next_answer_is_a_ne
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with client_of(tenure.http.app(service)) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         broker = service.backend.queue("orders")._context.broker
         asked = 0
 
@@ -238,7 +238,7 @@ async def test_a_store_that_is_silent_is_503_in_time_and_the_next_answer_is_a_ne
 
 async def test_requests_share_one_question_for_a_second(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     async with client_of(tenure.http.app(service)) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         broker = service.backend.queue("orders")._context.broker
         asked = 0
         stats = broker.stats
@@ -339,7 +339,7 @@ async def test_metrics_have_what_was_done_what_runs_and_what_waits(service: Serv
                 and numbers.get(("tenure_queue_messages", "orders", "locked")) == 1.0
             )
 
-        await until(is_handled, within=PATIENCE)
+        await until(is_handled)
         numbers = await found()
         assert numbers["tenure_messages_sent_total", "orders"] == 2.0
         assert numbers["tenure_messages_received_total", "orders"] == 2.0
@@ -363,7 +363,7 @@ async def test_the_two_handlers_of_a_queue_are_added_up(service: Service) -> Non
             found = samples((await client.get("/metrics")).text)
             return found.get(("tenure_handlers_running", "orders")) == 2.0
 
-        await until(are_both_running, within=PATIENCE)
+        await until(are_both_running)
         found = samples((await client.get("/metrics")).text)
         assert found["tenure_handlers_concurrency", "orders"] == 7.0
         service.stop(0.0)
@@ -409,7 +409,7 @@ async def test_metrics_and_numbers_need_the_token_and_probes_do_not(
     monkeypatch.setenv(tenure.http.TOKEN_VARIABLE, token)  # one from a file ends with a newline
     headers = {} if header is None else {"authorization": header.encode()}
     async with client_of(tenure.http.app(service)) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         for path in ("/metrics", "/keda/v1/queues/orders", "/keda/v1/queues/unknown"):
             answer = await client.get(path, headers=headers)
             if is_right:
@@ -432,7 +432,7 @@ async def test_it_can_be_mounted_below_a_path(service: Service) -> None:
         async def is_ready_below() -> bool:
             return bool((await client.get("/tenure/ready")).status_code == 200)
 
-        await until(is_ready_below, within=PATIENCE)
+        await until(is_ready_below)
         for path in ("live", "ready", "metrics", "keda/v1/queues/orders"):
             assert (await client.get(f"/tenure/{path}")).status_code == 200
 
@@ -440,7 +440,7 @@ async def test_it_can_be_mounted_below_a_path(service: Service) -> None:
 @pytest.mark.parametrize("path", ["/live", "/ready", "/metrics", "/keda/v1/queues/orders"])
 async def test_nothing_can_be_changed(service: Service, path: str) -> None:
     async with client_of(tenure.http.app(service)) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         head = await client.head(path)
         assert (head.status_code, head.text) == (200, "")
         for method in ("POST", "PUT", "DELETE", "PATCH"):
@@ -460,19 +460,19 @@ def plain_service(url: str) -> tenure.sync.Service:
 
 async def test_a_service_without_asyncio_has_the_same(plain_service: tenure.sync.Service) -> None:
     async with client_of(tenure.http.app(plain_service)) as client, plain_service.service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         await asyncio.to_thread(plain_service.backend.queue("orders").send, b"x")
 
         async def is_handled() -> bool:
             found = samples((await client.get("/metrics")).text)
             return found.get(("tenure_messages_handled_total", "completed", "orders")) == 1.0
 
-        await until(is_handled, within=PATIENCE)
+        await until(is_handled)
 
         async def is_empty() -> bool:
             return bool((await client.get("/keda/v1/queues/orders")).json()["backlog"] == 0)
 
-        await until(is_empty, within=PATIENCE)
+        await until(is_empty)
 
 
 async def test_a_service_with_leaders_only_needs_no_queue(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,12 +483,12 @@ async def test_a_service_with_leaders_only_needs_no_queue(url: str, monkeypatch:
         await asyncio.sleep(3_600)
 
     async with client_of(tenure.http.app(service)) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
 
         async def leads() -> bool:
             return samples((await client.get("/metrics")).text).get(("tenure_leader", "chair")) == 1.0
 
-        await until(leads, within=PATIENCE)
+        await until(leads)
         assert (await client.get("/keda/v1/queues/orders")).status_code == 404
 
 
@@ -501,7 +501,7 @@ async def test_an_answer_that_takes_too_long_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr(source, "ANSWER_WITHIN", 0.05)
     async with client_of(tenure.http.app(service)) as client, service.running():
-        await until(lambda: is_ready(client), within=PATIENCE)
+        await until(lambda: is_ready(client))
         broker = service.backend.queue("orders")._context.broker
 
         async def hang(*_: Any) -> Any:

@@ -14,7 +14,7 @@ from tenure._backends.memory import MemoryLeases
 from tenure._connection import Elections
 from tenure._queue.message import Stats
 from tenure._runtime.clock import SystemClock
-from tenure.testing import until
+from tests.durations import until
 
 
 async def test_a_backend_is_opened_and_closed_and_opened_again() -> None:

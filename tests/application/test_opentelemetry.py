@@ -9,6 +9,8 @@ from uuid import uuid4
 
 import pytest
 
+from tests.durations import PATIENCE, until
+
 pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry import trace
@@ -23,9 +25,7 @@ import tenure
 import tenure.sync
 from tenure import Message, Outgoing, Reject, RetryPolicy
 from tenure.telemetry import OpenTelemetry
-from tenure.testing import until
 
-PATIENCE = 60.0
 AT_ONCE = RetryPolicy(initial=0.0, maximum=0.0)
 SECRET = "customer 4711"
 
@@ -202,7 +202,7 @@ async def test_the_span_that_is_current_where_consuming_began_is_not_the_parent_
         with recorded.tracer.start_as_current_span("request") as request:
             await queue.send(b"a")
             await queue.send(b"b", headers={"traceparent": "none"})
-        await until(lambda: len(handled) == 2, within=PATIENCE)
+        await until(lambda: len(handled) == 2)
         await queue.drain()
         await consuming
     processed = {
@@ -483,7 +483,7 @@ async def test_a_term_is_a_span_of_its_own(url: str, recorded: Recorded) -> None
             async def lead(term: tenure.Term) -> None: ...
 
             await backend.election("chair").run(lead)
-        await until(lambda: recorded.spans("lead chair"), within=PATIENCE)
+        await until(lambda: recorded.spans("lead chair"))
     span = recorded.span("lead chair")
     assert (span.kind, span.parent, span.status.status_code) == (SpanKind.INTERNAL, None, StatusCode.UNSET)
     assert attributes_of(span) == {
@@ -519,7 +519,7 @@ async def test_metrics_have_the_names_units_and_values_of_the_conventions(url: s
             assert [(found, one.value) for found, one in points(held)] == [({"tenure.election.name": "chair"}, 1)]
 
         await backend.election("chair").run(lead)
-        await until(lambda: "tenure.election.terms" in recorded.metrics(), within=PATIENCE)
+        await until(lambda: "tenure.election.terms" in recorded.metrics())
     found = recorded.metrics()
     assert {name: metric.unit for name, metric in found.items()} == {
         "messaging.client.operation.duration": "s",
@@ -593,7 +593,7 @@ async def test_no_metric_has_an_attribute_with_very_many_values(url: str, record
         async def all_dead() -> bool:
             return (await queue.stats()).dead == 30
 
-        await until(all_dead, within=PATIENCE)
+        await until(all_dead)
         await queue.drain()
         await consuming
         await backend.queue(f"orders.replies.{'0' * 16}").send(b"x")

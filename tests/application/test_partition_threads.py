@@ -15,7 +15,8 @@ import pytest
 import tenure
 import tenure.sync
 from tenure.events import Event, TermBegan
-from tests.application.test_threads import IMPATIENT, PATIENCE, nothing_left_behind, wait_until
+from tests.application.test_threads import IMPATIENT, nothing_left_behind
+from tests.durations import PATIENCE, wait_until
 
 __all__ = ["nothing_left_behind"]  # a fixture
 

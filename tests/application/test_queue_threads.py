@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -19,8 +19,7 @@ import tenure
 import tenure._runtime.loop_thread
 import tenure.sync
 from tenure._runtime.loop_thread import LoopThread
-
-PATIENCE = 30.0
+from tests.durations import PATIENCE, stretched, wait_until
 
 
 @pytest.fixture
@@ -29,18 +28,11 @@ def backend() -> Iterator[tenure.sync.Backend]:
         yield backend
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
-
-
 def test_send_receive_complete(backend: tenure.sync.Backend) -> None:
     queue = backend.queue("orders")
     assert queue.send(b"one", id="1", headers={"kind": "test"}) == "1"
     assert len(queue.send_batch([tenure.Outgoing(b"two"), tenure.Outgoing(b"three")])) == 2
-    messages = queue.receive(max=10, wait=1)
+    messages = queue.receive(max=10, wait=PATIENCE)
     assert [message.body for message in messages] == [b"one", b"two", b"three"]
     for message in messages:
         message.complete()
@@ -123,14 +115,14 @@ def test_a_session(backend: tenure.sync.Backend) -> None:
     queue = backend.queue("orders")
     for n in range(3):
         queue.send(b"%d" % n, session="ann")
-    with queue.session(wait=1) as session:
+    with queue.session(wait=PATIENCE) as session:
         assert session.name == "ann"
         assert session.state is None
         session.set_state(b"begun")
         for message in session:
             message.complete()
         assert not session.is_lost
-    with queue.session("ann", wait=1) as session:
+    with queue.session("ann", wait=PATIENCE) as session:
         assert session.state == b"begun"
         assert session.receive() == []
 
@@ -176,13 +168,17 @@ def test_a_hook_that_blocks_delays_no_renewal(backend: tenure.sync.Backend) -> N
         go_on.wait(PATIENCE)
 
     consuming = threading.Thread(target=lambda: queue.consume(handle, on_error=hook, until_empty=True))
-    with backend.election("chair", ttl=3).campaign() as term:
+    ttl = stretched(3.0)
+    with backend.election("chair", ttl=ttl).campaign() as term:
         consuming.start()
         assert blocked.wait(PATIENCE)
-        until = time.monotonic() + 3.5
-        while time.monotonic() < until:  # longer than a lease
+        until = time.monotonic() + 1.2 * ttl
+
+        def is_over() -> bool:
             term.check()
-            time.sleep(0.01)
+            return time.monotonic() > until
+
+        wait_until(is_over)  # longer than a lease
         queue.pause()
         go_on.set()
         queue.drain()
@@ -235,7 +231,7 @@ def test_drain_waits_for_what_runs(backend: tenure.sync.Backend) -> None:
 
     def handle(message: tenure.sync.Message) -> None:
         begun.set()
-        assert not drained.wait(0.2)
+        assert not drained.wait(stretched(0.2))
         handled.append(message.body)
 
     consuming = threading.Thread(target=lambda: queue.consume(handle))

@@ -24,10 +24,9 @@ from tenure._schedule import schedule as module
 from tenure._schedule.plan import Plan, Record
 from tenure.errors import MessageRefused
 from tenure.events import BrokerUnanswered, Event, SlotSent, SlotsSkipped, SlotsWithheld
-from tenure.testing import until
 from tests.application.queue_setup import QueueSetup, in_virtual_time
+from tests.durations import PATIENCE, until
 
-PATIENCE = 60.0
 OFTEN = 0.1
 RARELY = "0 0 29 2 *"
 
@@ -178,7 +177,7 @@ async def test_a_long_or_odd_name_is_as_good_as_any(url: str, name: str) -> None
 async def test_a_new_schedule_begins_with_its_next_slot(url: str) -> None:
     async with tenure.connect(url) as backend:
         async with running(backend.schedule("yearly", RARELY, queue="q")):
-            await until(lambda: kept(backend, "yearly"), within=PATIENCE)
+            await until(lambda: kept(backend, "yearly"))
         [status] = await backend.schedules()
         assert (status.last, status.paused, status.problem) == (None, False, "")
         assert status.next is not None
@@ -190,7 +189,7 @@ async def test_an_event_ends_it_also_one_that_is_set_before(url: str) -> None:
     async with tenure.connect(url) as backend:
         schedule, stop = backend.schedule("yearly", RARELY, queue="q"), asyncio.Event()
         task = asyncio.create_task(schedule.run(stop))
-        await until(lambda: kept(backend, "yearly"), within=PATIENCE)
+        await until(lambda: kept(backend, "yearly"))
         stop.set()
         await asyncio.wait_for(task, PATIENCE)
         await asyncio.wait_for(schedule.run(stop), PATIENCE)
@@ -218,7 +217,7 @@ async def test_one_object_runs_once_at_a_time(url: str) -> None:
     async with tenure.connect(url) as backend:
         schedule = backend.schedule("yearly", RARELY, queue="q")
         async with running(schedule):
-            await until(schedule.seen, within=PATIENCE)
+            await until(schedule.seen)
             with pytest.raises(ConfigError, match="runs already"):
                 await schedule.run()
             assert schedule.seen() is not None
@@ -277,7 +276,7 @@ async def test_a_store_that_never_answers_holds_up_no_end(
         task = asyncio.create_task(schedule.run())
         await received(backend, "q", 1)
         hanging.hangs, asked = True, hanging.asked
-        await until(lambda: hanging.asked > asked, within=PATIENCE)
+        await until(lambda: hanging.asked > asked)
         if closes:
             await asyncio.wait_for(backend.aclose(), PATIENCE)
         else:
@@ -337,7 +336,7 @@ async def test_a_store_that_does_not_answer_is_asked_again(url: str, error: Base
             if not is_first:
                 await received(backend, "q", 1)
                 hanging.error = error
-            await until(lambda: any(isinstance(one, BrokerUnanswered) for one in events), within=PATIENCE)
+            await until(lambda: any(isinstance(one, BrokerUnanswered) for one in events))
             hanging.error = None
             await received(backend, "q", 2)
 
@@ -392,7 +391,7 @@ async def test_a_record_of_a_newer_version_is_left_alone_and_reported(url: str) 
     async with tenure.connect(url, on_event=events.append) as backend:
         await keep(backend, "beat", text)
         async with running(backend.schedule("beat", OFTEN, queue="q")):
-            await until(lambda: events, within=PATIENCE)
+            await until(lambda: events)
         assert (await broker_of(backend).schedules("q")).records == {"beat": text}
         [status] = await backend.schedules()
         assert "can't read" in status.problem
@@ -419,7 +418,7 @@ async def test_a_pause_holds_at_once_and_after_it_the_next_slot_is_sent(url: str
             sent = (await backend.queue("q").stats()).ready
             assert (paused.paused, paused.next) == (True, None)
             passed = (await broker_of(backend).schedules("q")).now + 5 * OFTEN
-            await until(lambda: is_later(backend, passed), within=PATIENCE)
+            await until(lambda: is_later(backend, passed))
             assert (await backend.queue("q").stats()).ready == sent
             assert (await schedules.pause("beat")).paused  # again
         resumed = await schedules.resume("beat")
@@ -427,7 +426,7 @@ async def test_a_pause_holds_at_once_and_after_it_the_next_slot_is_sent(url: str
         assert resumed.next > passed
         events.clear()
         async with running(backend.schedule("beat", OFTEN, queue="q")):
-            await until(lambda: events, within=PATIENCE)
+            await until(lambda: events)
         assert not any(isinstance(one, SlotSent) and one.slot <= passed for one in events)
 
 
@@ -440,7 +439,7 @@ async def test_a_plan_that_is_changed_while_it_is_paused_stays_paused(url: str) 
         await keep(backend, "beat", Record(Plan(OFTEN), 1.7e9, paused=True).encoded())
         schedule = backend.schedule("beat", 2 * OFTEN, queue="q")
         async with running(schedule):
-            await until(lambda: is_followed(schedule, 2 * OFTEN), within=PATIENCE)
+            await until(lambda: is_followed(schedule, 2 * OFTEN))
         record = await kept(backend, "beat")
         assert record is not None
         assert record.paused

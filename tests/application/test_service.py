@@ -18,9 +18,8 @@ import tenure
 import tenure.sync
 from tenure import ConfigError, Service, Stats
 from tenure.events import Event, TermBegan
-from tenure.testing import until
+from tests.durations import PATIENCE, until
 
-PATIENCE = 60.0
 TTL = 30.0
 
 
@@ -537,7 +536,7 @@ async def test_a_busy_pool_of_threads_does_not_keep_a_leader_from_stopping(url: 
         term.lost.wait()
 
     async with serving(service) as (task, stop):
-        await until(leads.is_set, within=PATIENCE)
+        await until(leads.is_set)
         jobs = [asyncio.create_task(asyncio.to_thread(may_end.wait, PATIENCE)) for _ in range(50)]
         await asyncio.sleep(0)
         stop.set()
@@ -561,7 +560,7 @@ async def test_a_thread_that_never_ends_does_not_hold_up_a_cancelled_service(url
         may_end.wait(PATIENCE)
 
     task = asyncio.create_task(service.serve())
-    await until(began.is_set, within=PATIENCE)
+    await until(began.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, PATIENCE)
@@ -635,11 +634,11 @@ async def test_two_services_share_the_work(url: str) -> None:
             await asyncio.Event().wait()
 
     async with serving(services[0]) as (first, _), serving(services[1]) as (second, _):
-        await until(lambda: bool(leads), within=PATIENCE)
+        await until(lambda: bool(leads))
         async with tenure.connect(url) as backend:
             orders = backend.queue("orders")
             await orders.send_batch([tenure.Outgoing.json(Order("tea")) for _ in range(200)])
-            await until(lambda: sum(taken.values()) == 200, within=PATIENCE)
+            await until(lambda: sum(taken.values()) == 200)
     await first
     await second
     assert min(taken.values()) > 0
@@ -664,7 +663,7 @@ async def test_events_of_all_parts_reach_the_hook(url: str) -> None:
         term.lost.wait()
 
     async with serving(service):
-        await until(lambda: len(threads) == 2, within=PATIENCE)
+        await until(lambda: len(threads) == 2)
     assert threads["chair"] is threading.current_thread()
     assert threads["clerk"] is not threading.current_thread()
 
@@ -725,7 +724,7 @@ async def test_the_status_says_what_runs(url: str, plain: bool) -> None:
             status = await service.status()
             return status.is_ready and [(one.name, one.state) for one in status.leaders] == [("chair", "leading")]
 
-        await until(is_ready, within=PATIENCE)
+        await until(is_ready)
         await orders.send(Order("tea"))
         await wait(began)
         status = await service.status()
@@ -743,9 +742,9 @@ async def test_a_service_is_not_ready_while_its_store_does_not_answer(tmp_path: 
         async def is_ready(expected: bool) -> bool:
             return (await service.status()).is_ready is expected
 
-        await until(lambda: is_ready(True), within=PATIENCE)
+        await until(lambda: is_ready(True))
         await service.backend.aclose()  # as if the store had gone
-        await until(lambda: is_ready(False), within=PATIENCE)
+        await until(lambda: is_ready(False))
 
 
 async def test_a_service_pauses_and_drains_with_its_queue(url: str) -> None:
@@ -761,13 +760,13 @@ async def test_a_service_pauses_and_drains_with_its_queue(url: str) -> None:
         return (await service.status()).is_ready
 
     async with serving(service) as (task, _):
-        await until(is_ready, within=PATIENCE)
+        await until(is_ready)
         orders.queue.pause()
         await orders.send(Order("tea"))
         await asyncio.sleep(0.1)
         assert served == []
         orders.queue.resume()
-        await until(lambda: served == ["tea"], within=PATIENCE)
+        await until(lambda: served == ["tea"])
         await orders.queue.drain()
         await asyncio.wait_for(task, PATIENCE)  # its only handler has ended
 
@@ -789,7 +788,7 @@ async def test_what_can_not_run_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="until_empty is for services with handlers"):
         await service.serve(until_empty=True)
     async with serving(service):
-        await until(lambda: "running" in repr(service), within=PATIENCE)
+        await until(lambda: "running" in repr(service))
         with pytest.raises(ConfigError, match="the service runs already"):
             await service.serve()
 

@@ -14,8 +14,7 @@ import pytest
 import tenure
 import tenure.sync
 from tenure import ConfigError, Reject, Reply, Retry, Service, Stats, TypedQueue
-
-PATIENCE = 60.0
+from tests.durations import PATIENCE
 
 
 @dataclass

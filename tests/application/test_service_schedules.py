@@ -18,9 +18,8 @@ import pytest
 import tenure
 import tenure.sync
 from tenure import ConfigError, Service
-from tenure.testing import until
+from tests.durations import PATIENCE, until
 
-PATIENCE = 60.0
 OFTEN = 0.1
 RARELY = "0 0 29 2 *"
 
@@ -47,7 +46,7 @@ async def serving(service: Service) -> AsyncIterator[asyncio.Task[None]]:
 async def calls(service: Service, log: Log, count: int = 1) -> None:
     """Run *service* until its functions were called *count* times."""
     async with serving(service) as task:
-        await until(lambda: len(log) >= count or task.done(), within=PATIENCE)
+        await until(lambda: len(log) >= count or task.done())
     assert len(log) >= count
 
 
@@ -286,7 +285,7 @@ async def test_a_handler_that_raises_is_tried_again_and_its_slot_is_a_dead_lette
         raise KeyError("broken")
 
     async with serving(service):
-        await until(lambda: has_dead(service), within=PATIENCE)
+        await until(lambda: has_dead(service))
         [dead, *_] = await service.backend.queue("tidy").dead_letters.peek()
         assert dead.id.startswith("tidy@")
         assert dead.delivery_count == 3
@@ -314,7 +313,7 @@ async def test_with_sessions_slots_are_handled_one_after_the_other(url: str) -> 
         running -= 1
 
     async with serving(service):
-        await until(lambda: len(slots) >= 4, within=PATIENCE)
+        await until(lambda: len(slots) >= 4)
     assert most == 1
     assert slots == sorted(slots)
 
@@ -330,7 +329,7 @@ async def test_without_sessions_runs_may_overlap(url: str) -> None:
         await asyncio.wait_for(may_end.wait(), PATIENCE)
 
     async with serving(service):
-        await until(lambda: len(began) >= 2, within=PATIENCE)
+        await until(lambda: len(began) >= 2)
         may_end.set()
 
 
@@ -344,7 +343,7 @@ async def test_plain_functions_run_in_processes(tmp_path: Path, monkeypatch: pyt
     service = Service(f"sqlite:///{tmp_path / 'work.db'}")
     service.every(OFTEN, name="outside", run_in="process", concurrency=1)(in_a_process)
     async with serving(service):
-        await until(lambda: list((tmp_path / "runs").iterdir()), within=PATIENCE)
+        await until(lambda: list((tmp_path / "runs").iterdir()))
     [one, *_] = (tmp_path / "runs").iterdir()
     assert int(one.name) != os.getpid()
     assert one.read_text().endswith(" outside")
@@ -359,7 +358,7 @@ async def test_of_two_services_each_slot_is_handled_once(url: str) -> None:
     for service in services:
         service.every(OFTEN)(takes_the_slot(log))
     async with serving(services[0]), serving(services[1]):
-        await until(lambda: len(log) >= 10, within=PATIENCE)
+        await until(lambda: len(log) >= 10)
     assert len(set(log)) == len(log)
 
 
@@ -372,7 +371,7 @@ async def test_the_status_has_the_schedules_that_run(url: str) -> None:
         return len((await service.status()).schedules) == 1
 
     async with serving(service):
-        await until(is_shown, within=PATIENCE)
+        await until(is_shown)
         [status] = (await service.status()).schedules
         assert (status.name, status.queue, status.every, status.timezone) == ("tidy", "tidy", RARELY, "Europe/Berlin")
         assert (status.last, status.paused) == (None, False)
@@ -388,7 +387,7 @@ async def test_it_ends_with_stop_and_can_be_run_again(url: str) -> None:
         log.clear()
         before = asyncio.all_tasks()
         task = asyncio.create_task(service.serve(sigterm=False))
-        await until(lambda: log, within=PATIENCE)
+        await until(lambda: log)
         service.stop(grace)
         await asyncio.wait_for(task, PATIENCE)
         await asyncio.sleep(0)

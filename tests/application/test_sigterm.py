@@ -16,8 +16,7 @@ import pytest
 
 import tenure.sync
 from tenure._runtime import signals
-
-PATIENCE = 60.0
+from tests.durations import PATIENCE
 
 BOTH = """
 import asyncio, tenure

@@ -23,10 +23,10 @@ from tenure._queue.message import Delivery
 from tenure._queue.verdicts import Verdict
 from tenure.events import Event, MessageFailed, TermBegan, TermEnded
 from tenure.telemetry import Handled, Histogram, Metrics, Outcome, Telemetry, Tracing
-from tenure.testing import connect_here, until
+from tenure.testing import connect_here
 from tenure.testing.loop import VirtualLoop, run
+from tests.durations import PATIENCE, until
 
-PATIENCE = 60.0
 LOCK = 30.0
 AT_ONCE = RetryPolicy(initial=0.0, maximum=0.0)
 
@@ -311,11 +311,11 @@ async def test_a_term_is_counted_and_leader_is_one_while_it_lasts(url: str) -> N
 
         async def lead(term: tenure.Term) -> None:
             assert values(metrics, "leader", "terms") == {("leader", "chair"): 1.0, ("terms", "chair"): 1.0}
-            await until(lambda: ("term_seconds_left", "chair") in values(metrics, "term_seconds_left"), within=PATIENCE)
+            await until(lambda: ("term_seconds_left", "chair") in values(metrics, "term_seconds_left"))
             assert 0.0 <= values(metrics, "term_seconds_left")["term_seconds_left", "chair"] <= 1.5
 
         await election.run(lead)
-        await until(lambda: values(metrics, "leader") == {("leader", "chair"): 0.0}, within=PATIENCE)
+        await until(lambda: values(metrics, "leader") == {("leader", "chair"): 0.0})
     assert values(metrics, "leader", "terms", "terms_ended", "term_seconds_left") == {
         ("leader", "chair"): 0.0,
         ("terms", "chair"): 1.0,
@@ -391,7 +391,7 @@ async def test_events_go_to_the_hook_of_the_program_too(url: str) -> None:
         async def lead(term: tenure.Term) -> None: ...
 
         await backend.election("chair").run(lead)
-        await until(lambda: any(isinstance(one, TermEnded) for one in events), within=PATIENCE)
+        await until(lambda: any(isinstance(one, TermEnded) for one in events))
     assert [("event", type(one)) for one in events] == [call for call in told.calls if call[0] == "event"]
     assert {MessageFailed, TermBegan, TermEnded} <= {type(one) for one in events}
 
@@ -527,7 +527,7 @@ async def test_one_that_raises_changes_nothing_and_is_reported_once_for_each_cal
         async def lead(term: tenure.Term) -> None: ...
 
         await backend.election("chair").run(lead)
-        await until(lambda: raising.calls["event"] >= 6, within=PATIENCE)
+        await until(lambda: raising.calls["event"] >= 6)
     reports = [one for one in caplog.records if one.message == "telemetry of tenure failed"]
     assert {one.levelno for one in reports} == {logging.ERROR}
     told = Counter(str(one.exc_info[1].args[0]) for one in reports if one.exc_info and one.exc_info[1])

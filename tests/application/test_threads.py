@@ -24,15 +24,10 @@ import tenure.sync
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event, TermBegan, TermEnding
 from tenure.sync._stopping import forwarded
-
-PATIENCE = 60.0
-"""Seconds after which a test fails as hanging."""
+from tests.durations import PATIENCE, stretched, until, wait_until
 
 TTL = 30.0
 """Of a lease that is released; long enough for the busiest machine."""
-
-KEPT = 3.0
-"""Of a lease that is renewed during the test, also on a machine that is busy with other things."""
 
 SHORT = 2.0
 """Of a lease that is to run out."""
@@ -53,11 +48,16 @@ def nothing_left_behind() -> Iterator[None]:
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tenure") and t not in before])
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
+def keep(*terms: tenure.sync.Term, seconds: float) -> None:
+    """Check *terms* for so many seconds."""
+    until = time.monotonic() + seconds
+
+    def is_over() -> bool:
+        for term in terms:
+            term.check()
+        return time.monotonic() > until
+
+    wait_until(is_over)
 
 
 def test_a_thread_leads_and_releases(url: str) -> None:
@@ -80,11 +80,9 @@ def test_a_thread_leads_and_releases(url: str) -> None:
 
 
 def test_work_on_a_thread_outlives_many_renewals(url: str) -> None:
-    with tenure.sync.connect(url) as backend, backend.election("chair", ttl=KEPT).campaign() as term:
-        until = time.monotonic() + 1.2 * KEPT  # which takes three renewals
-        while time.monotonic() < until:
-            term.check()
-            time.sleep(0.01)
+    ttl = stretched(3.0)
+    with tenure.sync.connect(url) as backend, backend.election("chair", ttl=ttl).campaign() as term:
+        keep(term, seconds=1.2 * ttl)  # which takes three renewals
 
 
 def test_an_error_of_a_thread_is_raised(url: str) -> None:
@@ -183,17 +181,15 @@ async def test_a_blocked_loop_loses_its_lease_and_disturbs_no_other(url: str) ->
     events: list[Event] = []
     free: list[Event] = []
     asleep = threading.Event()
+    kept = stretched(3.0)
 
     def neighbour() -> None:
         with (
             tenure.sync.connect(url, on_event=free.append) as backend,
-            backend.election("other chair", ttl=KEPT).campaign() as term,
+            backend.election("other chair", ttl=kept).campaign() as term,
         ):
             asleep.wait(PATIENCE)
-            until = time.monotonic() + 1.25 * SHORT
-            while time.monotonic() < until:
-                term.check()
-                time.sleep(0.01)
+            keep(term, seconds=1.25 * SHORT)
 
     thread = threading.Thread(target=neighbour)
     thread.start()
@@ -236,10 +232,12 @@ async def test_cancelled_at_any_moment_no_leader_is_left(url: str) -> None:
                 await asyncio.sleep(0 if steps < 40 else 0.0005)
             task.cancel()
             await asyncio.wait({task})
-        async with asyncio.timeout(PATIENCE):
-            driver = backend._connection.require_driver()
-            while (await backend.leaders()).get("chair") is not None or driver.candidacies:
-                await asyncio.sleep(0.005)
+        driver = backend._connection.require_driver()
+
+        async def is_vacant() -> bool:
+            return (await backend.leaders()).get("chair") is None and not driver.candidacies
+
+        await until(is_vacant)
 
 
 async def test_an_observer_may_outlive_its_backend(url: str) -> None:
@@ -263,8 +261,7 @@ async def test_closing_a_backend_ends_its_campaigns(url: str) -> None:
     backend = tenure.connect(url, on_event=events.append)
     async with backend:
         task = asyncio.create_task(backend.election("chair", ttl=TTL).run(lambda term: asyncio.Event().wait()))
-        while not [event for event in events if isinstance(event, TermBegan)]:
-            await asyncio.sleep(0.005)
+        await until(lambda: any(isinstance(event, TermBegan) for event in events))
     async with asyncio.timeout(PATIENCE):
         await task
     async with tenure.connect(url) as again:
@@ -347,6 +344,7 @@ def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
 
 
 def test_hooks_and_log_handlers_that_block_end_no_lease(url: str) -> None:
+    ttl = stretched(3.0)
     called, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
 
     def hook(event: object) -> None:
@@ -360,16 +358,13 @@ def test_hooks_and_log_handlers_that_block_end_no_lease(url: str) -> None:
     with (
         logged_by(handle),
         tenure.sync.connect(url) as backend,
-        backend.election("innocent", ttl=SHORT).campaign() as term,
+        backend.election("innocent", ttl=ttl).campaign() as term,
         tenure.sync.connect(url, on_event=hook) as hooked,
-        hooked.election("hooked", ttl=SHORT).campaign() as told_of,
+        hooked.election("hooked", ttl=ttl).campaign() as told_of,
     ):
         assert called.wait(PATIENCE)
         assert logged.wait(PATIENCE)
-        until = time.monotonic() + 1.2 * SHORT  # neither lease lasts without a renewal
-        wait_until(lambda: time.monotonic() > until)
-        term.check()
-        told_of.check()
+        keep(term, told_of, seconds=1.2 * ttl)  # neither lease lasts without a renewal
         may_go_on.set()
 
 
@@ -405,7 +400,7 @@ def test_the_renewal_thread_sees_no_context_of_a_caller_and_hooks_do(url: str) -
             return request.get()
 
         assert renewal_thread.call_blocking(look) == "none"
-        with backend.election("chair", ttl=0.5, health=healthy).campaign():
+        with backend.election("chair", ttl=stretched(2.0), health=healthy).campaign():
             wait_until(lambda: seen)
         renewal_thread.leave()
     assert set(seen) == {"mine"}
@@ -472,7 +467,7 @@ def test_an_async_health_callback_for_threads_runs_on_a_thread(url: str) -> None
 
     with (
         tenure.sync.connect(url) as backend,
-        backend.election("chair", ttl=KEPT, health=healthy).campaign() as term,
+        backend.election("chair", ttl=TTL, health=healthy).campaign() as term,
     ):
         wait_until(lambda: threads)
         term.check()
@@ -586,13 +581,11 @@ async def test_a_close_that_is_cancelled_leaves_no_caller_waiting(url: str) -> N
         task = asyncio.create_task(backend.election("chair", ttl=60.0).run(work))
         await work.began.wait()
         driver, closing = backend._connection.require_driver(), asyncio.create_task(backend.__aexit__(None, None, None))
-        while not driver._is_closing:
-            await asyncio.sleep(0.005)
+        await until(lambda: driver._is_closing)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        while driver.candidacies:  # this happens on the renewal thread, a moment later
-            await asyncio.sleep(0.005)
+        await until(lambda: not driver.candidacies)  # this happens on the renewal thread, a moment later
         work.may_end.set()
         with pytest.raises(tenure.Unavailable, match="closed while work was still running"):
             await task

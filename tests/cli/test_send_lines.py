@@ -26,7 +26,7 @@ from tenure._cli import lines as cli_lines
 from tenure._cli.lines import LineOptions, body_source, send_lines
 from tenure._cli.progress import NoProgress
 from tenure.cli import main
-from tenure.testing import until
+from tests.durations import until
 
 Captured = pytest.CaptureFixture[str]
 TENURE = [sys.executable, "-m", "tenure.cli"]

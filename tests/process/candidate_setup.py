@@ -12,8 +12,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from tests.durations import PATIENCE
+
 HERE = Path(__file__).parent
-PATIENCE = 60.0
 
 
 class CandidateSetup:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from redis import asyncio as aioredis
 
-from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.durations import PATIENCE, until
 from tests.process.store_candidate import UNEXPECTED
 from tests.servers import Redis, Server, private
 from tests.servers.guard import MARK
@@ -31,8 +31,6 @@ from tests.servers.process import run_folder
 
 PROGRAM = Path(__file__).with_name("store_candidate.py")
 CANDIDATES = 3
-BOUND = 60.0
-"""Seconds in which every name is led again; long, for the machine may be busy."""
 
 Fault = Callable[[], Awaitable[None]]
 
@@ -165,7 +163,7 @@ class ElectionSetup:
         """End one with SIGTERM, so that it releases what it has, and start another in its place."""
         candidate = await self.busiest()
         candidate.process.terminate()
-        await asyncio.to_thread(candidate.process.wait, BOUND)
+        await asyncio.to_thread(candidate.process.wait, PATIENCE)
         candidate.restart()
 
     async def stop(self) -> None:
@@ -221,7 +219,7 @@ class ElectionSetup:
             leaders = await self.acts.leaders()
             return all(leaders[name].process != pid for name in led)
 
-        await until(others_lead, within=BOUND, what=f"others to lead what process {pid} led")
+        await until(others_lead, what=f"others to lead what process {pid} led")
 
     async def all_lead(self) -> float:
         """Wait until every name has been acted for since now; return how long that took."""
@@ -232,7 +230,7 @@ class ElectionSetup:
             counts = await self.acts.counts()
             return sum(count > seen.get(name, 0) for name, count in counts.items()) == self.load.names
 
-        await until(acted, within=BOUND, what="every name to be led")
+        await until(acted, what="every name to be led")
         return time.monotonic() - begun
 
     async def balanced(self) -> float:
@@ -244,7 +242,7 @@ class ElectionSetup:
             counts = [owned[candidate.process.pid] for candidate in self.candidates]
             return sum(counts) == self.load.names and max(counts) - min(counts) <= 1
 
-        await until(is_balanced, within=BOUND, what="the names to be shared in balance")
+        await until(is_balanced, what="the names to be shared in balance")
         return time.monotonic() - begun
 
     async def strike(self, fault: Fault, *, deposes: bool = False) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.absent import skip_or_fail
-from tests.process.candidate_setup import HERE, PATIENCE, CandidateSetup
+from tests.durations import PATIENCE
+from tests.process.candidate_setup import HERE, CandidateSetup
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="needs signals and /proc")]
 

@@ -26,7 +26,8 @@ from tenure._queue.broker import QueueSettings
 from tenure._queue.context import QueueContext
 from tenure._queue.queue import Queue
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure.testing import ManualClock, until
+from tenure.testing import ManualClock
+from tests.durations import PATIENCE, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
@@ -34,8 +35,6 @@ LOCK = 60.0
 RENEWED_AFTER = 25.0
 TRUST = LOCK * 0.95 - 1.0  # seconds after the request, less drift and margin
 GRACE = 2.0
-PATIENCE = 30.0
-
 DELAY = 0.25
 """Seconds that pass after each call of ``remaining``: no deadline may move because of that."""
 
@@ -106,7 +105,7 @@ async def test_a_handlers_process_ends_itself_before_its_lock_does(now: Now, tmp
                 report_deadlines, run_in="process", until_empty=True, on_error=lambda _, error: errors.append(error)
             )
         )
-        await until(begun.exists, within=PATIENCE)
+        await until(begun.exists)
         clock.advance(RENEWED_AFTER)
         await consuming
     deadlines = [float(one) for one in errors[0].description.split()]
@@ -175,11 +174,11 @@ async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
         await queue.send(b"")
         work._consumer = consumer = queue.consumer(work._serve, until_empty=True)
         consuming = asyncio.create_task(consumer.run())
-        await until(output.exists, within=PATIENCE)
+        await until(output.exists)
         assert deadline_and_grace(output) == pytest.approx([start + ends, GRACE], abs=1e-6)
         if timeout is None:
             clock.advance(RENEWED_AFTER)
-            await until(lambda: len(lines) > 1, within=PATIENCE)
+            await until(lambda: len(lines) > 1)
         go_on.touch()
         await consuming
         assert await queue.stats() == tenure.Stats()
@@ -200,7 +199,7 @@ async def test_a_command_that_is_stopped_has_its_grace_and_no_more(
         await queue.send(b"")
         work._consumer = consumer = queue.consumer(work._serve)
         consuming = asyncio.create_task(consumer.run())
-        await until(begun.exists, within=PATIENCE)
+        await until(begun.exists)
         stopped_at = clock.now()
         consumer.drain(grace=0.0)
         await consuming
@@ -227,7 +226,7 @@ async def test_the_command_of_a_term_is_stopped_before_its_lease_ends(
         election = backend.election("chair", ttl=LOCK)
         term = tenure.Term(Grant("chair", "me", 7), start + TRUST, clock)
         serving = asyncio.create_task(leading._serve(election, term, os.environ))
-        await until(output.exists, within=PATIENCE)
+        await until(output.exists)
         assert deadline_and_grace(output) == pytest.approx([start + TRUST, GRACE], abs=1e-6)
         term._trusted_until = start + RENEWED_AFTER + TRUST
         leading._update_guard()

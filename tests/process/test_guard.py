@@ -9,20 +9,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tenure._cli import guard
 from tenure._cli.child import Child
+from tests.durations import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
 HERE = Path(__file__).parent
-PATIENCE = 60.0
 FAR = 1000.0
 
 
@@ -106,7 +105,7 @@ def test_after_a_suspend_a_command_is_stopped_at_once(tmp_path: Path) -> None:
     slept, began = tmp_path / "slept", tmp_path / "began"
     guarded = SUSPENDED.format(slept=str(slept), seconds=FAR, guard=guard.__file__)
     started = GuardProcess("sh", "-c", f": > '{began}'; exec sleep 1000", code=("-c", guarded))
-    until(began.exists)  # before that, it would be too late to start
+    wait_until(began.exists)  # before that, it would be too late to start
     slept.touch()
     assert started.process.wait(PATIENCE) == 0
     assert started.close() == "lost 143"
@@ -152,14 +151,14 @@ def test_a_command_gets_term_and_kill_at_their_times_and_not_before(tmp_path: Pa
         clock.show(now)
         for name in ("usr1", "usr2"):  # with the second, everything that was due at the first is done
             started.write(f"signal {getattr(signal, 'SIG' + name.upper()).value}\n".encode())
-            until((tmp_path / name).exists)
+            wait_until((tmp_path / name).exists)
             (tmp_path / name).unlink()
 
-    until((tmp_path / "ready").exists)
+    wait_until((tmp_path / "ready").exists)
     look_at(deadline - grace - 0.001)
     assert not (tmp_path / "term").exists()
     look_at(deadline - grace)
-    until((tmp_path / "term").exists)
+    wait_until((tmp_path / "term").exists)
     look_at(deadline - grace * guard.KILL_SHARE - 0.001)
     clock.show(deadline - grace * guard.KILL_SHARE)
     started.write(b"signal 10\n")  # read the clock again
@@ -187,7 +186,7 @@ def test_a_renewal_keeps_a_command_that_is_not_being_stopped() -> None:
 def test_a_renewal_does_not_keep_a_command_that_is_being_stopped(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     started = GuardProcess("sh", "-c", f"trap '' TERM; : > {ready}; sleep 1000")
-    until(ready.exists)
+    wait_until(ready.exists)
     soon, late = guard.now() + 1.0, guard.now() + FAR
     started.write(f"deadline {soon!r}\nstop\ndeadline {late!r}\n".encode())
     assert started.close() == "lost 137"
@@ -196,7 +195,7 @@ def test_a_renewal_does_not_keep_a_command_that_is_being_stopped(tmp_path: Path)
 def test_the_exit_code_of_a_stopped_command(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     started = GuardProcess("sh", "-c", f"trap 'exit 3' TERM; : > {ready}; while :; do sleep 0.01; done")
-    until(ready.exists)
+    wait_until(ready.exists)
     started.write(b"stop\n")
     assert started.close() == "lost 3"
 
@@ -245,10 +244,3 @@ def test_the_command_has_none_of_the_parents_files_and_the_usual_signals(tmp_pat
     assert int(blocked.split()[1], 16) == 0
     # The C library ignores 32 and 33 in the processes that it spawns; make passes that on.
     assert int(ignored.split()[1], 16) & ~(0b11 << 31) == 0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up, "it did not happen"
-        time.sleep(0.01)

@@ -16,12 +16,11 @@ import pytest
 import tenure
 import tenure.sync
 from tenure.events import BrokerAnswered, BrokerAwaited, Event
-from tenure.testing import until
+from tests.durations import until
 from tests.servers import Azurite, Nats, Postgres, Redis, Server, private
 
 pytestmark = pytest.mark.process
 
-WITHIN = 60.0
 
 DRIVERS = {
     Redis.scheme: "redis",
@@ -69,9 +68,9 @@ def test_consumers_wait_for_a_server_that_starts_later(kind: type[Server], caplo
             thread = asyncio.create_task(asyncio.to_thread(in_threads, ends_threads))
             loop = asyncio.create_task(on_a_loop(ends))
             try:
-                await until(lambda: sorted(names_of(events, BrokerAwaited)) == sorted(names), within=WITHIN)
+                await until(lambda: sorted(names_of(events, BrokerAwaited)) == sorted(names))
                 await asyncio.to_thread(server.start)
-                await until(lambda: sorted(handled) == sorted(name.encode() for name in names), within=WITHIN)
+                await until(lambda: sorted(handled) == sorted(name.encode() for name in names))
                 assert sorted(names_of(events, BrokerAnswered)) == sorted(names)
                 assert sorted(names_of(events, BrokerAwaited)) == sorted(names)
             finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure.testing import until
+from tests.durations import PATIENCE, until
 from tests.process.consumer_setup import ConsumerSetup, check, send
 from tests.process.queue_worker import LOCK
 from tests.process_states import states_of
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason
 EVERY = 0.25  # seconds from kill to kill, at least
 BETWEEN = 50  # messages settled from kill to kill, at least, so that a slow machine makes progress
 PORTIONS = 5
-PATIENCE = 100.0
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ async def work_off(setup: ConsumerSetup, queue: tenure.Queue, mode: str, total: 
         if stats == tenure.Stats() and not portions:
             return
         assert time.monotonic() < give_up, f"{stats}, {len(portions)} portions to come"
-        await until(_Later(EVERY), within=EVERY * 20)
+        await until(_Later(EVERY))
         at_work = [process for process, receiver in setup.processes.items() if receiver.poll()]
         left = stats.ready + stats.locked
         if at_work and (portions or left + BETWEEN <= left_at_kill):
@@ -106,16 +105,16 @@ async def test_a_consumer_that_was_stopped_past_its_lock_can_settle_nothing(setu
         stopped, receiver = setup.start("stopped")
         pid = stopped.pid
         assert pid is not None
-        await until(receiver.poll, within=PATIENCE, what="the consumer to receive")
+        await until(receiver.poll, what="the consumer to receive")
         assert receiver.recv() == "received"
-        await until(lambda: states_of(pid) <= {"T"}, within=PATIENCE, what="the consumer to be stopped")
+        await until(lambda: states_of(pid) <= {"T"}, what="the consumer to be stopped")
         other = backend.queue("q")
         await other.declare(lock=2 * PATIENCE)
         [message] = await other.receive(wait=PATIENCE)  # the first lock has ended, and this one has begun
         assert message.delivery_count == 2
         os.kill(pid, signal.SIGCONT)
         for _ in ("transact", "complete", "abandon", "renew"):
-            await until(receiver.poll, within=PATIENCE, what="the consumer to report")
+            await until(receiver.poll, what="the consumer to report")
             assert receiver.recv() == "LockLost"
         await message.complete()
     assert setup.query("SELECT count(*) FROM effect") == [(0,)]

@@ -20,12 +20,12 @@ import pytest
 import tenure.sync
 from tenure._queue.pump import BACKLOG_MAX
 from tenure.sync import Queue
+from tests.durations import PATIENCE, wait_until
 from tests.long import LONG
 from tests.process_states import is_alive
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-PATIENCE = 90.0
 MESSAGES = 50_000 if LONG else 4_000
 
 CONCURRENCY = 10
@@ -92,13 +92,6 @@ from worker import asyncio, say, service
 async def tell():
     say(type(asyncio.get_running_loop()).__module__)
 """
-
-
-def wait_until(condition: Callable[[], object], problem: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, problem()
-        time.sleep(0.02)
 
 
 class Run:
@@ -484,7 +477,7 @@ def test_it_ends_gracefully_when_its_output_is_not_read_any_more(start: Start, o
         if text.startswith("{") and (event := json.loads(text))["event"] == "begun":
             pids.append(event["pid"])
     orders.send(json=-10)
-    wait_until(lambda: orders.stats().locked == 1, orders.stats)
+    wait_until(lambda: orders.stats().locked == 1, lambda: str(orders.stats()))
     process.stdout.close()
     os.kill(pids[0], signal.SIGKILL)  # what is to be told of that finds no reader
     assert process.wait(PATIENCE) == 141

@@ -30,7 +30,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import tenure
 import tenure.sync
 from tenure.sync import Queue
-from tests.process.test_run import PATIENCE, WORKER, Run, wait_until
+from tests.durations import PATIENCE, wait_until
+from tests.process.test_run import WORKER, Run
 from tests.process_states import is_alive
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

@@ -16,10 +16,9 @@ import pytest
 
 import tenure.sync
 from tenure.sync import Queue
+from tests.durations import PATIENCE, wait_until
 
 pytestmark = pytest.mark.process
-
-PATIENCE = 60.0
 
 SERVICE = """
 import asyncio, os, sqlite3, sys, time
@@ -101,13 +100,6 @@ class Instance:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
-
-
-def wait_until(condition: Callable[[], object], problem: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, problem()
-        time.sleep(0.02)
 
 
 @pytest.fixture

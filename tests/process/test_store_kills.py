@@ -24,7 +24,7 @@ from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import Unavailable
-from tenure.testing import until
+from tests.durations import until
 from tests.long import LONG
 from tests.servers import Azurite, Nats, Postgres, RabbitMQ, Redis, ServiceBus, private
 
@@ -118,7 +118,7 @@ class Consumers:
         """Kill one that has begun."""
         place = rng.randrange(len(self.running))
         one, log = self.running[place]
-        await until(lambda: log.exists() and log.stat().st_size, within=120)
+        await until(lambda: log.exists() and log.stat().st_size)
         one.kill()
         one.wait()
         self.running[place] = self._start()

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from tenure._runtime.threads import DaemonThreads
-
-PATIENCE = 60.0
+from tests.durations import PATIENCE
 
 
 def refuse(thread: threading.Thread) -> None:

@@ -16,7 +16,7 @@ from tenure._demo.leader import Leader
 from tenure._demo.ledger import Ledger
 from tenure._demo.messages import Queues, Result
 from tenure._demo.worker import Worker
-from tenure.testing import until
+from tests.durations import until
 
 CHANNELS = Queues("work", "results", lock=30.0, named=True)
 UNNAMED = Queues("work", "results", lock=30.0, named=False)
@@ -59,7 +59,7 @@ async def test_all_but_the_failing_chunk_is_counted(ledger: Ledger, counts: list
     async with tenure.connect("memory:") as backend, leading(backend, ledger, CHANNELS):
         queue = CHANNELS.work_of(backend)
         working = asyncio.create_task(Worker(1, CHANNELS.results).work(queue, stop))
-        await until(lambda: ledger.progress().finished, within=60)
+        await until(lambda: ledger.progress().finished)
         stop.set()
         await working
         stats = await queue.stats()
@@ -80,7 +80,7 @@ async def test_a_second_leader_sends_again(
         queue = queues.work_of(backend)
         for _ in range(2):
             async with leading(backend, ledger, queues):
-                await until(lambda: '"split"' in capfd.readouterr().out, within=60)
+                await until(lambda: '"split"' in capfd.readouterr().out)
         assert (await queue.stats()).ready == of * times
 
 
@@ -89,7 +89,7 @@ async def test_a_result_that_comes_again_counts_once(ledger: Ledger, job: Job, c
     async with tenure.connect("memory:") as backend, leading(backend, ledger, CHANNELS):
         results = CHANNELS.results_of(backend)
         await results.send_batch([first.outgoing(), first.outgoing()])
-        await until(lambda: ledger.progress().again == 1, within=60)
+        await until(lambda: ledger.progress().again == 1)
     assert ledger.counts() == counts[: len(first.counts)]
 
 
@@ -99,6 +99,6 @@ async def test_an_old_leader_writes_nothing(ledger: Ledger, capfd: pytest.Captur
         async with backend.election("demo", ttl=30).campaign() as term:
             ledger.begin_term(term.token + 1, instance=2)  # another leads already, and this one does not know it yet
             leading = asyncio.create_task(Leader(1, ledger, *queues, named=True, stop=asyncio.Event()).lead(term))
-            await until(lambda: "too old" in capfd.readouterr().out, within=60)
+            await until(lambda: "too old" in capfd.readouterr().out)
             leading.cancel()
         assert (await queues[0].stats()).ready == 0

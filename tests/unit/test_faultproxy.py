@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy, late
+from tests.durations import until
 
 T = TypeVar("T")
 

@@ -16,8 +16,7 @@ import tenure
 import tenure.sync
 from tenure._runtime.watchdog import EXIT_OVERRUN, Watchdog
 from tenure.testing import ManualClock
-
-PATIENCE = 60.0
+from tests.durations import PATIENCE
 
 
 def test_the_nearest_deadline_counts_wherever_it_was_moved() -> None:
