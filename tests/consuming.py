@@ -9,10 +9,7 @@ import tenure
 from tenure._queue.handlers import Handler
 from tenure._queue.message import Stats
 from tenure._queue.options import ConsumeOptions
-from tenure.testing import until
-
-PATIENCE = 60.0
-"""Seconds after which a test fails as hanging."""
+from tests.durations import until
 
 
 async def consume_down_to(
@@ -24,6 +21,6 @@ async def consume_down_to(
         return await queue.stats() == left
 
     consuming = asyncio.create_task(queue.consume(handler, **options))
-    await until(is_left, within=PATIENCE)
+    await until(is_left)
     await queue.drain()
     await consuming

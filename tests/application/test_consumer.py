@@ -96,7 +96,7 @@ def test_the_awaitable_of_a_plain_function_is_awaited() -> None:
 def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            lock = stretched(3.0)
+            lock = stretched(2.0)
             queue = backend.queue("orders", lock=lock)
             await queue.send(b"a")
             counts: list[int] = []
@@ -118,7 +118,7 @@ def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
 def test_a_blocked_loop_keeps_no_waiting_messages() -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue, broker = backend.queue("orders", lock=stretched(3.0)), backend._connection.opened.broker  # type: ignore[union-attr]
+            queue, broker = backend.queue("orders", lock=stretched(2.0)), backend._connection.opened.broker  # type: ignore[union-attr]
             await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(500)])
             blocked, looked = threading.Event(), threading.Event()
             taken: list[bytes] = []
@@ -400,7 +400,7 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
 
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue = backend.queue("orders", lock=stretched(3.0) if why == "denied" else 60.0)
+            queue = backend.queue("orders", lock=stretched(2.0) if why == "denied" else 60.0)
             options: dict[str, Any] = {
                 "sessions": session is not None,
                 "concurrency": 2,

@@ -410,7 +410,7 @@ def patient(message: Received) -> None:
 def test_a_process_goes_on_as_long_as_its_lock_is_renewed(session: str | None) -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            lock = stretched(3.0)
+            lock = stretched(2.0)
             queue = backend.queue("orders", lock=lock, max_deliveries=1)
             await queue.send(str(1.3 * lock).encode(), session=session)
             consuming = queue.consume(patient, run_in="process", until_empty=True, sessions=session is not None)

@@ -168,7 +168,7 @@ def test_a_hook_that_blocks_delays_no_renewal(backend: tenure.sync.Backend) -> N
         go_on.wait(PATIENCE)
 
     consuming = threading.Thread(target=lambda: queue.consume(handle, on_error=hook, until_empty=True))
-    ttl = stretched(3.0)
+    ttl = stretched(2.0)
     with backend.election("chair", ttl=ttl).campaign() as term:
         consuming.start()
         assert blocked.wait(PATIENCE)

@@ -18,7 +18,7 @@ import tenure
 import tenure.sync
 from tenure import ConfigError, Service, Stats
 from tenure.events import Event, TermBegan
-from tests.durations import PATIENCE, until
+from tests.durations import PATIENCE, stretched, until
 
 TTL = 30.0
 
@@ -763,7 +763,7 @@ async def test_a_service_pauses_and_drains_with_its_queue(url: str) -> None:
         await until(is_ready)
         orders.queue.pause()
         await orders.send(Order("tea"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(stretched(0.1))
         assert served == []
         orders.queue.resume()
         await until(lambda: served == ["tea"])

@@ -80,7 +80,7 @@ def test_a_thread_leads_and_releases(url: str) -> None:
 
 
 def test_work_on_a_thread_outlives_many_renewals(url: str) -> None:
-    ttl = stretched(3.0)
+    ttl = stretched(2.0)
     with tenure.sync.connect(url) as backend, backend.election("chair", ttl=ttl).campaign() as term:
         keep(term, seconds=1.2 * ttl)  # which takes three renewals
 
@@ -344,7 +344,7 @@ def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
 
 
 def test_hooks_and_log_handlers_that_block_end_no_lease(url: str) -> None:
-    ttl = stretched(3.0)
+    ttl = stretched(2.0)
     called, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
 
     def hook(event: object) -> None:

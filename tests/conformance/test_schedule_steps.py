@@ -13,9 +13,9 @@ from tenure._queue import schedule_steps
 from tenure._queue.broker import Broker
 from tenure._queue.outgoing import Outgoing
 from tenure.errors import Unavailable
-from tenure.testing import until
 from tenure.testing._conformance.queues.steps import bodies, receive, receive_some
 from tenure.testing.conformance import QueueHarness
+from tests.durations import until
 from tests.stores.azure_storage.test_suites import AzureQueueHarness
 from tests.stores.nats.test_queue_suites import NatsQueueHarness
 from tests.stores.rabbitmq.test_suites import RabbitQueueHarness

@@ -1,7 +1,7 @@
 """A process with a candidate of its own that answers ``tenure status job --me``; started by test_probes.py.
 
-Arguments: the folder of the store, and what goes wrong: ``deaf`` (the work does not end with its term), ``loop`` (the
-main event loop is blocked) or ``renewals`` (the loop of the renewal thread is blocked).
+Arguments: the folder of the store; what goes wrong: ``deaf`` (the work does not end with its term), ``loop`` (the main
+event loop is blocked) or ``renewals`` (the loop of the renewal thread is blocked); and the seconds of the lease.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenure._cli.status_server import answering
 from tenure._runtime.renewal_thread import RenewalThread
 
 
-async def main(folder: Path, fault: str) -> None:
+async def main(folder: Path, fault: str, ttl: float) -> None:
     async def work(term: tenure.Term) -> None:
         (folder / "began").touch()
         while fault != "deaf" and not (folder / "go").exists():
@@ -34,11 +34,11 @@ async def main(folder: Path, fault: str) -> None:
                 await asyncio.sleep(3600)
 
     async with tenure.connect(f"sqlite:///{folder / 'work.db'}") as backend:
-        election = backend.election("job", ttl=2)
+        election = backend.election("job", ttl=ttl)
         with lead_sockets.listening("job", os.environ["TENURE_SOCKET_DIR"]) as listening:
             async with answering(listening, election.status):
                 await election.run(work)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.durations import PATIENCE, wait_until
+from tests.durations import PATIENCE, stretched, wait_until
 from tests.process.test_lead import BEATS, IGNORING, SHORT, LeadSetup
 from tests.process_states import states_of, stop
 
@@ -59,7 +59,8 @@ class ProbedSetup(LeadSetup):
 
     def start_probed(self, fault: str) -> subprocess.Popen[str]:
         """Start a process in which something goes wrong when the file "go" is there; wait for its work."""
-        line = [sys.executable, str(Path(__file__).parent / "probed.py"), str(self.folder), fault]
+        program, ttl = Path(__file__).parent / "probed.py", stretched(2.0)
+        line = [sys.executable, str(program), str(self.folder), fault, str(ttl)]
         process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
         self.processes.append(process)
         wait_until((self.folder / "began").exists, self.errors)

@@ -35,7 +35,7 @@ import asyncio, os, sqlite3, time
 import tenure, tenure.sync
 
 service = tenure.Service("sqlite:///work.db")
-orders = service.queue("orders", int, lock=5)
+orders = service.queue("orders", int, lock=float(os.environ["LOCK"]))
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
@@ -58,7 +58,7 @@ async def serve(number: int) -> None:
         raise
     done.execute("insert into done values (?, ?)", [number, os.getpid()])
 
-@service.leader("chair", ttl=3)
+@service.leader("chair", ttl=float(os.environ["LOCK"]))
 async def lead(term: tenure.Term) -> None:
     await asyncio.sleep(3600)
 
@@ -154,7 +154,7 @@ Start = Callable[..., Run]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, lock: float) -> Iterator[Start]:
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "plain.py").write_text(PLAIN)
     with closing(sqlite3.connect(tmp_path / "done.db")) as done:
@@ -172,9 +172,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Iterator[Queue]:
+def orders(tmp_path: Path, lock: float) -> Iterator[Queue]:
     with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
-        yield backend.queue("orders", lock=5)
+        yield backend.queue("orders", lock=lock)
 
 
 def done(folder: Path) -> Counter[int]:

@@ -83,7 +83,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Any]:
+def start(tmp_path: Path, lock: float) -> Iterator[Any]:
     (tmp_path / "worker.py").write_text(WORKER)
     with closing(sqlite3.connect(tmp_path / "done.db")) as done:
         done.execute("pragma journal_mode=wal")
@@ -100,9 +100,9 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Iterator[Queue]:
+def orders(tmp_path: Path, lock: float) -> Iterator[Queue]:
     with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
-        yield backend.queue("orders", lock=5)
+        yield backend.queue("orders", lock=lock)
 
 
 HANDLED = ("tenure_messages_handled_total", "completed", "orders")
@@ -260,6 +260,7 @@ def test_a_port_that_is_taken_is_refused_before_any_process_starts(start: Any, t
         ("192.0.2.1:0", 78),
     ],
 )
+@pytest.mark.usefixtures("lock")
 def test_an_address_that_can_not_be_used_is_refused(tmp_path: Path, address: str, code: int) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     line = [sys.executable, "-m", "tenure", "run", "worker:service", "--http", address]

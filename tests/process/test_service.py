@@ -25,7 +25,7 @@ import asyncio, os, sqlite3, sys, time
 import tenure, tenure.sync
 
 service = tenure.Service("sqlite:///work.db")
-orders = service.queue("orders", int, lock=2)
+orders = service.queue("orders", int, lock=float(os.environ["LOCK"]))
 done = sqlite3.connect("done.db", timeout=60, isolation_level=None)
 done.execute("create table if not exists done (number integer primary key, times integer not null)")
 
@@ -48,12 +48,12 @@ async def serve(number: int) -> None:
         say("done")
     done.execute("insert into done values (?, 1) on conflict do update set times = times + 1", [number])
 
-@service.leader("chair", ttl=3)
+@service.leader("chair", ttl=float(os.environ["LOCK"]))
 async def lead(term: tenure.Term) -> None:
     say("leads", term.token)
     await asyncio.sleep(3600)
 
-@service.leader("clerk", ttl=3)
+@service.leader("clerk", ttl=float(os.environ["LOCK"]))
 def clerk(term: tenure.sync.Term) -> None:
     say("clerk leads")
     term.lost.wait()
@@ -103,7 +103,7 @@ class Instance:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Instance]]:
+def start(tmp_path: Path, lock: float) -> Iterator[Callable[..., Instance]]:
     (tmp_path / "worker.py").write_text(SERVICE)
     started: list[Instance] = []
 
@@ -117,9 +117,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Instance]]:
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Iterator[Queue]:
+def orders(tmp_path: Path, lock: float) -> Iterator[Queue]:
     with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
-        yield backend.queue("orders", lock=2)
+        yield backend.queue("orders", lock=lock)
 
 
 def test_a_signal_lets_handlers_finish_and_releases_the_leases(start: Callable[..., Instance], orders: Queue) -> None:

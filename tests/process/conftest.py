@@ -1,0 +1,15 @@
+"""How long locks and leases last in services that are run as processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.durations import stretched
+
+
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the seconds of a lock that is not lost while its process lives; processes find them in ``LOCK``."""
+    seconds = stretched(3.0)
+    monkeypatch.setenv("LOCK", str(seconds))
+    return seconds
