@@ -30,9 +30,9 @@ from tenure._queue.verdicts import (
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.leases.steps import LAST
+from tenure.testing._conformance.queues.leftovers import LeftoverTests
 from tenure.testing._conformance.queues.steps import (
     LATE,
-    QueueSuite,
     accept,
     bodies,
     dead_letter,
@@ -49,7 +49,7 @@ ROUNDED = 0.002
 VERDICTS: tuple[Verdict, ...] = (COMPLETE, Complete(remember=60.0), Abandon(), GIVE_BACK, DeadLetter("late"), Defer())
 
 
-class LockExpirySuite(QueueSuite):
+class LockExpirySuite(LeftoverTests):
     """No verb with an old lock changes anything, and a message expires in every state."""
 
     # --- after the end of a lock, and under its successor ---
