@@ -22,12 +22,13 @@ from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermE
 from tenure.events import Renewed as Extended
 from tenure.testing import until
 from tenure.testing._conformance.harness import Fault, FaultyLeaseStore, LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, is_refused, look, win
+from tenure.testing._conformance.leases.hints_after_cut import HintAfterCutTests
+from tenure.testing._conformance.leases.steps import claim, holder, is_refused, look, win
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
-class LeaseFaultSuite(LeaseSuite):
+class LeaseFaultSuite(HintAfterCutTests):
     """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---

@@ -18,9 +18,9 @@ from tenure.events import BrokerUnanswered
 from tenure.testing import until
 from tenure.testing._conformance.harness import Fault, QueueHarness
 from tenure.testing._conformance.queues.consumers import ObservedQueue
+from tenure.testing._conformance.queues.hints_after_cut import HintAfterCutTests
 from tenure.testing._conformance.queues.steps import (
     LATE,
-    QueueSuite,
     accept,
     bodies,
     dead_letter,
@@ -35,7 +35,7 @@ from tenure.testing._conformance.queues.steps import (
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
-class BrokerFaultSuite(QueueSuite):
+class BrokerFaultSuite(HintAfterCutTests):
     """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---
