@@ -42,6 +42,7 @@ PLANTS = {
     "tests/conformance/test_planted_late.py": "stores that carry out a request late",
     "tests/conformance/test_planted_away.py": "stores after an outage",
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",
+    "tests/conformance/test_planted_cancelled.py": "claims whose caller was cancelled",
     "tests/conformance/test_planted_strain.py": "stores that are full or cut off",
     "tests/conformance/test_planted_cost.py": "requests that cost too much",
 }
