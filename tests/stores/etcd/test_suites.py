@@ -22,7 +22,7 @@ from tenure.testing.conformance import (
     LeaseQueueSuite,
     LeaseStoreSuite,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import Etcd, EtcdCluster, shared
 from tests.servers.etcd import end_of, in_base64
@@ -40,7 +40,7 @@ class EtcdHarness(LeaseHarness):
     ttl = 20.0 if CAN_TURN else 2.0
     ends_within = 0.2  # the client ends a lease itself; etcd, if that can't be reached, up to 1 s later
     has_sessions = True
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
     login: ClassVar[str] = ""
@@ -129,6 +129,15 @@ class EtcdHarness(LeaseHarness):
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         return late(*self._proxies[id(store)])
+
+    @asynccontextmanager
+    async def hold(self, store: LeaseStore, direction: Direction = "down") -> AsyncIterator[Begin]:
+        self._cut_off.add(id(store))
+        try:
+            async with hold(*self._proxies[id(store)], direction=direction) as begin:
+                yield begin
+        finally:
+            self._cut_off.discard(id(store))
 
 
 class KilledEtcdHarness(EtcdHarness):

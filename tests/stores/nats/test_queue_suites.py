@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import nats as driver
@@ -30,7 +31,7 @@ from tenure.testing.conformance import (
     QueueHarness,
     Scale,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.turned_process import CAN_TURN
@@ -38,6 +39,7 @@ from tests.stores.nats.wall_clock import turn_wall_clock
 
 T = TypeVar("T")
 
+PING = b"PING\r\n"  # which the server sends by itself
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 USER, PASSWORD = "queues", "s3cret"
 EVERYTHING: Mapping[str, object] = {}
@@ -68,6 +70,16 @@ class Way:
         self._left += connections.values()
         connections.clear()
 
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Let the client wait for answers so much longer: its timers follow the clock that is turned."""
+        client = self.backend._client
+        usual, client.options = client.options, replace(client.options, timeout=client.options.timeout + seconds)
+        try:
+            yield
+        finally:
+            client.options = usual
+
     async def close(self) -> None:
         await self.backend.close()
         for connection in self._left:
@@ -80,7 +92,7 @@ class NatsQueueHarness(QueueHarness):
     lock = 20.0 if CAN_TURN else 3.0
     long = 3.0
     backlog = 300
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
     any_client_settles = False
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
@@ -148,6 +160,14 @@ class NatsQueueHarness(QueueHarness):
                 way.leave_connection()
 
             yield give_up_and_leave
+
+    @asynccontextmanager
+    async def hold(self, broker: Broker, direction: Direction = "down") -> AsyncIterator[Begin]:
+        way = self._ways[broker]
+        way.proxy.noise = frozenset({PING})
+        with way.patient(self.lock):
+            async with hold(way.proxy, direction=direction) as begin:
+                yield begin
 
 
 class TestNatsQueues(BrokerSuite):

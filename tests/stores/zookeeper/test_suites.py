@@ -32,7 +32,7 @@ from tenure.testing.conformance import (
     LeaseStoreSuite,
     Scale,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import ZooKeeper, ZooKeeperEnsemble, shared
 
@@ -159,6 +159,15 @@ class ZooKeeperHarness(LeaseHarness):
             yield give_up_and_leave
 
     @asynccontextmanager
+    async def hold(self, store: LeaseStore, direction: Direction = "down") -> AsyncIterator[Begin]:
+        self._cut_off.add(id(store))
+        try:
+            async with hold(*self._proxies[id(store)], direction=direction) as begin:
+                yield begin
+        finally:
+            self._cut_off.discard(id(store))
+
+    @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
         """Revoke all rights on every node."""
         user, password = ADMIN
@@ -194,6 +203,12 @@ class FaultyHarness(ZooKeeperHarness):
     ttl = 20.0
     patience = 0.6
     faults = frozenset({"lose_answer", "cut", "late"})
+
+
+class HeldHarness(ZooKeeperHarness):
+    """The answers of a connection are held back, for less than a lease."""
+
+    faults = frozenset({"hold"})
 
 
 class RestartedHarness(ZooKeeperHarness):
@@ -239,6 +254,10 @@ class TestZooKeeperWaiting(LeaseQueueSuite):
 
 class TestZooKeeperLeaseFaults(LeaseFaultSuite):
     harness = FaultyHarness
+
+
+class TestZooKeeperHeldAnswers(LeaseFaultSuite):
+    harness = HeldHarness
 
 
 class TestZooKeeperLeaseCost(LeaseCostSuite):
