@@ -19,7 +19,7 @@ from tenure._backends.zookeeper.leases import ZooKeeperLeases
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Vacant
 from tenure._queue.broker import Broker, Claim
 from tenure._queue.message import SessionLock
-from tenure._queue.verdicts import SETTLED
+from tenure._queue.verdicts import SETTLED, Renewed
 from tenure._runtime.clock import Clock
 from tenure.testing._conformance.leases.slow_answers import SlowAnswerTests as SlowLeaseTests
 from tenure.testing._conformance.queues.slow_answers import SlowAnswerTests as SlowQueueTests
@@ -64,6 +64,22 @@ class AcceptsFromTheAnswer(FaultyBroker):
         return answer
 
 
+class ShowsFromTheAnswer(FaultyBroker):
+    """Shows the end of a lock as if it began with the answer."""
+
+    async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
+        clock = cast(MemoryBroker, self._wrapped)._clock
+        asked_at = clock.now()
+        answer = await super()._ask(request, *args, **options)
+        passed = clock.now() - asked_at
+        if isinstance(answer, Claim):
+            later = [one._replace(locked_until=one.locked_until + passed) for one in answer.deliveries]
+            return answer._replace(deliveries=later)
+        if request.__name__ == "renew":
+            return [Renewed(one.locked_until + passed) if isinstance(one, Renewed) else one for one in answer]
+        return answer
+
+
 class SettlesWithTheAnswer(FaultyBroker):
     """Carries a verdict out when its answer is due, and takes it for settled then."""
 
@@ -86,6 +102,7 @@ QUEUES: list[tuple[type[FaultyBroker] | type[MemoryBroker], set[str]]] = [
     (ReceivesFromTheAnswer, {A_LOCK}),
     (RenewsFromTheAnswer, {A_RENEWED_LOCK, A_LATER_RENEWAL, A_SESSION}),
     (AcceptsFromTheAnswer, {A_SESSION}),
+    (ShowsFromTheAnswer, {A_LOCK, A_RENEWED_LOCK}),
     (SettlesWithTheAnswer, {A_LATER_ANSWER}),
     (ComparesSequenceOnly, {A_LATE_VERDICT}),
 ]

@@ -49,6 +49,10 @@ CHUNKS_HELD = 64  # of one connection and direction; then the sender must wait, 
 _LINGER_NONE = struct.pack("ii", 1, 0)  # close() sends RST, and not FIN
 
 
+def _never(data: bytes) -> bool:
+    return False
+
+
 class FaultProxy:
     """Stand between clients and the server at *host* and *port*; used as ``async with``."""
 
@@ -68,8 +72,8 @@ class FaultProxy:
         """Set when data has come that is held back by ``stall``."""
         self.stall_answer_to: Callable[[bytes], bool] | None = None
         """Which data of clients is the request whose answer is held back, with all after it."""
-        self.noise: frozenset[bytes] = frozenset()
-        """What servers send by themselves: it does not set ``withheld``."""
+        self.is_noise: Callable[[bytes], bool] = _never
+        """Which data is sent by itself, as a ping: it is neither a request nor an answer that is held back."""
         self.host: str = "127.0.0.1"
         self.port: int = 0
         self.accepted: int = 0
@@ -159,10 +163,12 @@ class FaultProxy:
 
     def note_received(self, connection: object, direction: Direction, data: bytes) -> None:
         """Note that *data* has come on a connection, and may have to wait."""
-        if direction == "up" and data and self.stall_answer_to is not None and self.stall_answer_to(data):
+        if not data or self.is_noise(data):
+            return
+        if direction == "up" and self.stall_answer_to is not None and self.stall_answer_to(data):
             self.stall_answer_to, self._asked_on = None, connection
             self.stall("down")
-        is_held = not self.flowing[direction].is_set() and data and data not in self.noise
+        is_held = not self.flowing[direction].is_set()
         if is_held and self.withheld is not None and (direction == "up" or connection is self._asked_on):
             self.withheld.set()
 
@@ -368,19 +374,22 @@ async def late(*proxies: FaultProxy) -> AsyncIterator[Callable[[Awaitable[object
 
 @asynccontextmanager
 async def hold(
-    *proxies: FaultProxy, direction: Direction = "down", decides: Callable[[bytes], bool] = bool
+    *proxies: FaultProxy,
+    direction: Direction = "down",
+    decides: Callable[[bytes], bool] = bool,
+    is_noise: Callable[[bytes], bool] = _never,
 ) -> AsyncIterator[Begin]:
     """Yield a function that sends a request, of which *proxies* hold back the answer (or the request, if *up*).
 
     It returns the answer to come as soon as something is held back: an answer proves that the request was carried out.
-    One request in each block; if it is several in turn on the wire, *decides* tells which of them is meant. All that
-    was held back is sent on when the block ends.
+    One request in each block; if it is several in turn on the wire, *decides* tells which of them is meant;
+    *is_noise* tells what both sides send by themselves. All that was held back is sent on when the block ends.
     """
 
     async def begin(request: Awaitable[Any]) -> asyncio.Future[Any]:
         withheld = asyncio.Event()
         for proxy in proxies:
-            proxy.withheld = withheld
+            proxy.withheld, proxy.is_noise = withheld, is_noise
             if direction == "down":
                 proxy.stall_answer_to = decides
             else:

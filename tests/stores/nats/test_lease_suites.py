@@ -25,7 +25,7 @@ from tests.servers import Nats, shared
 
 T = TypeVar("T")
 
-PING = b"PING\r\n"  # which the server sends by itself
+PINGS = (b"PING\r\n", b"PONG\r\n")  # which both sides send by themselves
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 USER, PASSWORD = "app", "s3cret"
 EVERYTHING: Mapping[str, object] = {}
@@ -110,9 +110,7 @@ class NatsHarness(LeaseHarness):
             yield
 
     def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
-        for proxy in self._proxies[id(store)]:
-            proxy.noise = frozenset({PING})
-        return hold(*self._proxies[id(store)], direction=direction)
+        return hold(*self._proxies[id(store)], direction=direction, is_noise=PINGS.__contains__)
 
     @asynccontextmanager
     async def late(self, store: LeaseStore) -> AsyncIterator[GiveUp]:

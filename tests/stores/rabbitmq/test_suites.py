@@ -36,6 +36,7 @@ from tests.clocks import ring_alarms
 from tests.servers import RabbitMQ, shared
 from tests.stores.rabbitmq.opened import ended_locks
 
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 
 
@@ -157,7 +158,7 @@ class FaultyRabbitHarness(RabbitQueueHarness):
     async def hold(self, broker: Broker, direction: Direction = "down") -> AsyncIterator[Begin]:
         self._silent.add(self._of(broker))
         try:
-            async with hold(self._proxies[id(broker)], direction=direction) as begin:
+            async with hold(self._proxies[id(broker)], direction=direction, is_noise=HEARTBEAT.__eq__) as begin:
                 yield begin
         finally:
             self._silent.clear()
