@@ -6,10 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
+import pytest
+
 from tenure._backends import etcd
+from tenure._backends.etcd import leases
 from tenure._election.store import LeaseStore
 from tenure._url import Url
 from tenure.testing import until
@@ -132,10 +136,15 @@ class EtcdHarness(LeaseHarness):
 
     @asynccontextmanager
     async def hold(self, store: LeaseStore, direction: Direction = "down") -> AsyncIterator[Begin]:
+        """The client has the patience of a whole lease, as its timers follow the clock that is turned."""
+        (client,) = (one._client for one in self._backends if one.leases is store)
         self._cut_off.add(id(store))
         try:
-            async with hold(*self._proxies[id(store)], direction=direction) as begin:
-                yield begin
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(leases, "patience", lambda ttl: ttl)
+                patch.setattr(client, "options", replace(client.options, timeout=self.ttl))
+                async with hold(*self._proxies[id(store)], direction=direction) as begin:
+                    yield begin
         finally:
             self._cut_off.discard(id(store))
 

@@ -16,6 +16,7 @@ from kazoo.protocol.serialization import Exists
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
+from tenure._backends.zookeeper import client
 from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.requests import exists
 from tenure._backends.zookeeper.session import SILENCE_SHARE
@@ -160,10 +161,13 @@ class ZooKeeperHarness(LeaseHarness):
 
     @asynccontextmanager
     async def hold(self, store: LeaseStore, direction: Direction = "down") -> AsyncIterator[Begin]:
+        """The client has the patience of a whole lease, as it counts by the clock that is turned."""
         self._cut_off.add(id(store))
         try:
-            async with hold(*self._proxies[id(store)], direction=direction, is_noise=_is_ping) as begin:
-                yield begin
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(client, "patience", lambda ttl: ttl)
+                async with hold(*self._proxies[id(store)], direction=direction, is_noise=_is_ping) as begin:
+                    yield begin
         finally:
             self._cut_off.discard(id(store))
 
