@@ -16,7 +16,8 @@ from nats.js.errors import APIError, ServerError
 from tenure._backends import nats
 from tenure._backends.nats.connection import Connection
 from tenure._queue.broker import Broker
-from tenure._queue.verdicts import COMPLETE, Complete
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Complete, Lapsed, Settled, Settlement
 from tenure._url import Url
 from tenure.testing.conformance import (
     BrokerCapacitySuite,
@@ -187,6 +188,19 @@ class TestNatsConsumers(ConsumerSuite):
 
 class TestNatsQueueFaults(BrokerFaultSuite):
     harness = NatsQueueHarness
+
+    @pytest.mark.parametrize(("verdict", "wanted"), [(COMPLETE, LAPSED), (Abandon(), Settled())], ids=repr)
+    async def test_only_what_is_compared_is_proved_by_an_answer_after_the_end(
+        self, harness: QueueHarness, name: str, verdict: Complete | Abandon, wanted: Lapsed | Settled
+    ) -> None:
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"a")])
+        [got] = (await broker.receive(name, 1, harness.lock)).deliveries
+        await harness.pass_time(harness.lock * 0.6)
+        async with harness.hold(broker) as begin:
+            asking = await begin(broker.settle([Settlement(got, verdict)]))
+            await harness.pass_time(harness.lock * 0.6)
+        assert await asking == [wanted]
 
 
 class WireHarness(NatsQueueHarness):

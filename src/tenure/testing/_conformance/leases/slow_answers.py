@@ -6,7 +6,11 @@ lease from the answer keeps a name from others, or trusts it beside them.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+
 from tenure._lease import Granted, Lost
+from tenure.errors import Unavailable
 from tenure.testing._conformance.harness import LeaseHarness
 from tenure.testing._conformance.leases.steps import LeaseSuite, claim, is_refused, look, needs_fault
 
@@ -58,6 +62,23 @@ class SlowAnswerTests(LeaseSuite):
         assert (await claim(bob, name, "bob#2", harness.ttl)).token > grant.token
         assert list(await ann.renew([grant], harness.ttl)) == [Lost(grant)]
 
+    async def test_a_renewal_that_arrives_after_the_end_does_not_stand(self, harness: LeaseHarness, name: str) -> None:
+        """The client has sent it in time, and waits for the answer; meanwhile, another candidate leads."""
+        needs_fault(harness, "hold")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await look(bob, name)
+        await harness.pass_time(harness.ttl * (OVER - SLOW))
+        async with harness.hold(ann, "up") as begin:
+            asking = asyncio.ensure_future(absorbed(await begin(ann.renew([grant], harness.ttl))))
+            await harness.pass_time(harness.ttl * SLOW + harness.ends_within)
+            answer = await bob.acquire(name, "bob#1", harness.ttl)
+            assert isinstance(answer, Granted) or harness.has_sessions  # one lasts until its client can end the claim
+        assert await asking in ([Lost(grant)], None)
+        assert list(await ann.renew([grant], harness.ttl)) == [Lost(grant)]
+        new = await claim(bob, name, "bob#1", harness.ttl)
+        assert new.token > grant.token
+
     async def test_what_another_holds_does_not_begin_with_a_slow_question(
         self, harness: LeaseHarness, name: str
     ) -> None:
@@ -74,3 +95,11 @@ class SlowAnswerTests(LeaseSuite):
         await harness.pass_time(harness.ttl * (OVER - SLOW))
         await is_refused(bob, name, "bob#1", harness.ttl)
         assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
+
+
+async def absorbed(asking: Awaitable[object]) -> object:
+    """Return an answer; None if it is not known."""
+    try:
+        return await asking
+    except Unavailable:
+        return None

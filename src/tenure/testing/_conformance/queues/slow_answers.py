@@ -130,6 +130,28 @@ class SlowAnswerTests(QueueSuite):
             await harness.pass_time(harness.lock * (OVER - SLOW))
         assert await settle(broker, got, COMPLETE) == [LAPSED]
 
+    async def test_a_renewal_that_arrives_after_the_end_does_not_stand(self, harness: QueueHarness, name: str) -> None:
+        """The client has sent it in time, and waits for the answer; meanwhile, another process has the message."""
+        needs_fault(harness, "hold")
+        needs(harness.traits.renewal)
+        broker, other = await harness.open(), await harness.open()
+        await send(broker, name, b"a")
+        got = await receive(broker, name, harness)
+        await harness.pass_time(harness.lock * 0.6)
+        async with harness.hold(broker, "up") as begin:
+            asking = await begin(broker.renew(got, harness.lock))
+            await harness.pass_time(harness.lock * SLOW)
+            taken = await receive(other, name, harness)
+        [answer] = await asking
+        if taken:
+            assert answer == LAPSED
+        elif answer == LAPSED:  # the client has given it up, and says so only now
+            taken = await receive_some(other, name, harness, 1)
+        else:
+            other, taken = broker, got
+        assert await settle(other, taken, COMPLETE) == [Settled()]
+        assert await settle(broker, got, COMPLETE) == [LAPSED]
+
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
     async def test_a_verdict_answered_after_the_end_is_true(
         self, harness: QueueHarness, name: str, verdict: Complete | Abandon
