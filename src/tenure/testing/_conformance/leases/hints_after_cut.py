@@ -9,7 +9,7 @@ from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing._conformance.counted_hints import counted
 from tenure.testing._conformance.harness import LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim, needs_fault
 
 HINT_WITHIN = 30.0
 """Seconds for a hint. Nothing polls here: one that is not sent doesn't come later."""
@@ -20,8 +20,7 @@ class HintAfterCutTests(LeaseSuite):
 
     async def test_every_change_gives_a_hint_again_after_a_cut(self, harness: LeaseHarness, name: str) -> None:
         """A client may believe that the store still watches for it."""
-        if "cut" not in harness.faults:
-            pytest.skip("this harness can't make the fault 'cut'")
+        needs_fault(harness, "cut")
         if not harness.traits.hints:
             pytest.skip("this store gives no hints")
         ann, bob = await harness.open(), await harness.open()

@@ -10,7 +10,7 @@ from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing._conformance.counted_hints import counted
 from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.queues.steps import QueueSuite, send, settle
+from tenure.testing._conformance.queues.steps import QueueSuite, needs_fault, send, settle
 
 HINT_WITHIN = 30.0
 """Seconds for a hint. Nothing polls here: one that is not sent doesn't come later."""
@@ -21,8 +21,7 @@ class HintAfterCutTests(QueueSuite):
 
     async def test_every_message_gives_a_hint_again_after_a_cut(self, harness: QueueHarness, name: str) -> None:
         """A client may believe that the store still watches for it."""
-        if "cut" not in harness.faults:
-            pytest.skip("this harness can't make the fault 'cut'")
+        needs_fault(harness, "cut")
         if not harness.traits.hints:
             pytest.skip("this broker gives no hints")
         broker, other = await harness.open(), await harness.open()
