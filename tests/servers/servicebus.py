@@ -50,7 +50,8 @@ class ServiceBus(Server):
         self.control("links")  # it has looked at the clock when it answers
 
     def reset(self) -> None:
-        """Let it be as a new namespace: without queues, connections and faults. Its clock stays as it is."""
+        """Let it be as a new namespace: without queues, connections and faults, and at the true time."""
+        self.turn(-self._turned)
         self.control("reset")
 
     def control(self, what: str, value: object = "") -> str:

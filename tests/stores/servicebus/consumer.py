@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 
 import tenure
 
 
 async def main(url: str) -> None:
     async with tenure.connect(url) as backend:
-        [message] = await backend.queue("q").receive(wait=30)
+        messages: Sequence[tenure.Message] = ()
+        while not messages:  # one that waits would leave credit behind for a moment, also when it is stopped then
+            messages = await backend.queue("q").receive()
+        [message] = messages
         print("received", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         for verb in (message.complete, message.abandon, message.renew):
