@@ -418,7 +418,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             if queue.endswith(DEAD_SUFFIX) or not any(_may_be_dead(one) for one in founds):
                 return self._locked(channel, founds, now, asked_at, lock, is_more=is_more)
             return await self._claimed(partial(self._lock, queue, channel, founds, asked_at, lock, is_more=is_more))
-        return await self._claimed(partial(self._receive, queue, limit, asked_at, lock))
+        return await self._claimed(partial(self._receive, queue, limit, lock))
 
     async def _claimed(self, claim: Callable[[], Coroutine[Any, Any, Claim]]) -> Claim:
         """Return what is claimed, or give it back if the caller gives up just when it has been: on another loop."""
@@ -450,8 +450,8 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                 "consumer_timeout of the URL"
             )
 
-    async def _receive(self, queue: str, limit: int, asked_at: float, lock: float) -> Claim:
-        channel, raws, is_more = await self._subscription(queue).claim(limit)
+    async def _receive(self, queue: str, limit: int, lock: float) -> Claim:
+        channel, raws, is_more, asked_at = await self._subscription(queue).claim(limit)
         if channel is None or not raws:
             return Claim((), None)
         now = time.time()
@@ -559,6 +559,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                     self._subscriptions.pop(name).close()
             subscription = self._subscriptions[queue] = Subscription(
                 self._client,
+                self._clock,
                 queue,
                 self._notifier,
                 self._presence,
