@@ -40,7 +40,10 @@ PLANTS = {
     "tests/conformance/test_planted_live.py": "brokers: messages that are shown and purged",
     "tests/conformance/test_planted_locks.py": "brokers and consumers: the end of a lock",
     "tests/conformance/test_planted_late.py": "stores that carry out a request late",
+    "tests/conformance/test_planted_slow.py": "stores, and clients, that count from a slow answer",
     "tests/conformance/test_planted_away.py": "stores after an outage",
+    "tests/conformance/test_planted_hints.py": "clients whose connection was cut",
+    "tests/conformance/test_planted_cancelled.py": "claims whose caller was cancelled",
     "tests/conformance/test_planted_strain.py": "stores that are full or cut off",
     "tests/conformance/test_planted_cost.py": "requests that cost too much",
 }

@@ -59,6 +59,16 @@ class RenewalRevives(MemoryLeases):
         return await super().renew(grants, ttl)
 
 
+class RenewalOutlivesTheTerm(MemoryLeases):
+    """The longest extension of a name is noted, and nobody clears the note."""
+
+    noted: float = 0.0
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        self.noted = max(self.noted, self._clock.now() + ttl)
+        return await super().renew(grants, self.noted - self._clock.now())
+
+
 class RenewalComparesNameOnly(MemoryLeases):
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
         return [Granted(grant) if grant.name in self._memory.claims else Lost(grant) for grant in grants]

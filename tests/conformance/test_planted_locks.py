@@ -103,6 +103,26 @@ class ShortensLocks(MemoryBroker):
         return super()._renew(one, until, now)
 
 
+class ExtensionsOutliveTheClaim(MemoryBroker):
+    """The longest extension of a message is noted by its number, and nobody clears the note."""
+
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        if isinstance(one, SessionLock):
+            return super()._renew(one, until, now)
+        noted: dict[tuple[str, int], float] = vars(self).setdefault("noted", {})
+        noted[one.queue, one.sequence] = end = max(until, noted.get((one.queue, one.sequence), 0.0))
+        return super()._renew(one, end, now)
+
+
+class ExtensionsOutliveTheSessionLock(MemoryBroker):
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        if isinstance(one, Delivery):
+            return super()._renew(one, until, now)
+        noted: dict[tuple[str, str], float] = vars(self).setdefault("noted", {})
+        noted[one.queue, one.session] = end = max(until, noted.get((one.queue, one.session), 0.0))
+        return super()._renew(one, end, now)
+
+
 class RedriveGivesNoHint(MemoryBroker):
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None

@@ -530,7 +530,39 @@ class RemembersTheRateOfADeletedQueue(MemoryBroker):
         return answer
 
 
-PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]
+class TakesTheMessageWithItsHint(MemoryBroker):
+    """Keeps it for the next claim, and until its lock ends."""
+
+    taken: Claim | None = None
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        return self._with_message(queue, super().hints(queue))
+
+    async def _with_message(self, queue: str, hints: AsyncIterator[None]) -> AsyncIterator[None]:
+        async for _ in hints:
+            self.taken = await super().receive(queue, 1, 30.0)
+            yield
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        taken, self.taken = self.taken, None
+        return taken if taken and taken.deliveries else await super().receive(queue, limit, lock)
+
+
+class CountsTheMessageThatItPutsBack(TakesTheMessageWithItsHint):
+    """Puts it back when it is the only one that asks, counted."""
+
+    async def _with_message(self, queue: str, hints: AsyncIterator[None]) -> AsyncIterator[None]:
+        async for _ in hints:
+            claim = await MemoryBroker.receive(self, queue, 1, 30.0)
+            await self.settle([Settlement(one, Abandon()) for one in claim.deliveries])
+            yield
+
+
+PLANTED = [
+    plant
+    for plant in list(globals().values())
+    if isinstance(plant, type) and issubclass(plant, MemoryBroker) and plant is not MemoryBroker
+]
 
 
 def findings(plant: type[MemoryBroker]) -> set[str]:

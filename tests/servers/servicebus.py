@@ -49,6 +49,11 @@ class ServiceBus(Server):
         self.write("clock.new", f"{self._turned:.3f}").rename(self.folder / "clock")
         self.control("links")  # it has looked at the clock when it answers
 
+    def reset(self) -> None:
+        """Let it be as a new namespace: without queues, connections and faults, and at the true time."""
+        self.turn(-self._turned)
+        self.control("reset")
+
     def control(self, what: str, value: object = "") -> str:
         """Make a fault; see ``Service.control``."""
         connection = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=30)

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 DEAD = "/$deadletterqueue"
 SUBSCRIPTIONS = "/subscriptions/"
+PAGE = 100
 MAX_DELIVERIES = "MaxDeliveryCountExceeded"
 EXPIRED = "TTLExpiredException"
 
@@ -495,7 +496,7 @@ class Namespace:
         self.topics: set[str] = set()
         self._entities: dict[str, Entity] = {}
         self.is_full = False
-        self.page = 100
+        self.page = PAGE
         """The most entities in one answer."""
         for path, (written, settings) in ledger.rows("e "):
             self._make(path, written, settings)
@@ -577,6 +578,12 @@ class Namespace:
                     self.ledger.drop_all(f"{kind} {each} ")
             self.settings.pop(key, None)
             self.ledger.drop(f"e {key}")
+
+    def clear(self) -> None:
+        """Delete everything in it, and let it have its first settings."""
+        for path in [*self.topics, *(one for one in self.settings if _topic_of(one) is None)]:
+            self.delete(path)
+        self.is_full, self.page = False, PAGE
 
     def _make(self, path: str, written: str, settings: Settings) -> None:
         self.names[path], self.settings[path] = written, settings

@@ -588,9 +588,22 @@ class Service(MessagingHandler):
             connection.condition = condition_of(Refusal("amqp:connection:forced", text))
             connection.close()
 
+    def _reset(self) -> None:
+        self._close_all("The namespace was emptied.")
+        for link in [link for links in self._receivers.values() for link in links]:
+            self._drop(link)
+        self._waiting.clear()
+        self._unsettled.clear()
+        self.namespace.clear()
+        self.throttled = self.conflicts = 0
+        self.revoked, self.drains = False, True
+        self.partitioned.clear()
+
     def control(self, what: str, value: str) -> str:
         """Make a fault: what a client of the real service may meet, and a test can't wait for."""
         match what:
+            case "reset":  # as a new namespace, without entities, connections and faults
+                self._reset()
             case "full":
                 self.namespace.is_full = value == "1"
             case "revoke":  # rights, for a while: links are detached, and new ones refused
@@ -611,9 +624,10 @@ class Service(MessagingHandler):
             case "throttle":
                 self.throttled = int(value)
             case "drop":  # connections, without a close
-                for connection in list(self._connections):
-                    connection.transport.close_tail()
-                    connection.transport.close_head()
+                for transport in [connection.transport for connection in self._connections]:
+                    if transport is not None:  # else it is closed already
+                        transport.close_tail()
+                        transport.close_head()
             case "close":  # connections, as when the service moves them
                 self._close_all(value or "It was closed.")
             case "detach":  # the links of an entity, as after ten idle minutes
@@ -629,6 +643,9 @@ class Service(MessagingHandler):
                     if item.token is not None:
                         entity.put_back(item.token, self.clock.now(), counts=True)
                 self._pump(entity)
+            case "lock-left":  # the seconds that the first lock of an entity has left
+                locked = [item.until for item in self.namespace.entity(value).items.values() if item.token is not None]
+                return str(min(locked) - self.clock.now())
             case "links":
                 return str(sum(len(links) for links in self._receivers.values()))
             case "credit":

@@ -234,6 +234,7 @@ def test_the_way_from_a_test_to_a_change_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("scripts.changed.__main__.changed_files", lambda root, base: ["src/tenure/_lease.py"])
+    monkeypatch.setattr("scripts.changed.__main__.Reach", lambda texts: reach())  # of the same texts: made once
     assert main(["--base", "HEAD", "--why", "tests/unit/test_lease.py"]) == 0
     assert capsys.readouterr().out == "tests/unit/test_lease.py\n  → src/tenure/_lease.py\n"
     assert main(["--base", "HEAD", "--why", "tests/unit/test_timing.py"]) == 0

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Direction, FaultProxy, hold, late
 from tests.durations import until
 
 T = TypeVar("T")
@@ -136,6 +136,58 @@ async def test_data_of_a_closed_connection_is_delivered_late(echo: Echo, proxy: 
     assert echo.received == b"..newnewerold"
     await until(lambda: echo.ended == 1)  # only now seen as closed
     assert await other.ask(b"x") == b"x"
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_a_request_or_its_answer_is_held_back(
+    echo: Echo, proxy: FaultProxy, clients: Clients, direction: Direction
+) -> None:
+    client = await clients.new()
+    async with hold(proxy, direction=direction) as begin:
+        asking = await begin(client.ask(b"x"))
+        assert await client.is_silent()
+        assert echo.received == (b"" if direction == "up" else b"x")  # an answer proves that it was carried out
+    assert await asking == b"x"
+    assert await client.ask(b"y") == b"y"
+
+
+async def test_the_answer_to_one_of_several_requests_is_held_back(
+    echo: Echo, proxy: FaultProxy, clients: Clients
+) -> None:
+    client, other = await clients.new(), await clients.new()
+
+    async def ask_all() -> list[bytes]:
+        return [await client.ask(text) for text in (b"1", b"2", b"3")]
+
+    async with hold(proxy, decides=b"2".__eq__) as begin:
+        asking = await begin(ask_all())
+        assert echo.received == b"12"
+        waiting = asyncio.ensure_future(other.ask(b"x"))
+        assert await client.is_silent()
+    assert await asking == [b"1", b"2", b"3"]
+    assert await waiting == b"x"
+
+
+async def test_what_both_sides_send_by_themselves_is_not_waited_for(
+    echo: Echo, proxy: FaultProxy, clients: Clients
+) -> None:
+    client = await clients.new()
+
+    async def ask() -> bytes:
+        return await client.ask(b"ping") + await client.ask(b"x")
+
+    async with hold(proxy, is_noise=b"ping".__eq__) as begin:
+        asking = await begin(ask())
+        assert echo.received == b"pingx"
+    assert await asking == b"pingx"
+
+
+async def test_an_answer_that_is_not_held_back_is_an_error(proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    with pytest.raises(RuntimeError, match="nothing held back: b'x'"):
+        async with hold(proxy, decides=b"y".__eq__) as begin:
+            await begin(client.ask(b"x"))
+    assert await client.ask(b"y") == b"y"
 
 
 async def test_only_sent_data_can_be_late(proxy: FaultProxy, clients: Clients) -> None:

@@ -15,6 +15,8 @@
         proxy.heal()  # data that was held back is sent on
         async with late(proxy) as give_up:
             await give_up(store.renew(grants, ttl))  # the caller gives up; after the block, the server gets it
+        async with hold(proxy) as begin:
+            asking = await begin(store.renew(grants, ttl))  # it is carried out; its answer comes after the block
 
 *Up* is from the client to the server, *down* is back. The proxy runs on the loop that entered it.
 """
@@ -27,11 +29,11 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from tenure._runtime.tasks import Tasks
 
-__all__ = ["Direction", "FaultProxy", "Loss", "late"]
+__all__ = ["Begin", "Direction", "FaultProxy", "Loss", "hold", "late"]
 
 Direction = Literal["up", "down"]
 """``up`` is from the client to the server, ``down`` from the server to the client."""
@@ -39,9 +41,16 @@ Direction = Literal["up", "down"]
 Loss = Literal["reset", "stall"]
 """How an answer is lost: the connection is reset, or it stays open and carries nothing more."""
 
+Begin = Callable[[Awaitable[Any]], Awaitable[asyncio.Future[Any]]]
+"""Sends a request; returns its answer to come, once the request or the answer is held back."""
+
 CHUNK = 65_536
 CHUNKS_HELD = 64  # of one connection and direction; then the sender must wait, as on a full network
 _LINGER_NONE = struct.pack("ii", 1, 0)  # close() sends RST, and not FIN
+
+
+def _never(data: bytes) -> bool:
+    return False
 
 
 class FaultProxy:
@@ -53,11 +62,18 @@ class FaultProxy:
         self._tasks = Tasks()
         self._refusing = False
         self._resets = 0
+        self._asked_on: object = None  # the connection of the request whose answer is held back
         self.flowing: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self.delays: dict[Direction, float] = {"up": 0.0, "down": 0.0}
         self.loss: tuple[int, Loss] | None = None
         self.holding: asyncio.Event | None = None
         """Set by the first connection that gets data for the server, which then holds this data until ``deliver``."""
+        self.withheld: asyncio.Event | None = None
+        """Set when data has come that is held back by ``stall``."""
+        self.stall_answer_to: Callable[[bytes], bool] | None = None
+        """Which data of clients is the request whose answer is held back, with all after it."""
+        self.is_noise: Callable[[bytes], bool] = _never
+        """Which data is sent by itself, as a ping: it is neither a request nor an answer that is held back."""
         self.host: str = "127.0.0.1"
         self.port: int = 0
         self.accepted: int = 0
@@ -144,6 +160,17 @@ class FaultProxy:
             flowing.set()
         for connection in self._connections:
             connection.lose(None)
+
+    def note_received(self, connection: object, direction: Direction, data: bytes) -> None:
+        """Note that *data* has come on a connection, and may have to wait."""
+        if not data or self.is_noise(data):
+            return
+        if direction == "up" and self.stall_answer_to is not None and self.stall_answer_to(data):
+            self.stall_answer_to, self._asked_on = None, connection
+            self.stall("down")
+        is_held = not self.flowing[direction].is_set()
+        if is_held and self.withheld is not None and (direction == "up" or connection is self._asked_on):
+            self.withheld.set()
 
     # --- connections ---
 
@@ -267,6 +294,7 @@ class _Connection:
             data = await source.read(CHUNK)
             if direction == "down" and self._released.is_set():
                 self.answered.set()
+            self._proxy.note_received(self, direction, data)
             await held.put((loop.time() + self._proxy.delays[direction], data))
             if not data:
                 return
@@ -342,6 +370,53 @@ async def late(*proxies: FaultProxy) -> AsyncIterator[Callable[[Awaitable[object
     finally:
         for proxy in proxies:
             await proxy.deliver()
+
+
+@asynccontextmanager
+async def hold(
+    *proxies: FaultProxy,
+    direction: Direction = "down",
+    decides: Callable[[bytes], bool] = bool,
+    is_noise: Callable[[bytes], bool] = _never,
+) -> AsyncIterator[Begin]:
+    """Yield a function that sends a request, of which *proxies* hold back the answer (or the request, if *up*).
+
+    It returns the answer to come as soon as something is held back: an answer proves that the request was carried out.
+    One request in each block; if it is several in turn on the wire, *decides* tells which of them is meant;
+    *is_noise* tells what both sides send by themselves. All that was held back is sent on when the block ends.
+    """
+
+    async def begin(request: Awaitable[Any]) -> asyncio.Future[Any]:
+        withheld = asyncio.Event()
+        for proxy in proxies:
+            proxy.withheld, proxy.is_noise = withheld, is_noise
+            if direction == "down":
+                proxy.stall_answer_to = decides
+            else:
+                proxy.stall("up")
+        return await begun(request, withheld)
+
+    try:
+        yield begin
+    finally:
+        for proxy in proxies:
+            proxy.withheld = proxy.stall_answer_to = None
+            proxy.heal()
+
+
+async def begun(request: Awaitable[Any], withheld: asyncio.Event) -> asyncio.Future[Any]:
+    """Send a request, and return its answer to come when *withheld* is set.
+
+    Raises:
+        RuntimeError: It was answered before that.
+    """
+    asking, waiting = asyncio.ensure_future(request), asyncio.ensure_future(withheld.wait())
+    await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not withheld.is_set():
+        answers = await asyncio.gather(asking, return_exceptions=True)
+        raise RuntimeError(f"the request was answered, and nothing held back: {answers[0]!r}")
+    return asking
 
 
 def _or_both(directions: tuple[Direction, ...]) -> tuple[Direction, ...]:

@@ -32,7 +32,7 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.servers import Azurite, shared
 from tests.servers.gate import HttpGate, Refusal
 
@@ -93,7 +93,7 @@ class Proxied:
 class AzureHarness(LeaseHarness):
     traits = azure_storage.TRAITS
     ttl = 60.0  # the maximum
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
@@ -128,6 +128,17 @@ class AzureHarness(LeaseHarness):
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         assert isinstance(store, FaultyLeaseStore)
         return late(*next(way for way in self._ways if way.backend.leases is store.store).proxies)
+
+    def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        assert isinstance(store, FaultyLeaseStore)
+        way = next(way for way in self._ways if way.backend.leases is store.store)
+        return hold(*way.proxies, direction=direction, decides=_claims)
+
+
+def _claims(request: bytes) -> bool:
+    """Whether it is the last request of an acquisition, under the lease that was taken before; or of a renewal."""
+    line, _, headers = request.partition(b"\r\n")
+    return line.startswith(b"PUT ") and (b"comp=metadata" in line or b"x-ms-lease-action: renew" in headers)
 
 
 class TestAzureLeases(LeaseStoreSuite):
@@ -209,7 +220,7 @@ class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
     backlog = 50  # each is a request of its own
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
@@ -245,6 +256,9 @@ class AzureQueueHarness(QueueHarness):
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         return late(*self._ways[broker].proxies)
+
+    def hold(self, broker: Broker, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        return hold(*self._ways[broker].proxies, direction=direction)
 
 
 class TestAzureQueues(BrokerSuite):

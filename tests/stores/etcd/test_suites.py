@@ -6,10 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
+import pytest
+
 from tenure._backends import etcd
+from tenure._backends.etcd import leases
 from tenure._election.store import LeaseStore
 from tenure._url import Url
 from tenure.testing import until
@@ -22,7 +26,7 @@ from tenure.testing.conformance import (
     LeaseQueueSuite,
     LeaseStoreSuite,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.durations import ANSWERED_WITHIN
 from tests.servers import Etcd, EtcdCluster, shared
@@ -37,10 +41,10 @@ USER, PASSWORD, ROOT = "app", "s3cret", "r00t"
 
 class EtcdHarness(LeaseHarness):
     traits = etcd.TRAITS
-    ttl = 120.0 if CAN_TURN else 2.0  # long enough for three hundred claims on a busy machine; turning it takes no time
+    ttl = 60.0 if CAN_TURN else 2.0  # long enough for three hundred claims on a busy machine; turning it takes no time
     ends_within = 0.2  # the client ends a lease itself; etcd, if that can't be reached, up to 1 s later
     has_sessions = True
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
     login: ClassVar[str] = ""
@@ -129,6 +133,20 @@ class EtcdHarness(LeaseHarness):
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         return late(*self._proxies[id(store)])
+
+    @asynccontextmanager
+    async def hold(self, store: LeaseStore, direction: Direction = "down") -> AsyncIterator[Begin]:
+        """The client has the patience of a whole lease, as its timers follow the clock that is turned."""
+        (client,) = (one._client for one in self._backends if one.leases is store)
+        self._cut_off.add(id(store))
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(leases, "patience", lambda ttl: ttl)
+                patch.setattr(client, "options", replace(client.options, timeout=self.ttl))
+                async with hold(*self._proxies[id(store)], direction=direction) as begin:
+                    yield begin
+        finally:
+            self._cut_off.discard(id(store))
 
 
 class KilledEtcdHarness(EtcdHarness):

@@ -23,7 +23,7 @@ from tenure.testing.conformance import (
     LeaseStoreSuite,
     Scale,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import KubeApiserver, Kubernetes, private, shared
 from tests.servers.kubernetes import PROGRAM, TOKEN_ENV
@@ -83,7 +83,7 @@ class KubernetesHarness(LeaseHarness):
 
     traits = kubernetes.TRAITS
     ttl = 10.0
-    faults = frozenset({"cut", "late"})
+    faults = frozenset({"cut", "late", "hold"})
 
     async def start(self) -> None:
         self._server = self.server()
@@ -124,6 +124,9 @@ class KubernetesHarness(LeaseHarness):
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         return late(self.client_of(store).proxy)
+
+    def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        return hold(self.client_of(store).proxy, direction=direction)
 
 
 class TestKubernetesLeases(LeaseStoreSuite):
@@ -230,7 +233,7 @@ if os.environ.get(PROGRAM):
     class RealHarness(KubernetesHarness):
         """A real kube-apiserver."""
 
-        faults = frozenset({"lose_answer", "cut", "late"})
+        faults = frozenset({"lose_answer", "cut", "late", "hold"})
 
         def server(self) -> KubeApiserver:
             return shared(KubeApiserver)

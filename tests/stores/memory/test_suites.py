@@ -24,6 +24,7 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
 )
+from tenure.testing.faultproxy import Begin, Direction
 
 
 class OldClock(ManualClock):
@@ -45,7 +46,7 @@ class OldClock(ManualClock):
 class MemoryHarness(LeaseHarness):
     traits = TRAITS
     is_exact = True
-    faults = frozenset({"lose_answer", "cut", "cut_one", "late"})
+    faults = frozenset({"lose_answer", "cut", "cut_one", "late", "hold"})
 
     def __init__(self) -> None:
         self._clock = OldClock()
@@ -76,6 +77,10 @@ class MemoryHarness(LeaseHarness):
         assert isinstance(store, FaultyLeaseStore)
         return store.late(self._clock.back_to_now())
 
+    def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        assert isinstance(store, FaultyLeaseStore)
+        return store.hold(direction)
+
 
 class TestMemoryLeases(LeaseStoreSuite):
     harness = MemoryHarness
@@ -89,7 +94,7 @@ class MemoryQueueHarness(QueueHarness):
     is_exact = True
     counts_bytes = True
     traits = QUEUE_TRAITS
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
 
     def __init__(self) -> None:
         self._clock = OldClock()
@@ -115,6 +120,10 @@ class MemoryQueueHarness(QueueHarness):
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         assert isinstance(broker, FaultyBroker)
         return broker.late(self._clock.back_to_now())
+
+    def hold(self, broker: Broker, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        assert isinstance(broker, FaultyBroker)
+        return broker.hold(direction)
 
 
 class TestMemoryQueues(BrokerSuite):

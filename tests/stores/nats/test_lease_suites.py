@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
@@ -19,12 +19,13 @@ from tenure._election.store import LeaseStore
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing.conformance import GiveUp, LeaseCostSuite, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Scale
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold
 from tests.clocks import TurnedClock
 from tests.servers import Nats, shared
 
 T = TypeVar("T")
 
+PINGS = (b"PING\r\n", b"PONG\r\n")  # which both sides send by themselves
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 USER, PASSWORD = "app", "s3cret"
 EVERYTHING: Mapping[str, object] = {}
@@ -34,7 +35,7 @@ class NatsHarness(LeaseHarness):
     """The clock that judges expiry is ours, and is moved."""
 
     traits = nats.TRAITS
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
     login: ClassVar[str] = ""
@@ -107,6 +108,9 @@ class NatsHarness(LeaseHarness):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(client, "store", and_lose_answer)
             yield
+
+    def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        return hold(*self._proxies[id(store)], direction=direction, is_noise=PINGS.__contains__)
 
     @asynccontextmanager
     async def late(self, store: LeaseStore) -> AsyncIterator[GiveUp]:

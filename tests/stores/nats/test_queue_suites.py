@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import nats as driver
@@ -15,7 +16,8 @@ from nats.js.errors import APIError, ServerError
 from tenure._backends import nats
 from tenure._backends.nats.connection import Connection
 from tenure._queue.broker import Broker
-from tenure._queue.verdicts import COMPLETE, Complete
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Complete, Lapsed, Settled, Settlement
 from tenure._url import Url
 from tenure.testing.conformance import (
     BrokerCapacitySuite,
@@ -30,7 +32,7 @@ from tenure.testing.conformance import (
     QueueHarness,
     Scale,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.turned_process import CAN_TURN
@@ -38,6 +40,7 @@ from tests.stores.nats.wall_clock import turn_wall_clock
 
 T = TypeVar("T")
 
+PINGS = (b"PING\r\n", b"PONG\r\n")  # which both sides send by themselves
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 USER, PASSWORD = "queues", "s3cret"
 EVERYTHING: Mapping[str, object] = {}
@@ -68,6 +71,16 @@ class Way:
         self._left += connections.values()
         connections.clear()
 
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Let the client wait for answers so much longer: its timers follow the clock that is turned."""
+        client = self.backend._client
+        usual, client.options = client.options, replace(client.options, timeout=client.options.timeout + seconds)
+        try:
+            yield
+        finally:
+            client.options = usual
+
     async def close(self) -> None:
         await self.backend.close()
         for connection in self._left:
@@ -80,7 +93,7 @@ class NatsQueueHarness(QueueHarness):
     lock = 20.0 if CAN_TURN else 3.0
     long = 3.0
     backlog = 300
-    faults = frozenset({"lose_answer", "cut", "late"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold"})
     any_client_settles = False
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
@@ -149,6 +162,13 @@ class NatsQueueHarness(QueueHarness):
 
             yield give_up_and_leave
 
+    @asynccontextmanager
+    async def hold(self, broker: Broker, direction: Direction = "down") -> AsyncIterator[Begin]:
+        way = self._ways[broker]
+        with way.patient(self.lock):
+            async with hold(way.proxy, direction=direction, is_noise=PINGS.__contains__) as begin:
+                yield begin
+
 
 class TestNatsQueues(BrokerSuite):
     harness = NatsQueueHarness
@@ -168,6 +188,19 @@ class TestNatsConsumers(ConsumerSuite):
 
 class TestNatsQueueFaults(BrokerFaultSuite):
     harness = NatsQueueHarness
+
+    @pytest.mark.parametrize(("verdict", "wanted"), [(COMPLETE, LAPSED), (Abandon(), Settled())], ids=repr)
+    async def test_only_what_is_compared_is_proved_by_an_answer_after_the_end(
+        self, harness: QueueHarness, name: str, verdict: Complete | Abandon, wanted: Lapsed | Settled
+    ) -> None:
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"a")])
+        [got] = (await broker.receive(name, 1, harness.lock)).deliveries
+        await harness.pass_time(harness.lock * 0.6)
+        async with harness.hold(broker) as begin:
+            asking = await begin(broker.settle([Settlement(got, verdict)]))
+            await harness.pass_time(harness.lock * 0.6)
+        assert await asking == [wanted]
 
 
 class WireHarness(NatsQueueHarness):

@@ -16,6 +16,7 @@ from tenure._backends.postgres.client import Client
 from tenure._election.store import LeaseStore
 from tenure._lease import Granted
 from tenure._queue.broker import Broker
+from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, Settlement
 from tenure._url import Url
@@ -33,7 +34,7 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.servers import Postgres, shared
 
 
@@ -90,6 +91,12 @@ class PostgresSetup:
         await until(_is_idle)  # otherwise a background task could be delayed instead
         async with late(self._proxies[id(port)]) as give_up:
             yield give_up
+
+    @asynccontextmanager
+    async def hold(self, port: object, direction: Direction) -> AsyncIterator[Begin]:
+        await until(_is_idle)  # otherwise a background task could be delayed instead
+        async with hold(self._proxies[id(port)], direction=direction) as begin:
+            yield begin
 
     @asynccontextmanager
     async def sever(self, port: object) -> AsyncIterator[None]:
@@ -179,7 +186,7 @@ class PostgresHarness(LeaseHarness):
 
 class SeveredHarness(PostgresHarness):
     behind_proxy = True
-    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "away", "restart"})
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def restart(self) -> None:
         await self._setup.restart()
@@ -192,6 +199,9 @@ class SeveredHarness(PostgresHarness):
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         return self._setup.late(store)
+
+    def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        return self._setup.hold(store, direction)
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         return self._setup.sever(store)
@@ -265,6 +275,11 @@ class PostgresQueueHarness(QueueHarness):
                 got = (await broker.receive(queue, 1, 1.0)).deliveries
                 await broker.renew(got, 1.0)
                 await broker.settle([Settlement(one, verdict) for one in got])
+            await broker.send(queue, [Outgoing(b"", session="s")])
+            session = await broker.accept(queue, None, 1.0)
+            if isinstance(session, SessionLock):
+                await broker.renew([session], 1.0)
+                await broker.release(session)
         return broker
 
     async def close(self) -> None:
@@ -276,7 +291,7 @@ class PostgresQueueHarness(QueueHarness):
 
 class SeveredQueueHarness(PostgresQueueHarness):
     behind_proxy = True
-    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "away", "restart"})
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def restart(self) -> None:
         await self._setup.restart()
@@ -289,6 +304,9 @@ class SeveredQueueHarness(PostgresQueueHarness):
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         return self._setup.late(broker)
+
+    def hold(self, broker: Broker, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        return self._setup.hold(broker, direction)
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._setup.sever(broker)

@@ -31,11 +31,13 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
 )
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold
 from tests.clocks import ring_alarms
 from tests.durations import ANSWERED_WITHIN
 from tests.servers import RabbitMQ, shared
 from tests.stores.rabbitmq.opened import ended_locks
+
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 
 class NotingBroker(FaultyBroker):
@@ -76,6 +78,7 @@ class RabbitQueueHarness(QueueHarness):
         self._server = shared(RabbitMQ, options=tuple(self.options))
         self._proxies: dict[int, FaultProxy] = {}
         self._backends: list[rabbitmq.RabbitBackend] = []
+        self._silent: set[rabbitmq.RabbitBackend] = set()  # their answers are held back
         self._clock = ManualClock()
         self._patch = pytest.MonkeyPatch()
         self._turned = 0.0  # the wall clock
@@ -101,6 +104,9 @@ class RabbitQueueHarness(QueueHarness):
             await proxy.__aexit__(None, None, None)
         self._proxies.clear()
 
+    def _of(self, broker: Broker) -> rabbitmq.RabbitBackend:
+        return next(one for one in self._backends if one.broker is cast(FaultyBroker, broker)._wrapped)
+
     def _note_timed(self) -> None:
         self._is_server_timing = True
 
@@ -113,7 +119,8 @@ class RabbitQueueHarness(QueueHarness):
         self._clock.advance(seconds)
         ring_alarms(self._clock)
         for backend in self._backends:
-            await ended_locks(backend)
+            if backend not in self._silent:
+                await ended_locks(backend)
 
     def _turn_wall_clock(self, seconds: float) -> None:
         if not self._turned:
@@ -127,7 +134,7 @@ class FaultyRabbitHarness(RabbitQueueHarness):
     """With faults of the connection, of rights, and of the server."""
 
     options = (("loopback_users", "none"),)  # as by default; but no other test uses such a server: it is killed
-    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)
@@ -147,6 +154,15 @@ class FaultyRabbitHarness(RabbitQueueHarness):
         # Held back before it is sent: on one connection, no request can overtake another.
         assert isinstance(broker, FaultyBroker)
         return broker.late()
+
+    @asynccontextmanager
+    async def hold(self, broker: Broker, direction: Direction = "down") -> AsyncIterator[Begin]:
+        self._silent.add(self._of(broker))
+        try:
+            async with hold(self._proxies[id(broker)], direction=direction, is_noise=HEARTBEAT.__eq__) as begin:
+                yield begin
+        finally:
+            self._silent.clear()
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:

@@ -26,7 +26,7 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.durations import ANSWERED_WITHIN
 from tests.servers import Redis, shared
 
@@ -87,6 +87,9 @@ class RedisSetup:
     def late(self, port: LeaseStore | Broker) -> AbstractAsyncContextManager[GiveUp]:
         return late(self._proxies[id(port)])
 
+    def hold(self, port: LeaseStore | Broker, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        return hold(self._proxies[id(port)], direction=direction)
+
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
         """Revoke the right to run scripts, and forget the scripts, as a restore does."""
@@ -111,7 +114,7 @@ LONG = 200.0  # seconds of the server's clock, which also runs by itself; much l
 class RedisHarness(RedisSetup, LeaseHarness):
     traits = redis.TRAITS
     ttl = LONG
-    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def open(self) -> LeaseStore:
         return (await self.backend()).leases
@@ -121,7 +124,7 @@ class RedisQueueHarness(RedisSetup, QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
     lock = LONG
-    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def open(self) -> Broker:
         return (await self.backend()).broker

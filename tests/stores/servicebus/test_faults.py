@@ -15,7 +15,7 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus._pyamqp.error import AMQPConnectionError, ErrorCondition
 
-from tenure._backends.servicebus import driver, feed, links, places, sessions
+from tenure._backends.servicebus import ServiceBusBroker, driver, feed, places, sessions
 from tenure._queue.broker import EVERY_LIVE, NoSession
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
@@ -66,10 +66,10 @@ def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     look_shortly(monkeypatch)
 
 
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a silent connection be given up soon."""
-    monkeypatch.setattr(driver, "SILENCE", 0.5)
-    monkeypatch.setattr(driver, "LISTEN", 0.05)
+def _give_up_soon(broker: ServiceBusBroker) -> None:
+    """Let the connections of *broker* be given up soon if they are silent, and not those that it will open."""
+    for link in broker._namespace._links.values():
+        link.silence_max = 0.2
 
 
 # --- logins ---
@@ -111,7 +111,7 @@ async def test_a_login_that_fails_early_costs_nothing(
 async def test_a_claim_does_not_depend_on_an_answer_to_its_drain(
     server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "DRAIN_MAX", 0.2)
+    monkeypatch.setattr(feed, "DRAIN_MAX", 0.1)
     async with opened(server.url) as broker:
         await broker.receive(queue, 1, 30)
         link = link_of(broker, queue)
@@ -125,7 +125,7 @@ async def test_a_claim_does_not_depend_on_an_answer_to_its_drain(
         assert link_of(broker, queue) is link
         server.control("drain", "1")
         await broker.receive(queue, 10, 30)
-        assert server.control("credit", queue) == "0"
+        await until(lambda: server.control("credit", queue) == "0")
 
 
 async def test_a_late_answer_does_not_end_the_next_drain(server: ServiceBus, queue: str) -> None:
@@ -157,7 +157,7 @@ async def test_a_late_answer_does_not_end_the_next_drain(server: ServiceBus, que
 async def test_a_session_does_not_depend_on_an_answer_to_its_drain(
     server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "DRAIN_MAX", 0.2)
+    monkeypatch.setattr(sessions, "DRAIN_MAX", 0.1)
     async with opened(server.url) as broker:
         await sent(broker, queue, "a", "b", session="s")
         lock = await broker.accept(queue, "s", 30)
@@ -249,12 +249,14 @@ async def test_more_messages_than_were_asked_for_anew_leave_no_leave(server: Ser
 
 
 async def test_an_empty_claim_says_that_there_may_be_more_while_a_drain_is_unanswered(
-    server: ServiceBus, queue: str
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(f"{server.url}&timeout=10") as broker:
+    async with opened(server.url) as broker:
         await broker.declare(queue, {})
         server.control("drain", "0")
-        claim = await broker.receive(queue, 5, 30)
+        with monkeypatch.context() as patch:
+            patch.setattr(feed, "DRAIN_MAX", 0.1)
+            claim = await broker.receive(queue, 5, 30)
         assert (len(claim.deliveries), claim.due_in) == (0, 0.0)
         server.control("drain", "1")
         await until(lambda: not link_of(broker, queue).owes_answer)
@@ -269,13 +271,14 @@ async def test_an_empty_claim_says_that_there_may_be_more_while_a_drain_is_unans
 async def test_a_silent_connection_is_replaced(
     server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    async with proxied(server, "&timeout=3") as way:
+    monkeypatch.setattr(driver, "LISTEN", 0.05)
+    async with proxied(server) as way:
         broker = way.broker
         await broker.declare(queue, {"lock": 60.0})
         await sent(broker, queue, "a")
         [one] = await received(broker, queue, 1)
         await broker.renew([one], 60)
-        _impatient(monkeypatch)  # not before: on a busy machine, to connect takes longer
+        _give_up_soon(broker)
         way.amqp.stall_existing()
 
         async def is_answered() -> bool:

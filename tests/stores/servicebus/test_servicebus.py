@@ -34,9 +34,9 @@ from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Settled, Settlemen
 from tenure._url import Url
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
-from tests.servers import ServiceBus, private, shared
+from tests.servers import ServiceBus, shared
 from tests.servers.servicebus import connection_string
-from tests.stores.servicebus.opened import without_manage
+from tests.stores.servicebus.opened import look_shortly, wait_for_frames_only, without_manage
 
 
 @pytest.fixture
@@ -45,9 +45,17 @@ def server() -> ServiceBus:
 
 
 @pytest.fixture
-def own() -> Iterator[ServiceBus]:
-    with private(ServiceBus) as server:
-        yield server
+def own(server: ServiceBus) -> Iterator[ServiceBus]:
+    """The same as a namespace in which nothing else is, and which the test may disturb."""
+    server.reset()
+    yield server
+    server.reset()
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_shortly(monkeypatch)
+    wait_for_frames_only(monkeypatch)
 
 
 @asynccontextmanager
@@ -81,7 +89,7 @@ async def test_a_native_client_reads_what_we_send(server: ServiceBus, name: str)
         )
         await backend.queue(name).send_batch([sent])
         async with client.get_queue_receiver(name) as receiver:
-            [got] = await receiver.receive_messages(1, max_wait_time=5)
+            [got] = await receiver.receive_messages(1, max_wait_time=30)
             assert b"".join(got.body) == b'{"order":17}'
             assert (got.message_id, got.reply_to, got.correlation_id) == ("order-17", "answers", "call-1")
             assert (got.content_type, got.time_to_live) == ("application/json", timedelta(seconds=100))
@@ -114,7 +122,7 @@ async def test_we_read_what_a_native_client_sends(server: ServiceBus, name: str)
                 )
             )
             await sender.send_messages([ServiceBusMessage(b"1"), ServiceBusMessage(b"2")])
-        first, *others = sorted(await queue.receive(max=10, wait=5), key=lambda one: one.sequence)
+        first, *others = sorted(await queue.receive(max=10, wait=30), key=lambda one: one.sequence)
         assert (first.id, first.body, dict(first.headers)) == (
             "id",
             "tëxt".encode(),
@@ -122,7 +130,7 @@ async def test_we_read_what_a_native_client_sends(server: ServiceBus, name: str)
         )
         assert (first.correlation_id, first.reply_to, first.delivery_count) == ("c", "r", 1)
         while len(others) < 2:
-            others += await queue.receive(max=10, wait=5)
+            others += await queue.receive(max=10, wait=30)
         assert sorted(one.body for one in others) == [b"1", b"2"]
         assert len({one.id for one in others}) == 2  # made up, where the sender gave none
         for one in (first, *others):
@@ -134,21 +142,21 @@ async def test_dead_letters_are_native(server: ServiceBus, name: str) -> None:
     async with tenure.connect(server.url) as backend, native(server) as client:
         queue = backend.queue(name)
         await queue.send(b"ours", id="ours")
-        [message] = await queue.receive(wait=5)
+        [message] = await queue.receive(wait=30)
         await message.dead_letter("unreadable", "no JSON")
         async with client.get_queue_receiver(name, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
-            [letter] = await dead.receive_messages(1, max_wait_time=5)
+            [letter] = await dead.receive_messages(1, max_wait_time=30)
             assert (letter.dead_letter_reason, letter.dead_letter_error_description) == ("unreadable", "no JSON")
             assert letter.message_id == "ours"
             await dead.complete_message(letter)
         await queue.send(b"theirs", id="theirs")
         async with client.get_queue_receiver(name) as receiver:
-            [got] = await receiver.receive_messages(1, max_wait_time=5)
+            [got] = await receiver.receive_messages(1, max_wait_time=30)
             await receiver.dead_letter_message(got, reason="why", error_description="text")
         [shown] = await queue.dead_letters.peek()
         assert (shown.id, shown.reason, shown.description) == ("theirs", "why", "text")
         assert await queue.dead_letters.redrive() == 1
-        [again] = await queue.receive(wait=5)
+        [again] = await queue.receive(wait=30)
         assert (again.id, again.body, again.delivery_count) == ("theirs", b"theirs", 1)
 
 
@@ -159,7 +167,7 @@ async def test_a_message_that_died_of_its_deliveries_has_our_reason(server: Serv
         await queue.send(b"a")
         async with client.get_queue_receiver(name) as receiver:
             for _ in range(2):
-                [got] = await receiver.receive_messages(1, max_wait_time=5)
+                [got] = await receiver.receive_messages(1, max_wait_time=30)
                 await receiver.abandon_message(got)
         [shown] = await queue.dead_letters.peek(reason=MAX_DELIVERIES)
         assert (shown.delivery_count, [one.number for one in shown.history]) == (2, [1, 2])
@@ -192,7 +200,7 @@ async def test_subscriptions_of_a_topic(own: ServiceBus) -> None:
         second = backend.queue("news/subscriptions/second")
         await topic.send(b"1", id="a")
         for queue in (first, second):
-            [message] = await queue.receive(wait=5)
+            [message] = await queue.receive(wait=30)
             assert (message.id, message.body) == ("a", b"1")
             await message.dead_letter("bad")
         assert (await first.stats()).dead == 1
@@ -201,7 +209,7 @@ async def test_subscriptions_of_a_topic(own: ServiceBus) -> None:
         with pytest.raises(ConfigError, match="every subscription"):
             await first.dead_letters.redrive()
         assert await first.dead_letters.redrive(to="mended") == 1
-        [message] = await backend.queue("mended").receive(wait=5)
+        [message] = await backend.queue("mended").receive(wait=30)
         await message.complete()
         assert (await second.stats()).dead == 1
 
@@ -219,7 +227,7 @@ async def test_sending_and_receiving_need_no_manage(
         queue = backend.queue(name)
         await queue.send(b"a")
         await queue.send(b"later", delay=600)
-        [message] = await queue.receive(wait=5)
+        [message] = await queue.receive(wait=30)
         assert (await queue.stats()).locked == 1
         await message.renew()
         await message.complete()

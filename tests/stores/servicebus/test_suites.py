@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from tenure._backends import servicebus
-from tenure._backends.servicebus import QUEUE_TRAITS, feed, sessions
+from tenure._backends.servicebus import QUEUE_TRAITS
 from tenure._queue.broker import Broker
 from tenure._url import Url
 from tenure.testing.conformance import (
@@ -27,7 +27,7 @@ from tenure.testing.conformance import (
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import ServiceBus, private, shared
 from tests.servers.servicebus import NAMESPACE
-from tests.stores.servicebus.opened import MovedClock
+from tests.stores.servicebus.opened import MovedClock, look_shortly
 
 
 class Proxied:
@@ -73,11 +73,7 @@ class ServiceBusHarness(QueueHarness):
         self._clock = MovedClock()
         self._ways: dict[Broker, Proxied] = {}
         self._patch = pytest.MonkeyPatch()
-        # The look-alike needs no time to look.
-        self._patch.setattr(feed, "LOOK", 0.02)
-        self._patch.setattr(feed, "FIRST_LOOK", 0.02)
-        self._patch.setattr(sessions, "LOOK", 0.02)
-        self._patch.setattr(sessions, "WAIT", 0.05)
+        look_shortly(self._patch)
 
     def _start_server(self) -> ServiceBus:
         return shared(ServiceBus)

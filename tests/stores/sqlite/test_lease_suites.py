@@ -14,6 +14,7 @@ from tenure._election.store import LeaseStore
 from tenure._url import Url
 from tenure.testing import ManualClock
 from tenure.testing.conformance import FaultyLeaseStore, GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite
+from tenure.testing.faultproxy import Begin, Direction
 
 
 class SqliteHarness(LeaseHarness):
@@ -63,7 +64,7 @@ async def moved_away(folder: Path) -> AsyncIterator[None]:
 
 
 class FaultySqliteHarness(SqliteHarness):
-    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
     busy = 0.5  # a cut is a lock of another connection
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
@@ -73,6 +74,10 @@ class FaultySqliteHarness(SqliteHarness):
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         assert isinstance(store, FaultyLeaseStore)
         return store.late()
+
+    def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        assert isinstance(store, FaultyLeaseStore)
+        return store.hold(direction)
 
     def away(self) -> AbstractAsyncContextManager[None]:
         return moved_away(self._file.parent)

@@ -23,6 +23,7 @@ from tenure.testing.conformance import (
     LockExpirySuite,
     QueueHarness,
 )
+from tenure.testing.faultproxy import Begin, Direction
 from tests.stores.sqlite.test_lease_suites import moved_away
 
 
@@ -75,7 +76,7 @@ class TestSqliteConsumers(ConsumerSuite):
 
 
 class FaultySqliteQueueHarness(SqliteQueueHarness):
-    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
     busy = 0.5  # a cut is a lock of another connection
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
@@ -85,6 +86,10 @@ class FaultySqliteQueueHarness(SqliteQueueHarness):
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         assert isinstance(broker, FaultyBroker)
         return broker.late()
+
+    def hold(self, broker: Broker, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        assert isinstance(broker, FaultyBroker)
+        return broker.hold(direction)
 
     def away(self) -> AbstractAsyncContextManager[None]:
         return moved_away(self._file.parent)

@@ -16,6 +16,7 @@ from kazoo.protocol.serialization import Exists
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl_credential
 
 from tenure._backends import zookeeper
+from tenure._backends.zookeeper import client
 from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.requests import exists
 from tenure._backends.zookeeper.session import SILENCE_SHARE
@@ -32,7 +33,7 @@ from tenure.testing.conformance import (
     LeaseStoreSuite,
     Scale,
 )
-from tenure.testing.faultproxy import FaultProxy, late
+from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import ZooKeeper, ZooKeeperEnsemble, shared
 
@@ -159,6 +160,18 @@ class ZooKeeperHarness(LeaseHarness):
             yield give_up_and_leave
 
     @asynccontextmanager
+    async def hold(self, store: LeaseStore, direction: Direction = "down") -> AsyncIterator[Begin]:
+        """The client has the patience of a whole lease, as it counts by the clock that is turned."""
+        self._cut_off.add(id(store))
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(client, "patience", lambda ttl: ttl)
+                async with hold(*self._proxies[id(store)], direction=direction, is_noise=_is_ping) as begin:
+                    yield begin
+        finally:
+            self._cut_off.discard(id(store))
+
+    @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
         """Revoke all rights on every node."""
         user, password = ADMIN
@@ -188,12 +201,22 @@ def _paths(client: KazooClient, above: str = "") -> Iterator[str]:
         yield "/"
 
 
+def _is_ping(frame: bytes) -> bool:
+    return frame[4:8] == b"\xff\xff\xff\xfe"  # its number, in requests and answers
+
+
 class FaultyHarness(ZooKeeperHarness):
     """Three requests in a row are given up before a lease has ended."""
 
     ttl = 20.0
     patience = 0.6
     faults = frozenset({"lose_answer", "cut", "late"})
+
+
+class HeldHarness(ZooKeeperHarness):
+    """The answers of a connection are held back, for less than a lease."""
+
+    faults = frozenset({"hold"})
 
 
 class RestartedHarness(ZooKeeperHarness):
@@ -239,6 +262,10 @@ class TestZooKeeperWaiting(LeaseQueueSuite):
 
 class TestZooKeeperLeaseFaults(LeaseFaultSuite):
     harness = FaultyHarness
+
+
+class TestZooKeeperHeldAnswers(LeaseFaultSuite):
+    harness = HeldHarness
 
 
 class TestZooKeeperLeaseCost(LeaseCostSuite):

@@ -255,11 +255,12 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         dead_found = 0
         while len(deliveries) < limit and dead_found < DEAD_FOUND_MAX:
             want = min(PAGE, limit - len(deliveries))
+            locked_until = self._clock.local.now() + seconds  # Azure counts from when it gets the request, or later
             try:
                 page = await self._account.run(
                     partial(lock_page, queue=queue, limit=want, seconds=seconds, clock=self._clock)
                 )
-                found, dead = await self._deliveries_of(queue, page, token, seconds)
+                found, dead = await self._deliveries_of(queue, page, token, locked_until)
                 deliveries += found
                 moves += self._dead_letters.start(dead)
                 dead_found += len(dead)
@@ -295,11 +296,10 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         return None
 
     async def _deliveries_of(
-        self, queue: str, page: Sequence[FoundMessage], token: str, seconds: int
+        self, queue: str, page: Sequence[FoundMessage], token: str, locked_until: float
     ) -> tuple[list[Delivery], list[Request]]:
         """Return the deliveries of a page, and the moves of messages that have expired or were delivered too often."""
         is_dead = queue.endswith(DEAD_SUFFIX)
-        locked_until = self._clock.local.now() + seconds
         max_deliveries = math.inf
         if not is_dead and any(one.count > 1 for one in page):
             max_deliveries = (await self.settings(queue)).max_deliveries

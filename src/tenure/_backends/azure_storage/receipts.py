@@ -4,7 +4,7 @@ Azure locks with a *pop receipt*, and each update of a message returns a new one
 and the newest receipt is kept here under it: only the process that received a message can renew and settle it.
 
 Azure accepts a late verdict as long as no other process has received the message. tenure doesn't: a lock that has ended
-by the local clock, counted from the answer, is over.
+by the local clock, counted from before the request that began it, is over.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class Receipts:
         """Set the seconds for which a message is invisible, and its text if given; None if its lock is lost."""
         client = client_of(connections, held.queue)
 
+        asked_at = self._clock.now()
+
         async def update(receipt: str) -> QueueMessage | Refused:
             return await unless_refused(
                 client.update_message(held.message, receipt, content=text, visibility_timeout=seconds), *NOT_OURS
@@ -90,7 +92,7 @@ class Receipts:
         answer = await self.with_receipt(held, update, settles=settles)
         if isinstance(answer, Refused):
             return None
-        held.locked_until = self._clock.now() + seconds
+        held.locked_until = asked_at + seconds
         return answer
 
     async def delete(self, connections: LoopConnections, held: HeldMessage) -> Settled | Lapsed:

@@ -28,8 +28,9 @@ many commands the server makes of it."""
 PREFETCH_MAX = 65_535
 
 
-SLOW = 2.0
-"""Messages a second, at most, in a queue in which none is likely to be on its way just now."""
+SLOW = 1.0
+"""Messages a second from which on one may be on its way just now: one has come within the last second. What is sent in
+answer to a message comes right behind it."""
 
 FILL = 0.2
 """Seconds in which the last consumer of a channel is to be filled: longer than it takes to end the others."""

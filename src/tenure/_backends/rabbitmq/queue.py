@@ -408,6 +408,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
         self._check_lock(lock)
+        asked_at = self._clock.now()
         subscription = self._subscriptions.get(queue)
         waiting = None if subscription is None else subscription.claim_waiting(limit)
         if waiting is not None:
@@ -415,8 +416,8 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             now = time.time()
             founds = [found_message(queue, raw, now) for raw in raws]
             if queue.endswith(DEAD_SUFFIX) or not any(_may_be_dead(one) for one in founds):
-                return self._locked(channel, founds, now, lock, is_more=is_more)
-            return await self._claimed(partial(self._lock, queue, channel, founds, lock, is_more=is_more))
+                return self._locked(channel, founds, now, asked_at, lock, is_more=is_more)
+            return await self._claimed(partial(self._lock, queue, channel, founds, asked_at, lock, is_more=is_more))
         return await self._claimed(partial(self._receive, queue, limit, lock))
 
     async def _claimed(self, claim: Callable[[], Coroutine[Any, Any, Claim]]) -> Claim:
@@ -450,14 +451,22 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             )
 
     async def _receive(self, queue: str, limit: int, lock: float) -> Claim:
-        channel, raws, is_more = await self._subscription(queue).claim(limit)
+        channel, raws, is_more, asked_at = await self._subscription(queue).claim(limit)
         if channel is None or not raws:
             return Claim((), None)
         now = time.time()
-        return await self._lock(queue, channel, [found_message(queue, raw, now) for raw in raws], lock, is_more=is_more)
+        founds = [found_message(queue, raw, now) for raw in raws]
+        return await self._lock(queue, channel, founds, asked_at, lock, is_more=is_more)
 
     async def _lock(
-        self, queue: str, channel: HeldChannel, founds: list[FoundMessage], lock: float, *, is_more: bool
+        self,
+        queue: str,
+        channel: HeldChannel,
+        founds: list[FoundMessage],
+        asked_at: float,
+        lock: float,
+        *,
+        is_more: bool,
     ) -> Claim:
         """Lock those that are to be delivered; move the others to the dead letters."""
         now = time.time()
@@ -469,28 +478,30 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             except BaseException:  # this claim is given up: nobody will settle them
                 self._client.begin(self._settling.give_back(queue, channel, [one.raw for one in founds]), "give-back")
                 raise
-        return self._locked(channel, founds, now, lock, is_more=is_more, died=died)
+        return self._locked(channel, founds, now, asked_at, lock, is_more=is_more, died=died)
 
     def _locked(
         self,
         channel: HeldChannel,
         founds: Sequence[FoundMessage],
         now: float,
+        asked_at: float,
         lock: float,
         *,
         is_more: bool,
         died: Sequence[Died] = (),
     ) -> Claim:
+        """Lock messages that came *now*, by the wall clock, for *lock* seconds from when they were asked for."""
         token, local_now, loop_now = secrets.token_hex(8), self._clock.now(), self._client.home.time()
         last_end = local_now + self._client.consumer_timeout - TIMEOUT_MARGIN - loop_now
         deliveries: list[Delivery] = []
         for found in founds:
-            held = HeldMessage(found, channel, local_now + lock, last_end + found.raw.at)
+            held = HeldMessage(found, channel, asked_at + lock, last_end + found.raw.at)
             sequence = self._receipts.add(token, held)
-            delivery = delivery_of(found, token, now + lock)
+            delivery = delivery_of(found, token, now - local_now + asked_at + lock)
             deliveries.append(delivery if sequence == delivery.sequence else delivery._replace(sequence=sequence))
         if deliveries:
-            self._receipts.watch(local_now + lock)
+            self._receipts.watch(asked_at + lock)
         return Claim(tuple(deliveries), 0.0 if is_more else None, tuple(died))
 
     async def _sort(
@@ -548,6 +559,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                     self._subscriptions.pop(name).close()
             subscription = self._subscriptions[queue] = Subscription(
                 self._client,
+                self._clock,
                 queue,
                 self._notifier,
                 self._presence,
@@ -578,6 +590,8 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
         """Extend many locks to *lock* seconds from now, if the server still has their channels and queues."""
 
+        until = self._clock.now() + lock
+
         async def renew() -> list[Renewed | Lapsed | NoAnswer]:
             channels = {found.channel for one in held if (found := self._receipts.find(one)) is not None}
             counts = {one: asyncio.ensure_future(one.count()) for one in channels}
@@ -591,7 +605,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                     answers.append(LAPSED)
                 elif found.channel in silent:
                     answers.append(NoAnswer(f"the server didn't answer for the queue {found.found.queue!r}"))
-                elif self._receipts.renew(found, lock):
+                elif self._receipts.renew(found, until):
                     answers.append(Renewed(time.time() + max(0.0, found.ends_at - self._clock.now())))
                 else:  # it ends in time, as otherwise the server ends the whole channel, with all locks on it
                     answers.append(LAPSED)

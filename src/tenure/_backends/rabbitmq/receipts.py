@@ -87,14 +87,13 @@ class Receipts:
             return None
         return held if held.settling or self._clock.now() < held.ends_at else None
 
-    def renew(self, held: HeldMessage, lock: float) -> bool:
-        """Extend a lock; return whether the server allows one that ends so late: if not, it ends when it would have."""
+    def renew(self, held: HeldMessage, until: float) -> bool:
+        """Extend a lock up to *until*; return whether the server allows that: if not, it ends when it would have."""
         if held.settling or held.ending is not None:  # it doesn't end
             return True
-        end = self._clock.now() + lock
-        if end > held.last_end:
+        if until > held.last_end:
             return False
-        held.ends_at = max(held.ends_at, end)
+        held.ends_at = max(held.ends_at, until)
         return True
 
     def forget(self, delivery: Delivery) -> None:

@@ -30,6 +30,7 @@ from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.presence import Presence
 from tenure._queue.broker import CLAIM_BYTES
+from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
 
@@ -59,6 +60,7 @@ class Subscription:
 
     Args:
         client: The RabbitMQ.
+        clock: By which locks end.
         queue: The queue, or its dead letters.
         notifier: Hears of messages that come.
         presence: Knows whether the queue runs.
@@ -70,6 +72,7 @@ class Subscription:
     def __init__(
         self,
         client: Client,
+        clock: Clock,
         queue: str,
         notifier: Notifier,
         presence: Presence,
@@ -78,6 +81,7 @@ class Subscription:
         lose: Callable[[HeldChannel], None],
     ) -> None:
         self._client = client
+        self._clock = clock
         self._queue = queue
         self._notifier = notifier
         self._presence = presence
@@ -116,13 +120,21 @@ class Subscription:
 
     # --- claims ---
 
-    async def claim(self, limit: int) -> tuple[HeldChannel | None, list[Delivered], bool]:
-        """Take up to *limit* messages; return their channel, the messages, and whether there is more at once."""
+    async def claim(self, limit: int) -> tuple[HeldChannel | None, list[Delivered], bool, float]:
+        """Take up to *limit* messages; return their channel, the messages, whether there is more at once, and a time.
+
+        That is when the server was asked, by the clock: from then on, their locks count. Before, a claim may have to
+        wait for its turn, longer than a short lock lasts.
+        """
         async with self._claiming:
+            asked_at = self._clock.now()
             if not self._presence.knows(self._queue) and not await self._presence.has(self._queue):
-                return None, [], False
+                return None, [], False, asked_at
             with missing_allowed:
                 channel = await self._ready_channel()
+                if not self._listeners:
+                    await channel.retire()
+                asked_at = self._clock.now()
                 if self._listeners:
                     await self._claim_standing(channel, limit)
                 else:
@@ -130,9 +142,9 @@ class Subscription:
                 if channel.lost is not None:
                     raise channel.lost
                 taken = self._take(channel, limit)
-                return channel, taken, bool(channel.waiting) and len(taken) < limit
+                return channel, taken, bool(channel.waiting) and len(taken) < limit, asked_at
             self._presence.forget(self._queue)
-            return None, [], False
+            return None, [], False, asked_at
 
     def claim_waiting(self, limit: int) -> tuple[HeldChannel, list[Delivered], bool] | None:
         """Do the same with what has come already, if anything has; on any thread, and without a request."""
@@ -160,7 +172,6 @@ class Subscription:
             channel.consume(missing)
 
     async def _claim_exactly(self, channel: HeldChannel, limit: int) -> None:
-        await channel.retire()
         while len(channel.waiting) < limit:
             missing = min(limit - len(channel.waiting), await channel.arrived())
             if missing <= SINGLY:

@@ -14,12 +14,13 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, N
 from tenure._queue.broker import Broker, QueueTraits
 from tenure.errors import Unavailable
 from tenure.testing._conformance.cost import Scale
+from tenure.testing.faultproxy import Begin, Direction, begun
 
 T = TypeVar("T")
 
 LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
 
-Fault = Literal["lose_answer", "cut", "cut_one", "late", "away", "restart", "full", "slow"]
+Fault = Literal["lose_answer", "cut", "cut_one", "late", "hold", "away", "restart", "full", "slow"]
 """What a harness can do to the connection or the store."""
 
 GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
@@ -88,6 +89,14 @@ class LeaseHarness(ABC):
         """
         raise NotImplementedError
 
+    def hold(self, store: LeaseStore, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        """Yield a function that sends a request of *store*, whose answer is held back until the block ends.
+
+        With *up*, the request itself is held back, after the client has sent it. One request in each block; others of
+        the same client may have to wait. Time that passes inside the block passes for the client, too.
+        """
+        raise NotImplementedError
+
     def away(self) -> AbstractAsyncContextManager[None]:
         """Inside the block, the tables, keys or containers of the leases are missing or can't be used."""
         raise NotImplementedError
@@ -149,6 +158,7 @@ class _FaultyConnection:
         self._is_cut = False
         self._held = _HeldRequests()
         self.late = self._held.late
+        self._holding: tuple[Direction, asyncio.Event, asyncio.Event] | None = None
 
     @asynccontextmanager
     async def lose_answer(self) -> AsyncIterator[None]:
@@ -168,11 +178,34 @@ class _FaultyConnection:
         finally:
             self._is_cut = False
 
+    @asynccontextmanager
+    async def hold(self, direction: Direction = "down") -> AsyncIterator[Begin]:
+        """Yield a function that sends a request; hold it back (*up*) or its answer (*down*) until the block ends."""
+        withheld, released = asyncio.Event(), asyncio.Event()
+
+        async def begin(request: Awaitable[Any]) -> asyncio.Future[Any]:
+            self._holding = direction, withheld, released
+            return await begun(request, withheld)
+
+        try:
+            yield begin
+        finally:
+            self._holding = None
+            released.set()
+
+    async def _pass(self, passing: Direction) -> None:
+        """Wait for the end of the block that holds back what is *passing* now."""
+        if self._holding is not None and self._holding[0] == passing:
+            _, withheld, released = self._holding
+            withheld.set()
+            await released.wait()
+
     def _before_request(self, *, is_cut_off: bool = False) -> None:
         if self._is_cut or is_cut_off:
             raise Unavailable("the connection was cut by the test")
 
-    def _before_answer(self) -> None:
+    async def _before_answer(self) -> None:
+        await self._pass("down")
         if self._losing:
             raise Unavailable("the answer was lost by the test")
 
@@ -205,35 +238,39 @@ class FaultyLeaseStore(_FaultyConnection):
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Pass the request on."""
         await self._held.hold()
+        await self._pass("up")
         self._before_request_for(name)
         answer = await self.store.acquire(name, holder, ttl, metadata)
-        self._before_answer()
+        await self._before_answer()
         return answer
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Pass the request on."""
         await self._held.hold()
+        await self._pass("up")
         asked = [grant for grant in grants if not self._is_cut and grant.name not in self._cut_off]
         if grants and not asked:
             self._before_request_for(grants[0].name)
         answers = iter(await self.store.renew(asked, ttl))
-        self._before_answer()
+        await self._before_answer()
         cut = NoAnswer("the connection was cut by the test")
         return [cut if grant.name in self._cut_off else next(answers) for grant in grants]
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Pass the request on."""
         await self._held.hold()
+        await self._pass("up")
         self._before_request_for(grant.name)
         answer = await self.store.release(grant)
-        self._before_answer()
+        await self._before_answer()
         return answer
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Pass the request on."""
+        await self._pass("up")
         self._before_request_for(name)
         answer = await self.store.inspect(name)
-        self._before_answer()
+        await self._before_answer()
         return answer
 
     async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
@@ -241,27 +278,28 @@ class FaultyLeaseStore(_FaultyConnection):
         for name in names:
             self._before_request_for(name)
         answer = await self.store.inspect_many(names)
-        self._before_answer()
+        await self._before_answer()
         return answer
 
     async def names(self) -> Sequence[str]:
         """Pass the request on."""
         answer = await self.store.names()
-        self._before_answer()
+        await self._before_answer()
         return answer
 
     async def ask_to_resign(self, name: str) -> bool:
         """Pass the request on."""
         answer = await self.store.ask_to_resign(name)
-        self._before_answer()
+        await self._before_answer()
         return answer
 
     async def withdraw(self, name: str, holder: str) -> None:
         """Pass the request on, if the wrapped store has a queue."""
         await self._held.hold()
+        await self._pass("up")
         self._before_request_for(name)
         await cast(QueuedLeaseStore, self.store).withdraw(name, holder)
-        self._before_answer()
+        await self._before_answer()
 
     def hints(self, name: str) -> AsyncIterator[None]:
         """Follow the hints of the wrapped store."""
@@ -326,6 +364,14 @@ class QueueHarness(ABC):
         """
         raise NotImplementedError
 
+    def hold(self, broker: Broker, direction: Direction = "down") -> AbstractAsyncContextManager[Begin]:
+        """Yield a function that sends a request of *broker*, whose answer is held back until the block ends.
+
+        With *up*, the request itself is held back, after the client has sent it. One request in each block; others of
+        the same client may have to wait. Time that passes inside the block passes for the client, too.
+        """
+        raise NotImplementedError
+
     def away(self) -> AbstractAsyncContextManager[None]:
         """Inside the block, the tables, keys or containers of the messages are missing or can't be used."""
         raise NotImplementedError
@@ -369,7 +415,8 @@ class FaultyBroker(_FaultyConnection):
 
     async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
         await self._held.hold()
+        await self._pass("up")
         self._before_request()
         answer = await request(*args, **options)
-        self._before_answer()
+        await self._before_answer()
         return answer

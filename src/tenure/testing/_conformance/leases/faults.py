@@ -21,19 +21,21 @@ from tenure.errors import TenureError, Unavailable
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding
 from tenure.events import Renewed as Extended
 from tenure.testing import until
-from tenure.testing._conformance.harness import Fault, FaultyLeaseStore, LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, is_refused, look, win
+from tenure.testing._conformance.harness import FaultyLeaseStore, LeaseHarness
+from tenure.testing._conformance.leases.hints_after_cut import HintAfterCutTests
+from tenure.testing._conformance.leases.slow_answers import SlowAnswerTests
+from tenure.testing._conformance.leases.steps import claim, holder, is_refused, look, needs_fault, win
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
-class LeaseFaultSuite(LeaseSuite):
+class LeaseFaultSuite(SlowAnswerTests, HintAfterCutTests):
     """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---
 
     async def test_acquire_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
+        needs_fault(harness, "lose_answer")
         ann, bob = await harness.open(), await harness.open()
         for _ in range(2):
             async with harness.lose_answer(ann):
@@ -44,7 +46,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert (await claim(ann, name, "ann#1", harness.ttl)).token == seen.token
 
     async def test_a_lost_acquisition_expires(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
+        needs_fault(harness, "lose_answer")
         ann, bob = await harness.open(), await harness.open()
         async with harness.lose_answer(ann):
             with pytest.raises(Unavailable):
@@ -55,7 +57,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert (await win(harness, bob, name, "bob#1")).token > seen.token
 
     async def test_renew_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
+        needs_fault(harness, "lose_answer")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await look(bob, name)
@@ -68,7 +70,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert await ann.renew([grant], harness.ttl) == [Granted(grant)]
 
     async def test_release_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
+        needs_fault(harness, "lose_answer")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         async with harness.lose_answer(ann):
@@ -82,7 +84,7 @@ class LeaseFaultSuite(LeaseSuite):
     # --- a cut connection ---
 
     async def test_an_unreachable_store_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "cut")
+        needs_fault(harness, "cut")
         store = await harness.open()
         grant = await claim(store, name, "ann#1", harness.ttl)
         async with harness.cut(store):
@@ -101,7 +103,7 @@ class LeaseFaultSuite(LeaseSuite):
     async def test_many_are_inspected_without_a_connection_in_time_or_not_at_all(
         self, harness: LeaseHarness, name: str
     ) -> None:
-        needs(harness, "cut")
+        needs_fault(harness, "cut")
         store = await harness.open()
         names = [f"{name}-{number}" for number in range(3)]
         await claim(store, names[1], "ann#1", harness.ttl)
@@ -113,7 +115,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert await holders_if_answered(store, names) == [None, "ann#1", None]
 
     async def test_many_are_inspected_all_or_none(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "cut_one")
+        needs_fault(harness, "cut_one")
         store = await harness.open()
         names = [f"{name}-{number}" for number in range(3)]
         for each in names:
@@ -124,7 +126,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert await holders_if_answered(store, names) == ["ann#1"] * 3
 
     async def test_a_cut_does_not_prolong_a_lease(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "cut")
+        needs_fault(harness, "cut")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         async with harness.cut(ann):
@@ -135,7 +137,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert await ann.renew([grant], harness.ttl) == [Lost(grant)]
 
     async def test_one_unreachable_grant_costs_the_others_nothing(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "cut_one")
+        needs_fault(harness, "cut_one")
         ann, bob = await harness.open(), await harness.open()
         cut = f"{name}-cut"
         others = [other for number in range(30) if harness.stored_apart(cut, other := f"{name}-{number}")]
@@ -163,7 +165,7 @@ class LeaseFaultSuite(LeaseSuite):
 
     @pytest.mark.parametrize("verb", ["renew", "acquire"])
     async def test_a_late_extension_does_not_shorten_a_lease(self, harness: LeaseHarness, name: str, verb: str) -> None:
-        needs(harness, "late")
+        needs_fault(harness, "late")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
@@ -180,7 +182,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
 
     async def test_a_late_renewal_does_not_touch_the_next_term(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
+        needs_fault(harness, "late")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
@@ -191,7 +193,7 @@ class LeaseFaultSuite(LeaseSuite):
         await is_still_held(bob, new, harness)
 
     async def test_a_late_acquisition_is_refused_beside_another_leader(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
+        needs_fault(harness, "late")
         ann, bob = await harness.open(), await harness.open()
         await ann.release(await claim(ann, name, "ann#1", harness.ttl))
         async with harness.late(ann) as give_up:
@@ -200,7 +202,7 @@ class LeaseFaultSuite(LeaseSuite):
         await is_still_held(bob, new, harness)
 
     async def test_a_late_acquisition_of_a_free_name_expires(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
+        needs_fault(harness, "late")
         ann, bob = await harness.open(), await harness.open()
         await ann.release(await claim(ann, name, "ann#1", harness.ttl))
         old = await claim(bob, name, "bob#1", harness.ttl)
@@ -217,7 +219,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert (await win(harness, bob, name, "bob#1")).token > seen.token
 
     async def test_a_late_release_does_not_end_the_next_term(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
+        needs_fault(harness, "late")
         ann, bob = await harness.open(), await harness.open()
         old = await claim(ann, name, "ann#1", harness.ttl)
         async with harness.late(ann) as give_up:
@@ -232,7 +234,7 @@ class LeaseFaultSuite(LeaseSuite):
 
     async def test_the_store_is_used_again_when_it_is_back(self, harness: LeaseHarness, name: str) -> None:
         """Also by the clients that had failures; a candidate that has worked before asks again after any failure."""
-        needs(harness, "away")
+        needs_fault(harness, "away")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         async with harness.away():
@@ -251,7 +253,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert refused.token == grant.token
 
     async def test_candidates_go_on_when_the_store_is_back(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "away")
+        needs_fault(harness, "away")
         candidates = Candidates(name, harness.traits.ttl_min)
         try:
             leader = await candidates.candidate(await harness.open())
@@ -277,7 +279,7 @@ class LeaseFaultSuite(LeaseSuite):
     # --- a restart ---
 
     async def test_tokens_and_leases_survive_a_restart(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "restart")
+        needs_fault(harness, "restart")
         if not harness.traits.survives_restart:
             pytest.skip("this store loses its data when it is restarted")
         store = await harness.open()
@@ -354,9 +356,3 @@ async def holders_if_answered(store: LeaseStore, names: Sequence[str]) -> list[s
     except Unavailable:
         return None
     return [one.holder if isinstance(one, HeldBy) else None for one in seen]
-
-
-def needs(harness: LeaseHarness, fault: Fault) -> None:
-    """Skip the test if this fault can't be made here."""
-    if fault not in harness.faults:
-        pytest.skip(f"this harness can't make the fault {fault!r}")

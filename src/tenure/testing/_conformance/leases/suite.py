@@ -6,6 +6,7 @@ from tenure.testing._conformance.leases.acquisition import AcquisitionTests
 from tenure.testing._conformance.leases.ending import EndingTests
 from tenure.testing._conformance.leases.hints import HintTests
 from tenure.testing._conformance.leases.inspection import InspectionTests
+from tenure.testing._conformance.leases.leftovers import LeftoverTests
 from tenure.testing._conformance.leases.renewal import RenewalTests
 
 
@@ -13,6 +14,7 @@ class LeaseStoreSuite(
     AcquisitionTests,
     RenewalTests,
     EndingTests,
+    LeftoverTests,
     InspectionTests,
     HintTests,
 ):

@@ -13,7 +13,7 @@ from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing._conformance.harness import LeaseHarness
-from tenure.testing._conformance.leases.faults import is_still_held, needs
+from tenure.testing._conformance.leases.faults import is_still_held
 from tenure.testing._conformance.leases.hints import exhaust, hint
 from tenure.testing._conformance.leases.steps import (
     LeaseSuite,
@@ -21,6 +21,7 @@ from tenure.testing._conformance.leases.steps import (
     catch_up,
     claim,
     holder,
+    needs_fault,
     win,
     withdraw,
 )
@@ -269,7 +270,7 @@ class LeaseQueueSuite(LeaseSuite):
     # --- faults ---
 
     async def test_withdraw_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
+        needs_fault(harness, "lose_answer")
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)
@@ -282,7 +283,7 @@ class LeaseQueueSuite(LeaseSuite):
         await claim(cat, name, "cat#1", harness.ttl)
 
     async def test_a_place_whose_answer_was_lost_is_kept(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "lose_answer")
+        needs_fault(harness, "lose_answer")
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         async with harness.lose_answer(bob):
@@ -297,7 +298,7 @@ class LeaseQueueSuite(LeaseSuite):
 
     async def test_withdrawing_without_a_connection_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
         """And the place ends, whether it is repeated or not."""
-        needs(harness, "cut")
+        needs_fault(harness, "cut")
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grants = [await claim(ann, f"{name}-{number}", "ann#1", harness.ttl) for number in range(2)]
         for grant in grants:
@@ -315,7 +316,7 @@ class LeaseQueueSuite(LeaseSuite):
         await claim(cat, grants[1].name, "cat#1", harness.ttl)
 
     async def test_a_late_request_leaves_a_place_for_a_while_at_most(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
+        needs_fault(harness, "late")
         ann, bob, cat = [await harness.open() for _ in range(3)]
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)
@@ -327,7 +328,7 @@ class LeaseQueueSuite(LeaseSuite):
         assert (await win(harness, cat, name, "cat#1")).token > grant.token
 
     async def test_a_late_withdrawal_does_not_touch_the_next_holder(self, harness: LeaseHarness, name: str) -> None:
-        needs(harness, "late")
+        needs_fault(harness, "late")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await waits(bob, name, "bob#1", harness)

@@ -16,12 +16,12 @@ from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Def
 from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.queues.faults import needs_fault
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
     dead_letter,
+    needs_fault,
     receive,
     receive_session,
     send,

@@ -16,15 +16,17 @@ from tenure._queue.verdicts import COMPLETE, GIVE_BACK, LAPSED, Abandon, Complet
 from tenure.errors import Unavailable
 from tenure.events import BrokerUnanswered
 from tenure.testing import until
-from tenure.testing._conformance.harness import Fault, QueueHarness
+from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.consumers import ObservedQueue
+from tenure.testing._conformance.queues.hints_after_cut import HintAfterCutTests
+from tenure.testing._conformance.queues.slow_answers import SlowAnswerTests
 from tenure.testing._conformance.queues.steps import (
     LATE,
-    QueueSuite,
     accept,
     bodies,
     dead_letter,
     needs,
+    needs_fault,
     receive,
     receive_session,
     receive_some,
@@ -35,7 +37,7 @@ from tenure.testing._conformance.queues.steps import (
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
-class BrokerFaultSuite(QueueSuite):
+class BrokerFaultSuite(SlowAnswerTests, HintAfterCutTests):
     """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---
@@ -520,9 +522,3 @@ class BrokerFaultSuite(QueueSuite):
         assert [(one.body, one.delivery_count) for one in later] == [(b"later", 1)]
         assert await settle(broker, later, COMPLETE) == [Settled()]
         assert await broker.stats(name) == Stats(dead=1)
-
-
-def needs_fault(harness: QueueHarness, fault: Fault) -> None:
-    """Skip the test if this fault can't be made here."""
-    if fault not in harness.faults:
-        pytest.skip(f"this harness can't make the fault {fault!r}")

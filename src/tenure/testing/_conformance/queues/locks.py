@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
@@ -28,11 +26,12 @@ from tenure._queue.verdicts import (
     Verdict,
 )
 from tenure.testing import until
+from tenure.testing._conformance.counted_hints import counted
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.leases.steps import LAST
+from tenure.testing._conformance.queues.leftovers import LeftoverTests
 from tenure.testing._conformance.queues.steps import (
     LATE,
-    QueueSuite,
     accept,
     bodies,
     dead_letter,
@@ -49,7 +48,7 @@ ROUNDED = 0.002
 VERDICTS: tuple[Verdict, ...] = (COMPLETE, Complete(remember=60.0), Abandon(), GIVE_BACK, DeadLetter("late"), Defer())
 
 
-class LockExpirySuite(QueueSuite):
+class LockExpirySuite(LeftoverTests):
     """No verb with an old lock changes anything, and a message expires in every state."""
 
     # --- after the end of a lock, and under its successor ---
@@ -329,16 +328,8 @@ class LockExpirySuite(QueueSuite):
         else:
             await send(broker, name, b"a")
             held = await receive(broker, name, harness)
-        hints = other.hints(name)
-        counts = Counter[str]()
-
-        async def count() -> None:
-            async for _ in hints:
-                counts["hints"] += 1
-
-        counting = asyncio.ensure_future(count())
-        try:
-            await _no_more_hints(counts)
+        async with counted(other.hints(name)) as hints:
+            await hints.no_more()
             match way:
                 case "redriven":
                     assert await broker.redrive(name, EVERYTHING, None) == 1
@@ -348,10 +339,7 @@ class LockExpirySuite(QueueSuite):
                 case _:
                     verdict = GIVE_BACK if way == "given back" else Abandon()
                     assert await settle(broker, held, verdict) == [Settled()]
-            await until(lambda: counts["hints"] > 0, within=harness.answer_within)
-        finally:
-            counting.cancel()
-            await asyncio.gather(counting, return_exceptions=True)
+            await until(lambda: hints.count, within=harness.answer_within)
 
     # --- expiry in every state ---
 
@@ -475,12 +463,3 @@ async def _is_held(broker: Broker, new: Delivery, harness: QueueHarness) -> None
 
 async def _is_dead(broker: Broker, name: str, count: int) -> bool:
     return (await broker.stats(name)).dead == count
-
-
-async def _no_more_hints(counts: Counter[str]) -> None:
-    """Wait until the hints of earlier changes and of the new subscription have come; set their count to 0."""
-    before = -1
-    while before != counts["hints"]:
-        before = counts["hints"]
-        await asyncio.sleep(0.1)
-    counts.clear()

@@ -16,6 +16,7 @@ from tenure.testing._conformance.queues.send import SendTests
 from tenure.testing._conformance.queues.sessions import SessionTests
 from tenure.testing._conformance.queues.settings import SettingTests
 from tenure.testing._conformance.queues.settle import SettleTests
+from tenure.testing._conformance.queues.unclaimed import UnclaimedTests
 
 
 class BrokerSuite(
@@ -23,6 +24,7 @@ class BrokerSuite(
     ReceiveTests,
     ExpiryTests,
     RenewTests,
+    UnclaimedTests,
     SettleTests,
     DeferTests,
     DeadLetterTests,
