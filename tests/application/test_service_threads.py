@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import tenure
 import tenure.sync
 from tenure import ConfigError, Stats
 from tenure.sync import Service, Term
+from tests.durations import wait_until
 
 TTL = 30.0
 
@@ -77,8 +77,7 @@ def test_a_service_of_plain_functions(url: str) -> None:
             served.append(order.item)
         if len(served) == 2 and order.item != "asked":
             may_ask.set()
-            while not orders.queue.stats().ready:  # with nothing ready, no handler would be left to answer
-                time.sleep(0.01)
+            wait_until(lambda: orders.queue.stats().ready)  # else no handler would be left to answer
         return order.item.upper()
 
     @service.handler(mails)

@@ -60,15 +60,16 @@ class Clock:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "clock"
-        self._stamp = 0
+        self._stamp = 0, 0
         self._turned = 0.0
 
     def look(self) -> bool:
         """Read the file if it has changed; return whether it has."""
         try:
-            stamp = self._file.stat().st_mtime_ns
+            found = self._file.stat()
         except FileNotFoundError:
             return False
+        stamp = found.st_mtime_ns, found.st_ino  # two may have been written within a tick of the file system's clock
         if stamp == self._stamp:
             return False
         self._stamp, self._turned = stamp, float(self._file.read_text())

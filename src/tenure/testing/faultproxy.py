@@ -381,10 +381,12 @@ async def hold(
 ) -> AsyncIterator[Begin]:
     """Yield a function that sends a request, of which *proxies* hold back the answer (or the request, if *up*).
 
-    It returns the answer to come as soon as something is held back: an answer proves that the request was carried out.
-    One request in each block; if it is several in turn on the wire, *decides* tells which of them is meant;
-    *is_noise* tells what both sides send by themselves. All that was held back is sent on when the block ends.
+    It returns the answer to come as soon as something is held back: the answer proves that the request was carried out.
+    One request in each block, of a client that asks for nothing else meanwhile. If it is several in turn on the wire,
+    *decides* tells which of them is meant; *is_noise* tells what both sides send by themselves. When the block ends,
+    the proxies are healed: all that was held back is sent on.
     """
+    asked: list[asyncio.Future[Any]] = []
 
     async def begin(request: Awaitable[Any]) -> asyncio.Future[Any]:
         withheld = asyncio.Event()
@@ -394,13 +396,19 @@ async def hold(
                 proxy.stall_answer_to = decides
             else:
                 proxy.stall("up")
-        return await begun(request, withheld)
+        asked.append(await begun(request, withheld))
+        return asked[-1]
 
     try:
         yield begin
+    except BaseException:
+        for one in asked:  # nobody waits for it any more
+            one.cancel()
+        raise
     finally:
         for proxy in proxies:
-            proxy.withheld = proxy.stall_answer_to = None
+            proxy.withheld = proxy.stall_answer_to = proxy._asked_on = None
+            proxy.is_noise = _never
             proxy.heal()
 
 

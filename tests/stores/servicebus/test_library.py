@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,10 +34,11 @@ PATIENCE = 30.0
 
 
 @pytest.fixture
-def server() -> ServiceBus:
+def server() -> Iterator[ServiceBus]:
     server = shared(ServiceBus)
     server.reset()
-    return server
+    yield server
+    server.reset()
 
 
 @pytest_asyncio.fixture

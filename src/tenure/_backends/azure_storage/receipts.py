@@ -81,10 +81,11 @@ class Receipts:
     ) -> QueueMessage | None:
         """Set the seconds for which a message is invisible, and its text if given; None if its lock is lost."""
         client = client_of(connections, held.queue)
-
-        asked_at = self._clock.now()
+        asked_at = 0.0
 
         async def update(receipt: str) -> QueueMessage | Refused:
+            nonlocal asked_at
+            asked_at = self._clock.now()  # it may be asked for again, with a newer receipt
             return await unless_refused(
                 client.update_message(held.message, receipt, content=text, visibility_timeout=seconds), *NOT_OURS
             )

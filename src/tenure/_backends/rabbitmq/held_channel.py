@@ -29,8 +29,8 @@ PREFETCH_MAX = 65_535
 
 
 SLOW = 1.0
-"""Messages a second from which on one may be on its way just now: one has come within the last second. What is sent in
-answer to a message comes right behind it."""
+"""Messages a second below which none is likely to be on its way just now: none has come within the last second. What is
+sent in answer to a message comes right behind it."""
 
 FILL = 0.2
 """Seconds in which the last consumer of a channel is to be filled: longer than it takes to end the others."""

@@ -43,7 +43,7 @@ from tenure._backends.rabbitmq.receipts import TIMEOUT_MARGIN, HeldMessage, Rece
 from tenure._backends.rabbitmq.records import CACHED, Record, Records, RecordStore
 from tenure._backends.rabbitmq.schedules import RabbitSchedules
 from tenure._backends.rabbitmq.settling import Settling
-from tenure._backends.rabbitmq.subscription import Subscription
+from tenure._backends.rabbitmq.subscription import Subscription, Taken
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
     Advanced,
@@ -408,16 +408,14 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
         self._check_lock(lock)
-        asked_at = self._clock.now()
         subscription = self._subscriptions.get(queue)
-        waiting = None if subscription is None else subscription.claim_waiting(limit)
-        if waiting is not None:
-            channel, raws, is_more = waiting
+        taken = None if subscription is None else subscription.claim_waiting(limit)
+        if taken is not None:
             now = time.time()
-            founds = [found_message(queue, raw, now) for raw in raws]
+            founds = [found_message(queue, raw, now) for raw in taken.messages]
             if queue.endswith(DEAD_SUFFIX) or not any(_may_be_dead(one) for one in founds):
-                return self._locked(channel, founds, now, asked_at, lock, is_more=is_more)
-            return await self._claimed(partial(self._lock, queue, channel, founds, asked_at, lock, is_more=is_more))
+                return self._locked(taken, founds, lock)
+            return await self._claimed(partial(self._lock, queue, taken, founds, lock))
         return await self._claimed(partial(self._receive, queue, limit, lock))
 
     async def _claimed(self, claim: Callable[[], Coroutine[Any, Any, Claim]]) -> Claim:
@@ -451,58 +449,46 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             )
 
     async def _receive(self, queue: str, limit: int, lock: float) -> Claim:
-        channel, raws, is_more, asked_at = await self._subscription(queue).claim(limit)
-        if channel is None or not raws:
+        taken = await self._subscription(queue).claim(limit)
+        if taken is None or not taken.messages:
             return Claim((), None)
         now = time.time()
-        founds = [found_message(queue, raw, now) for raw in raws]
-        return await self._lock(queue, channel, founds, asked_at, lock, is_more=is_more)
+        return await self._lock(queue, taken, [found_message(queue, raw, now) for raw in taken.messages], lock)
 
-    async def _lock(
-        self,
-        queue: str,
-        channel: HeldChannel,
-        founds: list[FoundMessage],
-        asked_at: float,
-        lock: float,
-        *,
-        is_more: bool,
-    ) -> Claim:
+    async def _lock(self, queue: str, taken: Taken, founds: list[FoundMessage], lock: float) -> Claim:
         """Lock those that are to be delivered; move the others to the dead letters."""
-        now = time.time()
+        channel = taken.channel
         died: list[Died] = []
         if not queue.endswith(DEAD_SUFFIX):
             try:
-                gone, moves, founds = await self._sort(queue, founds, now)
+                gone, moves, founds = await self._sort(queue, founds, time.time())
                 died = await self._move_dead(channel, gone, moves, lock)
             except BaseException:  # this claim is given up: nobody will settle them
-                self._client.begin(self._settling.give_back(queue, channel, [one.raw for one in founds]), "give-back")
+                self._give_back(queue, channel, founds)
                 raise
-        return self._locked(channel, founds, now, asked_at, lock, is_more=is_more, died=died)
+        if self._clock.now() >= taken.asked_at + lock:  # so slow is the server: each lock would be over, and counted
+            self._give_back(queue, channel, founds)
+            return Claim((), None, tuple(died))
+        return self._locked(taken, founds, lock, died)
 
-    def _locked(
-        self,
-        channel: HeldChannel,
-        founds: Sequence[FoundMessage],
-        now: float,
-        asked_at: float,
-        lock: float,
-        *,
-        is_more: bool,
-        died: Sequence[Died] = (),
-    ) -> Claim:
-        """Lock messages that came *now*, by the wall clock, for *lock* seconds from when they were asked for."""
+    def _give_back(self, queue: str, channel: HeldChannel, founds: Sequence[FoundMessage]) -> None:
+        self._client.begin(self._settling.give_back(queue, channel, [one.raw for one in founds]), "give-back")
+
+    def _locked(self, taken: Taken, founds: Sequence[FoundMessage], lock: float, died: Sequence[Died] = ()) -> Claim:
+        """Lock messages for *lock* seconds from when they were asked for."""
         token, local_now, loop_now = secrets.token_hex(8), self._clock.now(), self._client.home.time()
         last_end = local_now + self._client.consumer_timeout - TIMEOUT_MARGIN - loop_now
+        ends_at = taken.asked_at + lock
+        shown_end = time.time() - local_now + ends_at
         deliveries: list[Delivery] = []
         for found in founds:
-            held = HeldMessage(found, channel, asked_at + lock, last_end + found.raw.at)
+            held = HeldMessage(found, taken.channel, ends_at, last_end + found.raw.at)
             sequence = self._receipts.add(token, held)
-            delivery = delivery_of(found, token, now - local_now + asked_at + lock)
+            delivery = delivery_of(found, token, shown_end)
             deliveries.append(delivery if sequence == delivery.sequence else delivery._replace(sequence=sequence))
         if deliveries:
-            self._receipts.watch(asked_at + lock)
-        return Claim(tuple(deliveries), 0.0 if is_more else None, tuple(died))
+            self._receipts.watch(ends_at)
+        return Claim(tuple(deliveries), 0.0 if taken.is_more else None, tuple(died))
 
     async def _sort(
         self, queue: str, founds: list[FoundMessage], now: float

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from tenure._backends.rabbitmq.client import (
     CONSUMER_TIMEOUT,
@@ -53,6 +54,17 @@ CONSUMERS_MAX = 32
 """Consumers that stand at once: each adds to what the others may hold."""
 
 GiveBack = Callable[["HeldChannel", Sequence[Delivered]], Awaitable[None]]
+
+
+class Taken(NamedTuple):
+    """What a claim has taken."""
+
+    channel: HeldChannel
+    messages: list[Delivered]
+    is_more: bool
+    """Whether there is more at once."""
+    asked_at: float
+    """When the server was asked, by the clock: their locks count from then."""
 
 
 class Subscription:
@@ -120,35 +132,30 @@ class Subscription:
 
     # --- claims ---
 
-    async def claim(self, limit: int) -> tuple[HeldChannel | None, list[Delivered], bool, float]:
-        """Take up to *limit* messages; return their channel, the messages, whether there is more at once, and a time.
-
-        That is when the server was asked, by the clock: from then on, their locks count. Before, a claim may have to
-        wait for its turn, longer than a short lock lasts.
-        """
+    async def claim(self, limit: int) -> Taken | None:
+        """Take up to *limit* messages; None if the queue doesn't exist."""
         async with self._claiming:
-            asked_at = self._clock.now()
             if not self._presence.knows(self._queue) and not await self._presence.has(self._queue):
-                return None, [], False, asked_at
+                return None
             with missing_allowed:
                 channel = await self._ready_channel()
                 if not self._listeners:
                     await channel.retire()
-                asked_at = self._clock.now()
-                if self._listeners:
+                asked_at = self._clock.now()  # not before: it may be its turn later than a short lock lasts
+                if self._listeners:  # by now, perhaps
                     await self._claim_standing(channel, limit)
                 else:
                     await self._claim_exactly(channel, limit)
                 if channel.lost is not None:
                     raise channel.lost
                 taken = self._take(channel, limit)
-                return channel, taken, bool(channel.waiting) and len(taken) < limit, asked_at
+                return Taken(channel, taken, bool(channel.waiting) and len(taken) < limit, asked_at)
             self._presence.forget(self._queue)
-            return None, [], False, asked_at
+            return None
 
-    def claim_waiting(self, limit: int) -> tuple[HeldChannel, list[Delivered], bool] | None:
+    def claim_waiting(self, limit: int) -> Taken | None:
         """Do the same with what has come already, if anything has; on any thread, and without a request."""
-        channel = self._channel
+        channel, asked_at = self._channel, self._clock.now()
         if channel is None or channel.lost is not None or not channel.waiting or not self._listeners:
             return None
         if self._returning:  # its consumers are being ended, and must not get room for more
@@ -160,7 +167,7 @@ class Subscription:
         missing = limit - len(taken)
         if missing > credit:
             self._client.call_home(self._raise_credit, missing)
-        return channel, taken, bool(channel.waiting) and missing > 0
+        return Taken(channel, taken, bool(channel.waiting) and missing > 0, asked_at)
 
     def _raise_credit(self, wanted: int) -> None:
         """Let consumers hold *wanted* more messages than they do."""

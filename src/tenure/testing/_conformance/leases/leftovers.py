@@ -21,6 +21,8 @@ class LeftoverTests(LeaseSuite):
     ) -> None:
         ann, bob = await harness.open(), await harness.open()
         long = min(harness.traits.ttl_max, harness.ttl * LONGER)
+        if long < harness.ttl * 1.5:
+            pytest.skip("the leases of this suite are the longest that the store allows")
         old = await claim(ann, name, "ann#1", long)
         assert list(await ann.renew([old], long)) == [Granted(old)]
         await look(bob, name)

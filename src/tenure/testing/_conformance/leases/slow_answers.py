@@ -34,7 +34,7 @@ class SlowAnswerTests(LeaseSuite):
         answer = await asking
         assert isinstance(answer, Granted)
         await harness.pass_time(harness.ttl * (0.8 - SLOW))
-        if answer.age < harness.ttl * 0.2:
+        if answer.age < harness.ttl * 0.1:
             await is_refused(bob, name, "bob#1", harness.ttl)
         await harness.pass_time(harness.ttl * (OVER - 0.8) + harness.ends_within)
         new = await claim(bob, name, "bob#2", harness.ttl)
@@ -56,7 +56,7 @@ class SlowAnswerTests(LeaseSuite):
         assert answer == Granted(grant)
         await harness.pass_time(harness.ttl * (0.8 - SLOW))  # later than the first end
         assert list(await ann.renew([other], harness.ttl)) == [Granted(other)]
-        if answer.age < harness.ttl * 0.2:
+        if answer.age < harness.ttl * 0.1:
             await is_refused(bob, name, "bob#1", harness.ttl)
         await harness.pass_time(harness.ttl * (OVER - 0.8) + harness.ends_within)
         assert (await claim(bob, name, "bob#2", harness.ttl)).token > grant.token
@@ -68,10 +68,10 @@ class SlowAnswerTests(LeaseSuite):
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
         await look(bob, name)
-        await harness.pass_time(harness.ttl * (OVER - SLOW))
+        await harness.pass_time(harness.ttl * 0.6)  # so that it is sent in time also on a busy machine
         async with harness.hold(ann, "up") as begin:
             asking = asyncio.ensure_future(absorbed(await begin(ann.renew([grant], harness.ttl))))
-            await harness.pass_time(harness.ttl * SLOW + harness.ends_within)
+            await harness.pass_time(harness.ttl * (OVER - 0.6) + harness.ends_within)
             answer = await bob.acquire(name, "bob#1", harness.ttl)
             assert isinstance(answer, Granted) or harness.has_sessions  # one lasts until its client can end the claim
         assert await asking in ([Lost(grant)], None)

@@ -69,13 +69,13 @@ class SlowAnswerTests(QueueSuite):
         begun = time.monotonic()
         got = await receive(broker, name, harness)
         await broker.renew(got, harness.lock)  # so that the next renewal is one request
-        await harness.pass_time(harness.lock * 0.3)
+        await harness.pass_time(harness.lock * 0.2)
         async with harness.hold(broker) as begin:
             asking = await begin(broker.renew(got, harness.lock))
             await harness.pass_time(harness.lock * SLOW)
         [answer] = await asking
         assert isinstance(answer, Renewed)
-        passed = harness.lock * 0.3 + time.monotonic() - begun
+        passed = harness.lock * 0.2 + time.monotonic() - begun
         assert answer.locked_until - got[0].locked_until <= ROUNDED + passed
         await harness.pass_time(harness.lock * (0.8 - SLOW))  # later than the first end
         assert await receive(other, name, harness) == []
@@ -188,6 +188,8 @@ class SlowAnswerTests(QueueSuite):
         if taken:
             assert await asking == [LAPSED]
             assert await settle(other, taken, COMPLETE) == [Settled()]
+        elif await asking == [LAPSED]:  # it is delivered a little later
+            assert await settle(other, await receive_some(other, name, harness, 1), COMPLETE) == [Settled()]
         else:  # the lock lasts as long as its verdict is under way
             assert await asking == [Settled()]
         assert await settle(broker, got, COMPLETE) == [LAPSED]

@@ -83,6 +83,8 @@ async def got_before_cancellation(question: Coroutine[Any, Any, object], steps: 
         await asyncio.sleep(0)
     asking.cancel()
     [answer] = await asyncio.gather(asking, return_exceptions=True)
+    if isinstance(answer, BaseException) and not isinstance(answer, asyncio.CancelledError):
+        raise answer
     return not isinstance(answer, asyncio.CancelledError)
 
 
