@@ -239,9 +239,22 @@ def _uses_virtual_loop(root: Path, name: str) -> bool:
 
 
 def read_list(text: str) -> dict[str, int]:
-    """Return how many short times the list leaves to each file."""
-    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return {path: int(count) for path, count in lines}
+    """Return how many short times the list leaves to each file.
+
+    Raises:
+        ValueError: A line is none of the list; the message has it.
+    """
+    left: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        path, _, count = line.rpartition(" ")
+        if not path or not count.isdecimal():
+            raise ValueError(
+                f"line {number} of {LIST} is {line!r}, and not a file and a number; --write writes it anew"
+            )
+        left[path] = int(count)
+    return left
 
 
 def write_list(counts: Mapping[str, int]) -> str:
@@ -274,7 +287,13 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         print("usage: python -m scripts.short_durations [--write]", file=sys.stderr)
         return 2
     found, file = find_all(root), root / LIST
-    left = read_list(file.read_text()) if file.exists() else {}
+    try:
+        left = read_list(file.read_text()) if file.exists() else {}
+    except ValueError as error:
+        if not arguments:
+            print(error, file=sys.stderr)
+            return 2
+        left = {}
     if arguments:
         counts = {path: len(here) for path, here in found.items()}
         file.write_text(write_list(counts))

@@ -164,3 +164,12 @@ def test_the_command_refuses_what_is_new_and_writes_the_list_anew(
     assert short_durations.main(["--write"], tmp_path) == 0
     assert "has grown from 1 to 2" in capsys.readouterr().out
     assert short_durations.main(["--all"], tmp_path) == 2
+
+
+def test_a_line_that_is_none_of_the_list_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / LIST).write_text("# a comment\n<<<<<<< a merge\n")
+    assert short_durations.main([], tmp_path) == 2
+    assert capsys.readouterr().err.startswith(f"line 2 of {LIST} is '<<<<<<< a merge', and not a file and a number")
+    assert short_durations.main(["--write"], tmp_path) == 0
+    assert short_durations.main([], tmp_path) == 0
