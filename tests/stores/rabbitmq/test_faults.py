@@ -23,7 +23,7 @@ from tenure._backends.rabbitmq import connection, settling
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import steps_of
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost
-from tenure._backends.rabbitmq.held_channel import GROUP
+from tenure._backends.rabbitmq.held_channel import GROUP, HeldChannel
 from tenure._backends.rabbitmq.message_format import Sequences
 from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK, amqp_name
 from tenure._lease import NoAnswer
@@ -455,6 +455,34 @@ async def listen_to_deleted(name: str, url: str) -> None:
 def is_listening(broker: Any, name: str) -> bool:
     subscription = broker._subscriptions.get(name)
     return bool(subscription and subscription._channel and subscription._channel.standing)
+
+
+async def test_what_waits_in_many_queues_is_given_back_uncounted_by_a_close(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may have to wait for what is on its way; a close takes two seconds at most."""
+    names = [f"{name}-{number}" for number in range(5)]
+    ending, real = asyncio.Barrier(len(names)), HeldChannel.retire
+
+    async def retire_with_the_others(channel: HeldChannel) -> None:
+        await ending.wait()
+        await real(channel)
+
+    async with opened(url_of(RabbitMQ)) as [other]:
+        async with opened(url_of(RabbitMQ)) as [closed]:
+            hints = [closed.hints(each) for each in names]
+            await until(lambda: all(is_listening(closed, each) for each in names))
+            monkeypatch.setattr("tenure._backends.rabbitmq.subscription.KEPT", 600.0)
+            monkeypatch.setattr(HeldChannel, "retire", retire_with_the_others)
+            for each in names:
+                await other.send(each, [Outgoing(b"a")])
+            await until(lambda: all(closed._subscriptions[each].waiting for each in names))
+        monkeypatch.undo()
+        for each in names:
+            [got] = await until_found(partial(received, other, each))
+            assert (got.body, got.delivery_count) == (b"a", 1)
+            await complete(other, got)
+        del hints
 
 
 async def test_listening_that_is_begun_anew_at_once_declares_the_queue(name: str) -> None:

@@ -25,7 +25,7 @@ from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.delays import STEP, Delays, steps_of
-from tenure._backends.rabbitmq.errors import AmqpError, TooLarge
+from tenure._backends.rabbitmq.errors import TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
 from tenure._backends.rabbitmq.message_format import (
@@ -152,10 +152,9 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         """End the hints, and give back what has come and was not asked for."""
         self._notifier.close()
 
-        async def close() -> None:
-            for subscription in list(self._subscriptions.values()):
-                with suppress(AmqpError, TimeoutError):
-                    await subscription.give_back_all()
+        async def close() -> None:  # of all at once, as each may wait for what is on its way
+            given_back = (one.give_back_all() for one in list(self._subscriptions.values()))
+            await asyncio.gather(*given_back, return_exceptions=True)
 
         with suppress(Exception):  # the server gives it back then, counted
             await self._client.run(close, within=2.0, to_end=True)
