@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import tenure.sync
 
+# Each request may take long: on a busy machine, a warning that the store is slow would be in the output.
 url, kind = sys.argv[1:]
 
 
@@ -21,7 +22,7 @@ def lead_on() -> None:
 
 
 def lead_in_a_generator() -> Iterator[None]:
-    with tenure.sync.connect(url) as own, own.election("chair", ttl=60.0).campaign():
+    with tenure.sync.connect(url) as own, own.election("chair", ttl=600.0, retry_every=60.0).campaign():
         sys.stdout.write("leads\n")
         yield
 
@@ -54,7 +55,7 @@ elif kind == "stopped caller":
 else:
     backend = tenure.sync.connect(url)
     backend.__enter__()
-    campaign = backend.election("chair", ttl=60.0).campaign()
+    campaign = backend.election("chair", ttl=600.0, retry_every=60.0).campaign()
     entered = threading.Event()
     if kind == "main":
         lead()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
+from tests.durations import PATIENCE
 
 pytestmark = pytest.mark.process
 
@@ -17,7 +18,7 @@ PROGRAM = Path(__file__).with_name("never_left.py")
 
 def ended(url: str, kind: str) -> tuple[str, str, int]:
     run = subprocess.run(
-        [sys.executable, str(PROGRAM), url, kind], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, str(PROGRAM), url, kind], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     return run.stdout, run.stderr, run.returncode
 
@@ -48,7 +49,7 @@ async def work(term):
 
 async def main():
     async with tenure.connect(sys.argv[1]) as backend:
-        await backend.election("chair", ttl=60.0).run(work)
+        await backend.election("chair", ttl=600.0, retry_every=60.0).run(work)
 
 asyncio.run(main())
 """
@@ -58,7 +59,7 @@ asyncio.run(main())
 def test_work_that_exits_ends_its_program_quietly(tmp_path: Path, where: str) -> None:
     url = f"sqlite:///{tmp_path}/work.db"
     run = subprocess.run(
-        [sys.executable, "-c", EXITS, url, where], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", EXITS, url, where], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (run.stdout, run.stderr, run.returncode) == ("", "", 7)
     if where == "main":

@@ -9,13 +9,9 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from azure.servicebus._pyamqp.aio import _client_async
-from azure.servicebus._pyamqp.aio._client_async import AMQPClientAsync
-from azure.servicebus.aio import _servicebus_receiver_async, _servicebus_sender_async
 
 from tenure._backends import servicebus
 from tenure._backends.servicebus import ServiceBusBroker, feed, places, sessions
@@ -155,22 +151,6 @@ def look_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
         (places, "CHECK_AFTER", 0.01),
     ):
         monkeypatch.setattr(module, name, seconds)
-
-
-def wait_for_frames_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the library's own clients wait for frames, and not sleep besides.
-
-    They sleep for a twentieth of a second after each frame of a link that they open, and at close up to a second, until
-    their task for keeping connections alive wakes: no test takes so long that a connection would be idle.
-    """
-
-    async def nothing(self: AMQPClientAsync) -> None:
-        pass
-
-    monkeypatch.setattr(AMQPClientAsync, "_keep_alive_async", nothing)
-    sleepless = SimpleNamespace(**{**vars(asyncio), "sleep": lambda _: asyncio.sleep(0)})
-    for module in (_servicebus_receiver_async, _servicebus_sender_async, _client_async):
-        monkeypatch.setattr(module, "asyncio", sleepless)
 
 
 def heal(server: ServiceBus) -> None:

@@ -25,9 +25,10 @@ from azure.servicebus.exceptions import (
 )
 
 import tenure
+from tests.interop.azure_client import wait_for_frames_only
 from tests.servers import ServiceBus, shared
 from tests.servers.servicebus import connection_string
-from tests.stores.servicebus.opened import look_shortly, wait_for_frames_only
+from tests.stores.servicebus.opened import look_shortly
 
 PATIENCE = 30.0
 """Seconds in which a message comes that is there, also on a busy machine."""

@@ -34,9 +34,10 @@ from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Settled, Settlemen
 from tenure._url import Url
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
+from tests.interop.azure_client import wait_for_frames_only
 from tests.servers import ServiceBus, shared
 from tests.servers.servicebus import connection_string
-from tests.stores.servicebus.opened import look_shortly, wait_for_frames_only, without_manage
+from tests.stores.servicebus.opened import look_shortly, without_manage
 
 
 @pytest.fixture
