@@ -73,10 +73,15 @@ class PeersHarness(LeaseHarness):
             await member.close()
 
     async def pass_time(self, seconds: float) -> None:
+        # A claim that is still on its way to a member would get its vote there when it is over everywhere else.
+        await until(self._all_have_answered, within=60)
         self._clock.turned += seconds
         for member in self._members:  # after so long a time, members count as dead until their next heartbeats
             member.feed(Tick())
         await until(self._all_are_connected, within=60)
+
+    def _all_have_answered(self) -> bool:
+        return not any(member.running()[1]._rounds for member in self._members)
 
     def _all_are_connected(self) -> bool:
         machines = [member.running()[1] for member in self._members]
