@@ -35,6 +35,7 @@ from tenure.testing._conformance.queues.steps import (
     accept,
     bodies,
     dead_letter,
+    expect_counts,
     needs,
     receive,
     receive_session,
@@ -397,8 +398,7 @@ class LockExpirySuite(LeftoverTests):
         assert bodies(await receive(broker, name, harness)) == [b"a"]
         await harness.pass_time(harness.lock * LATE)
         await broker.receive(f"{name}-other", 1, harness.lock)
-        stats = await broker.stats(name)
-        assert (stats.ready, stats.dead) == (1, 0)
+        await expect_counts(broker, harness, name, ready=1, dead=0)
         await harness.pass_time(harness.lock * 0.5)
         assert await receive(broker, name, harness) == []
         [letter] = await broker.peek_dead(name, EVERYTHING, 10)

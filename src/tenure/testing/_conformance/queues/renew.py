@@ -7,6 +7,7 @@ from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     LATE,
     QueueSuite,
+    expect_counts,
     needs,
     receive,
     send,
@@ -32,8 +33,7 @@ class RenewTests(QueueSuite):
         assert claim.deliveries == ()
         assert claim.due_in is None or 0 < claim.due_in <= harness.lock
         await harness.pass_time(harness.lock * LATE)
-        stats = await broker.stats(name)
-        assert (stats.ready, stats.locked) == (1, 0)
+        await expect_counts(broker, harness, name, ready=1, locked=0)
         [new] = await receive(other, name, harness)
         assert (new.sequence, new.id, new.delivery_count) == (old.sequence, old.id, 2)
         assert new.token != old.token

@@ -119,6 +119,21 @@ async def expect_stats(broker: Broker, harness: QueueHarness, name: str, wanted:
         raise AssertionError(f"{found} != {wanted}") from None
 
 
+async def expect_counts(broker: Broker, harness: QueueHarness, name: str, **wanted: int) -> None:
+    """Check some of the counts in the statistics, as :func:`expect_stats` does all."""
+    found: dict[str, int] = {}
+
+    async def are_right() -> bool:
+        stats = await broker.stats(name)
+        found.update({count: getattr(stats, count) for count in wanted})
+        return found == wanted
+
+    try:
+        await until(are_right, within=0.0 if harness.traits.exact_stats else 10.0)
+    except AssertionError:
+        raise AssertionError(f"{found} != {wanted}") from None
+
+
 async def accept(broker: Broker, name: str, harness: QueueHarness) -> SessionLock:
     """Lock the next free session, which must exist."""
     answer = await broker.accept(name, None, harness.lock)
