@@ -88,6 +88,17 @@ async def receive_some(broker: Broker, name: str, harness: QueueHarness, count: 
     return found
 
 
+async def comes_now(broker: Broker, harness: QueueHarness, name: str, body: bytes) -> None:
+    """Claim a message that is due: at once, or a little later, where delays last longer than they should."""
+    found: list[bytes] = []
+
+    async def has_come() -> bool:
+        found.extend(bodies(await receive(broker, name, harness)))
+        return body in found
+
+    await until(has_come, within=10.0 if harness.traits.delay_lag else 0.0, what=f"the arrival of {body!r}")
+
+
 async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed | NoAnswer]:
     """Pass one verdict on several deliveries."""
     return list(await broker.settle([Settlement(one, verdict) for one in deliveries]))  # type: ignore[attr-defined]
