@@ -245,11 +245,15 @@ class Shell:
 
 
 def plain(raw: bytes) -> str:
-    """Return what stays on the screen: without colours, and without a status line drawn at its bottom meanwhile."""
+    """Return what stays on the screen: without colours, and without a status line drawn at its bottom meanwhile.
+
+    Nor does it have what a program says of a disk that is slow just now, and goes on.
+    """
     text = raw.decode(errors="replace").replace("\r\n", "\n")
     text = re.sub(r"\x1b7.*?\x1b8", "", text, flags=re.DOTALL)  # save the cursor, draw elsewhere, restore it
     text = text.replace("\n\x1b[1A", "")  # make room for a line at the bottom, and return
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return re.sub(r"^.*\(no answer within [\d.]+ s\).*\n", "", text, flags=re.MULTILINE)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -463,6 +467,11 @@ def test_lines_that_differ_in_what_varies_are_equal(nobody: Reader) -> None:
 def test_other_lines_are_not(nobody: Reader, shown: str, printed: str) -> None:
     with pytest.raises(AssertionError):
         nobody.compare("", [shown], [printed])
+
+
+def test_what_a_program_says_of_a_slow_disk_does_not_count() -> None:
+    late = b"report: the lease of term 3 could not be released (no answer within 0.667 s); trying again\r\n"
+    assert plain(b"one\r\n" + late + b"two\r\n") == "one\ntwo\n"
 
 
 def test_more_or_fewer_lines_are_not(nobody: Reader) -> None:
