@@ -31,6 +31,7 @@ from tenure.testing._conformance.queues.steps import (
     bodies,
     expect_stats,
     needs,
+    only_dead_letter,
     receive,
     receive_session,
     receive_some,
@@ -53,7 +54,7 @@ class ExpiryTests(QueueSuite):
             stats = await broker.stats(name)
             assert (stats.ready, stats.dead) == (1, 1)
         assert bodies(await receive(broker, name, harness)) == [b"long"]
-        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        dead = await only_dead_letter(broker, harness, name)
         assert (dead.id, dead.body, dead.reason, dead.delivery_count) == ("short", b"short", EXPIRED, 0)
 
     async def test_an_expired_message_is_received_from_the_dead_letters(self, harness: QueueHarness, name: str) -> None:

@@ -37,6 +37,7 @@ from tenure.testing._conformance.queues.steps import (
     dead_letter,
     expect_counts,
     needs,
+    only_dead_letter,
     receive,
     receive_session,
     send,
@@ -401,7 +402,7 @@ class LockExpirySuite(LeftoverTests):
         await expect_counts(broker, harness, name, ready=1, dead=0)
         await harness.pass_time(harness.lock * 0.5)
         assert await receive(broker, name, harness) == []
-        [letter] = await broker.peek_dead(name, EVERYTHING, 10)
+        letter = await only_dead_letter(broker, harness, name)
         assert (letter.reason, letter.delivery_count) == (EXPIRED, 1)
         assert await broker.redrive(name, EVERYTHING, None) == 1
         await harness.pass_time(harness.lock * harness.long)  # put back, it has no ttl

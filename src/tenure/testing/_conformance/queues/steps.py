@@ -10,12 +10,9 @@ import pytest
 import pytest_asyncio
 
 from tenure._lease import NoAnswer
-from tenure._queue.broker import (
-    Broker,
-    Claim,
-)
+from tenure._queue.broker import EVERYTHING, Broker, Claim
 from tenure._queue.failures import Failure
-from tenure._queue.message import Delivery, SessionLock, Stats
+from tenure._queue.message import DeadMessage, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import DeadLetter, Lapsed, Settled, Settlement, Verdict
 from tenure.testing import until
@@ -143,6 +140,18 @@ async def expect_counts(broker: Broker, harness: QueueHarness, name: str, **want
         await until(are_right, within=0.0 if harness.traits.exact_stats else 10.0)
     except AssertionError:
         raise AssertionError(f"{found} != {wanted}") from None
+
+
+async def only_dead_letter(broker: Broker, harness: QueueHarness, name: str) -> DeadMessage:
+    """Return the only dead letter; where counts aren't exact, a message that has just expired may be one soon."""
+    found: list[DeadMessage] = []
+
+    async def is_there() -> bool:
+        found[:] = await broker.peek_dead(name, EVERYTHING, 10)
+        return len(found) == 1
+
+    await until(is_there, within=0.0 if harness.traits.exact_stats else 10.0, what="the only dead letter")
+    return found[0]
 
 
 async def accept(broker: Broker, name: str, harness: QueueHarness) -> SessionLock:
