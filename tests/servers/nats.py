@@ -34,6 +34,9 @@ Json = dict[str, Any]
 Users = Mapping[str, tuple[str, Mapping[str, object]]]
 """By name: the password, and the permissions, as ``{"publish": {"deny": ["$JS.API.STREAM.CREATE.>"]}}``."""
 
+PINGS = (b"PING\r\n", b"PONG\r\n")
+"""What both sides send by themselves."""
+
 
 def program() -> str | None:
     """Return the program to start: the named one, or the installed one."""

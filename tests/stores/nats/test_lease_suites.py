@@ -22,10 +22,10 @@ from tenure.testing.conformance import GiveUp, LeaseCostSuite, LeaseFaultSuite, 
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold
 from tests.clocks import TurnedClock
 from tests.servers import Nats, shared
+from tests.servers.nats import PINGS
 
 T = TypeVar("T")
 
-PINGS = (b"PING\r\n", b"PONG\r\n")  # which both sides send by themselves
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 USER, PASSWORD = "app", "s3cret"
 EVERYTHING: Mapping[str, object] = {}

@@ -35,12 +35,12 @@ from tenure.testing.conformance import (
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
+from tests.servers.nats import PINGS
 from tests.servers.turned_process import CAN_TURN
 from tests.stores.nats.wall_clock import turn_wall_clock
 
 T = TypeVar("T")
 
-PINGS = (b"PING\r\n", b"PONG\r\n")  # which both sides send by themselves
 PATIENCE = 8.0  # seconds; the clients' timeout; no request here stays unanswered
 USER, PASSWORD = "queues", "s3cret"
 EVERYTHING: Mapping[str, object] = {}

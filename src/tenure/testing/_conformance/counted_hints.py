@@ -10,6 +10,9 @@ QUIET = 0.1
 """Seconds without a hint after which those of earlier changes have come. One that comes later costs a test its edge,
 and never fails it."""
 
+HINT_WITHIN = 30.0
+"""Seconds for a hint after a cut. Nothing polls there: one that is not sent doesn't come later."""
+
 
 class CountedHints:
     """The hints that have come since the last change."""

@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
+import pytest
+
 from tenure._election.store import LeaseStore, LeaseTraits, QueuedLeaseStore
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._queue.broker import Broker, QueueTraits
@@ -25,6 +27,12 @@ Fault = Literal["lose_answer", "cut", "cut_one", "late", "hold", "away", "restar
 
 GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
 """Sends a request and gives it up before it arrives."""
+
+
+def needs_fault(harness: LeaseHarness | QueueHarness, fault: Fault) -> None:
+    """Skip the test if this fault can't be made here."""
+    if fault not in harness.faults:
+        pytest.skip(f"this harness can't make the fault {fault!r}")
 
 
 class LeaseHarness(ABC):

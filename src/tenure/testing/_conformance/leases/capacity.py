@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tenure._lease import Granted, HeldBy, Released
 from tenure.errors import Unavailable
-from tenure.testing._conformance.harness import LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder, needs_fault
+from tenure.testing._conformance.harness import LeaseHarness, needs_fault
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder
 
 
 class LeaseCapacitySuite(LeaseSuite):

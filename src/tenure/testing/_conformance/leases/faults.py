@@ -21,10 +21,10 @@ from tenure.errors import TenureError, Unavailable
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding
 from tenure.events import Renewed as Extended
 from tenure.testing import until
-from tenure.testing._conformance.harness import FaultyLeaseStore, LeaseHarness
+from tenure.testing._conformance.harness import FaultyLeaseStore, LeaseHarness, needs_fault
 from tenure.testing._conformance.leases.hints_after_cut import HintAfterCutTests
 from tenure.testing._conformance.leases.slow_answers import SlowAnswerTests
-from tenure.testing._conformance.leases.steps import claim, holder, is_refused, look, needs_fault, win
+from tenure.testing._conformance.leases.steps import claim, holder, is_refused, look, win
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 

@@ -7,12 +7,9 @@ import pytest
 from tenure._lease import Grant, Released
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tenure.testing._conformance.counted_hints import counted
-from tenure.testing._conformance.harness import LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim, needs_fault
-
-HINT_WITHIN = 30.0
-"""Seconds for a hint. Nothing polls here: one that is not sent doesn't come later."""
+from tenure.testing._conformance.counted_hints import HINT_WITHIN, counted
+from tenure.testing._conformance.harness import LeaseHarness, needs_fault
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim
 
 
 class HintAfterCutTests(LeaseSuite):

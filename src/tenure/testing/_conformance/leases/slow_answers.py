@@ -11,8 +11,8 @@ from collections.abc import Awaitable
 
 from tenure._lease import Granted, Lost
 from tenure.errors import Unavailable
-from tenure.testing._conformance.harness import LeaseHarness
-from tenure.testing._conformance.leases.steps import LeaseSuite, claim, is_refused, look, needs_fault
+from tenure.testing._conformance.harness import LeaseHarness, needs_fault
+from tenure.testing._conformance.leases.steps import LeaseSuite, claim, is_refused, look
 
 SLOW = 0.3
 """The share of a lease for which an answer is held back; after a third of it, some clients give a request up."""

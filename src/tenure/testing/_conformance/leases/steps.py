@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from tenure._election.store import LeaseStore, QueuedLeaseStore
 from tenure._lease import Grant, Granted, HeldBy
-from tenure.testing._conformance.harness import Fault, LeaseHarness
+from tenure.testing._conformance.harness import LeaseHarness
 
 ROUNDED = 0.01  # seconds by which a store may round its times
 LAST = 2**-10  # the share of a ttl that is left a moment before its end; no sum with it is rounded
@@ -39,12 +39,6 @@ class LeaseSuite:
     def name(self) -> str:
         """Give a name that no other test uses: the storage may be shared."""
         return f"conformance-{secrets.token_hex(6)}"
-
-
-def needs_fault(harness: LeaseHarness, fault: Fault) -> None:
-    """Skip the test if this fault can't be made here."""
-    if fault not in harness.faults:
-        pytest.skip(f"this harness can't make the fault {fault!r}")
 
 
 async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:

@@ -12,7 +12,7 @@ import pytest
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure.errors import ConfigError, Unavailable
-from tenure.testing._conformance.harness import LeaseHarness
+from tenure.testing._conformance.harness import LeaseHarness, needs_fault
 from tenure.testing._conformance.leases.faults import is_still_held
 from tenure.testing._conformance.leases.hints import exhaust, hint
 from tenure.testing._conformance.leases.steps import (
@@ -21,7 +21,6 @@ from tenure.testing._conformance.leases.steps import (
     catch_up,
     claim,
     holder,
-    needs_fault,
     win,
     withdraw,
 )

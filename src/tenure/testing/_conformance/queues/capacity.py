@@ -15,13 +15,12 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Defer, Deleted, Renewed, Settled, Verdict
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.harness import QueueHarness, needs_fault
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
     dead_letter,
-    needs_fault,
     receive,
     receive_session,
     send,

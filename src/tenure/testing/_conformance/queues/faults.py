@@ -16,7 +16,7 @@ from tenure._queue.verdicts import COMPLETE, GIVE_BACK, LAPSED, Abandon, Complet
 from tenure.errors import Unavailable
 from tenure.events import BrokerUnanswered
 from tenure.testing import until
-from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.harness import QueueHarness, needs_fault
 from tenure.testing._conformance.queues.consumers import ObservedQueue
 from tenure.testing._conformance.queues.hints_after_cut import HintAfterCutTests
 from tenure.testing._conformance.queues.slow_answers import SlowAnswerTests
@@ -26,7 +26,6 @@ from tenure.testing._conformance.queues.steps import (
     bodies,
     dead_letter,
     needs,
-    needs_fault,
     receive,
     receive_session,
     receive_some,

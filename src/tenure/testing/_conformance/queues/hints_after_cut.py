@@ -8,12 +8,9 @@ from tenure._queue.message import Delivery
 from tenure._queue.verdicts import COMPLETE, Settled
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tenure.testing._conformance.counted_hints import counted
-from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.queues.steps import QueueSuite, needs_fault, send, settle
-
-HINT_WITHIN = 30.0
-"""Seconds for a hint. Nothing polls here: one that is not sent doesn't come later."""
+from tenure.testing._conformance.counted_hints import HINT_WITHIN, counted
+from tenure.testing._conformance.harness import QueueHarness, needs_fault
+from tenure.testing._conformance.queues.steps import QueueSuite, send, settle
 
 
 class HintAfterCutTests(QueueSuite):

@@ -14,13 +14,12 @@ from tenure._queue.broker import Broker, NoSession
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Complete, Renewed, Settled
-from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.harness import QueueHarness, needs_fault
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
     needs,
-    needs_fault,
     receive,
     receive_session,
     receive_some,

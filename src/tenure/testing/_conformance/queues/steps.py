@@ -16,7 +16,7 @@ from tenure._queue.message import DeadMessage, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import DeadLetter, Lapsed, Settled, Settlement, Verdict
 from tenure.testing import until
-from tenure.testing._conformance.harness import Fault, QueueHarness
+from tenure.testing._conformance.harness import QueueHarness
 
 LATE = 1.05  # by which share longer than a lock to wait before it is surely over
 
@@ -50,12 +50,6 @@ def needs(support: str) -> None:
     """Skip the test if *support*, a trait of the broker, is ``impossible``."""
     if support == "impossible":
         pytest.skip("this broker can't do it")
-
-
-def needs_fault(harness: QueueHarness, fault: Fault) -> None:
-    """Skip the test if this fault can't be made here."""
-    if fault not in harness.faults:
-        pytest.skip(f"this harness can't make the fault {fault!r}")
 
 
 def bodies(deliveries: object) -> list[bytes]:
