@@ -1,6 +1,6 @@
 """Fleets under a simulator: the promises with a majority, those without one, and bugs that must be found.
 
-``TENURE_LONG=1`` makes it long.
+``make test`` runs the first seeds, ``make full`` those that come after them. ``TENURE_LONG=1`` makes it long.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
-SEEDS = int(os.environ.get("TENURE_SIM_SEEDS", "300" if LONG else "15"))
-"""Runs for each strategy and rule."""
+FEW = range(4)
+"""The seeds of a short campaign, for each strategy and rule."""
+
+SEEDS = range(FEW.stop, FEW.stop + int(os.environ.get("TENURE_SIM_SEEDS", "300" if LONG else "15")))
+"""Those of a long one."""
 
 SHOWN_BY = shown_by("peers")
 
@@ -29,25 +32,42 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
 STRATEGIES: tuple[Strategy, ...] = ("lowest", "bully", "ring")
 
 
-@pytest.mark.parametrize("quorum", ["majority", "none"])
-@pytest.mark.parametrize("strategy", ["lowest", "bully", "ring"])
-def test_the_promises_hold_under_all_faults(strategy: Strategy, quorum: Quorum) -> None:
+QUORUMS: tuple[Quorum, ...] = ("majority", "none")
+
+
+def assert_no_promise_is_broken(given: Given, seeds: range) -> None:
     elections = 0
-    for seed in range(SEEDS):
-        report = run(seed, given=Given(strategy, quorum))
+    for seed in seeds:
+        report = run(seed, given=given)
         assert report.ok, str(report)
         elections += report.elections
-    assert elections > SEEDS  # it was not for want of leaders
+    assert elections > len(seeds)  # it was not for want of leaders
+
+
+def with_lost_promises(strategy: Strategy) -> Given:
+    return Given(strategy, "majority", 3, ("forget", "kill"))
+
+
+@pytest.mark.parametrize("quorum", QUORUMS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_promises_hold_under_all_faults_in_a_few_runs(strategy: Strategy, quorum: Quorum) -> None:
+    assert_no_promise_is_broken(Given(strategy, quorum), FEW)
+
+
+@pytest.mark.parametrize("quorum", QUORUMS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_promises_hold_under_all_faults(strategy: Strategy, quorum: Quorum) -> None:
+    assert_no_promise_is_broken(Given(strategy, quorum), SEEDS)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_in_a_few_runs_a_restarted_member_does_not_vote_against_its_lost_promises(strategy: Strategy) -> None:
+    assert_no_promise_is_broken(with_lost_promises(strategy), FEW)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_restarted_member_does_not_vote_against_its_lost_promises(strategy: Strategy) -> None:
-    elections = 0
-    for seed in range(SEEDS):
-        report = run(seed, given=Given(strategy, "majority", 3, ("forget", "kill")))
-        assert report.ok, str(report)
-        elections += report.elections
-    assert elections > SEEDS
+    assert_no_promise_is_broken(with_lost_promises(strategy), SEEDS)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -1,7 +1,11 @@
-"""Queues by the ten thousand messages, under one seed each: no promise is broken, planted bugs are found."""
+"""Queues by the ten thousand messages, under one seed each: no promise is broken, planted bugs are found.
+
+``make test`` runs the first seeds, ``make full`` those that come after them.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -11,6 +15,9 @@ from tenure.testing._sim.queues.plan import FAULTS, NATURES, STORE_FAULTS, USER_
 from tenure.testing.sim.queues import MUTANTS, SURVIVORS, QueueReport, campaign, run
 from tests.sim.planted_seeds import shown_by
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
+
+FEW = range(20)
+"""The seeds of a short campaign."""
 
 MESSAGES = int(os.environ.get("TENURE_SIM_MESSAGES", "10000"))
 """How many messages are settled; a release asks for a million."""
@@ -25,7 +32,15 @@ pytestmark = pytest.mark.timeout(600 + MESSAGES // 20)
 @pytest.fixture(scope="module")
 def reports() -> list[QueueReport]:
     """Settle all the messages once, for several tests to look at."""
-    return list(campaign(messages=MESSAGES))
+    return list(campaign(itertools.count(FEW.stop), messages=MESSAGES))
+
+
+@pytest.mark.sim
+def test_a_few_runs_break_no_promise() -> None:
+    reports = list(campaign(FEW, processes=1))
+    assert sum(report.messages for report in reports) > 100 * len(FEW)
+    assert not [str(report) for report in reports if not report.ok]
+    assert all(report.recovery < report.bound for report in reports)
 
 
 @pytest.mark.sim

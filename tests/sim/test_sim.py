@@ -1,7 +1,11 @@
-"""Elections by the ten thousand, under one seed each: no promise is broken, planted bugs are found, runs repeat."""
+"""Elections by the ten thousand, under one seed each: no promise is broken, planted bugs are found, runs repeat.
+
+``make test`` runs the first seeds, ``make full`` those that come after them.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -12,6 +16,9 @@ from tenure.testing._sim.elections.plan import FAULTS, USER_FAULTS
 from tenure.testing.sim import MUTANTS, SURVIVORS, Report, campaign, leader_within, run
 from tests.sim.planted_seeds import shown_by
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
+
+FEW = range(190)
+"""The seeds of a short campaign."""
 
 ELECTIONS = int(os.environ.get("TENURE_SIM_ELECTIONS", "10000"))
 """How many elections are held; ``make proof`` holds ten times as many, and a release asks it for a million."""
@@ -26,7 +33,15 @@ pytestmark = pytest.mark.timeout(600 + ELECTIONS // 20)
 @pytest.fixture(scope="module")
 def reports() -> list[Report]:
     """Hold all the elections once, for several tests to look at."""
-    return list(campaign(elections=ELECTIONS))
+    return list(campaign(itertools.count(FEW.stop), elections=ELECTIONS))
+
+
+@pytest.mark.sim
+def test_a_few_runs_break_no_promise() -> None:
+    reports = list(campaign(FEW, processes=1))
+    assert sum(report.elections for report in reports) > 10 * len(FEW)
+    assert not [str(report) for report in reports if not report.ok]
+    assert all(report.recovery < report.bound for report in reports)
 
 
 @pytest.mark.sim
