@@ -115,8 +115,9 @@ FULL = [
     "interop/test_kills.py",
     "process/test_dashboard.py",
     "stores/servicebus/test_library.py",
-    # example projects, and whole sessions at terminals
+    # example projects, cold processes of the small examples, and whole sessions at terminals
     "cli/test_coordinators.py::test_an_election_from_its_first_leader_to_its_end",
+    "docs/test_examples.py::test_an_example_runs_in_a_cold_process",
     "docs/test_strategies.py::test_three_terminals",
     "docs/test_strategies.py::test_two_terminals_are_enough",
     "docs/test_troubleshooting.py::test_the_commands_run_and_change_nothing",

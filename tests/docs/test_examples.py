@@ -118,8 +118,8 @@ def test_an_example_of_a_test_passes_with_every_seed(example: Path, tmp_path: Pa
     assert re.search(rf"\b{PASS[example.stem]} passed in", run.stdout)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+def environment_of(example: Path) -> dict[str, str]:
+    """Return the environment that an example is run in; start its server."""
     environment = dict(os.environ)
     if example.stem.startswith("postgres_"):
         pytest.importorskip(example.stem.removeprefix("postgres_"))
@@ -134,21 +134,38 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         environment["TENURE_URL"] = url_of(RabbitMQ)
     if example.stem == "zookeeper_leader":
         environment["TENURE_URL"] = url_of(ZooKeeper).replace("/?", "/jobs?")
+    return environment
+
+
+def assert_prints_what_it_should(example: Path, done: subprocess.CompletedProcess[str]) -> None:
+    assert re.fullmatch(LOGS.get(example.stem, ""), done.stderr), done.stderr
+    assert done.returncode == 0
+    assert re.fullmatch(PRINTS[example.stem], done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    environment = environment_of(example)
+    done = warm.run([example], cwd=tmp_path, env=environment, timeout=60)
+    assert_prints_what_it_should(example, done)
+    again = warm.run([example], cwd=tmp_path, env=environment, timeout=60)
+    assert again.returncode == 0, again.stderr  # with the data of the first run
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_runs_in_a_cold_process(example: Path, tmp_path: Path) -> None:
+    """It imports what it needs itself, and nothing is said when Python takes its modules down."""
     done = subprocess.run(
         [sys.executable, example],
         cwd=tmp_path,
-        env=environment,
+        env=environment_of(example),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    again = warm.run([example], cwd=tmp_path, env=environment, timeout=60)
-    assert re.fullmatch(LOGS.get(example.stem, ""), done.stderr), done.stderr
-    assert done.returncode == 0
-    assert re.fullmatch(PRINTS[example.stem], done.stdout), done.stdout
-    assert again.returncode == 0, again.stderr  # with the data of the first run
+    assert_prints_what_it_should(example, done)
 
 
 def python_in(document: str) -> list[str]:
