@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -558,22 +558,91 @@ class CountsTheMessageThatItPutsBack(TakesTheMessageWithItsHint):
             yield
 
 
-PLANTED = [
-    plant
-    for plant in list(globals().values())
-    if isinstance(plant, type) and issubclass(plant, MemoryBroker) and plant is not MemoryBroker
-]
+PLANTED: dict[type[MemoryBroker], str] = {
+    ComparesSequenceOnly: "test_a_late_verdict_touches_no_newer_lock",
+    LateVerdictsStand: "test_a_late_verdict_lapses",
+    AlwaysSettled: "test_a_delivery_is_settled_once",
+    SettlesTheFirstOnly: "test_verdicts_are_answered_in_order_each_by_itself",
+    NoExpiry: "test_when_a_lock_ends_the_message_is_claimable",
+    EarlyExpiry: "test_a_renewed_lock_is_kept",
+    RenewsNothing: "test_a_renewed_lock_is_kept",
+    RenewsInAnyOrder: "test_many_are_renewed_each_with_its_own_answer",
+    CountsWhenSettled: "test_a_delivery_counts_when_it_is_claimed",
+    CountsReturnedMessages: "test_giving_back_does_not_count",
+    OneTryTooMany: "test_a_message_abandoned_at_its_last_delivery_is_dead",
+    ReportsNoExpiry: "test_an_expiry_under_a_lock_is_reported_once",
+    ReportsDeathsTwice: "test_a_claim_reports_each_death_by_time_once",
+    ReportsDeathsToEachProcess: "test_a_death_by_time_is_reported_to_one_of_two_consumers",
+    ForgetsDeathsWhereNoSessionIs: "test_no_session_of_a_paused_queue_is_accepted",
+    DropsTheDead: "test_a_message_whose_last_lock_expires_is_dead",
+    ForgetsReasons: "test_a_rejected_message_keeps_its_reason",
+    ForgetsHistory: "test_a_rejected_message_keeps_its_reason",
+    IgnoresDelays: "test_a_delayed_message_comes_later",
+    IgnoresIds: "test_an_id_is_kept_once",
+    RemembersIdsForEver: "test_an_id_is_kept_once",
+    TakesAnExpiredBacklogForTheEnd: "test_an_expired_backlog_in_front_is_not_the_end_of_a_queue",
+    MixesQueues: "test_queues_do_not_mix",
+    LastInFirstOut: "test_order_is_that_of_sending",
+    GivesTooMany: "test_no_more_than_asked_for",
+    OneTokenForAll: "test_a_claim_has_a_token_of_its_own",
+    RoughStats: "test_a_delayed_message_comes_later",
+    PurgesLockedMessages: "test_redrive_and_purge_take_the_selected_dead_letters",
+    CompletesWithoutSending: "test_complete_sends_and_remembers",
+    SharesSessions: "test_messages_of_sessions_come_only_to_their_holder",
+    SessionsLoseTheirState: "test_a_session_keeps_its_state",
+    OvertakesInSessions: "test_a_session_is_in_order_through_failures",
+    RedrivesToTheSameQueue: "test_redrive_to_another_queue",
+    RedrivesUnderNewIds: "test_redrive_to_another_queue",
+    RedrivesOnlyUnknownIds: "test_redrive_to_another_queue",
+    RedrivesWithoutHistory: "test_redrive_to_another_queue",
+    GivesNoHints: "test_a_message_gives_a_hint",
+    AdvancesWhateverIsKept: "test_what_is_kept_must_be_what_is_expected",
+    SendsSlotsBeforeItCompares: "test_what_is_kept_must_be_what_is_expected",
+    SendsNoSlots: "test_the_messages_are_sent_with_the_record",
+    AdvancesTooEarly: "test_nothing_is_done_too_early",
+    ForgetsOtherSchedules: "test_schedules_of_one_queue_do_not_hinder_each_other",
+    StripsRecords: "test_a_record_may_be_any_text",
+    SchedulesOutliveTheirQueue: "test_a_deleted_queue_has_no_schedules",
+    LimitsNothing: "test_no_more_are_locked_at_once",
+    LimitsEachClaim: "test_no_more_are_locked_at_once",
+    KeepsThePlacesOfTheDead: "test_a_dead_consumer_frees_its_places_when_its_locks_end",
+    LimitsDeadLetters: "test_dead_letters_have_no_limits",
+    RefundsTheRate: "test_each_delivery_counts_for_a_rate",
+    CountsNoSessions: "test_a_rate_of_sessions_holds_for_each_by_itself",
+    CountsAllSessionsTogether: "test_a_rate_of_sessions_holds_for_each_by_itself",
+    AcceptsWhatIsHeldUp: "test_messages_that_come_into_a_session_at_its_rate_wait",
+    HoldsUpForEver: "test_a_session_that_is_held_up_keeps_its_order",
+    OvertakesWhatIsHeldUp: "test_messages_that_come_into_a_session_at_its_rate_wait",
+    GivesNoHintOfAFreePlace: "test_a_settled_message_frees_its_place_and_gives_a_hint",
+    GivesNoHintOfAResumption: "test_nothing_is_received_of_a_paused_queue",
+    TellsNotOfHeldBack: "test_no_more_are_locked_at_once",
+    TellsAlwaysOfHeldBack: "test_nothing_is_held_back_of_an_empty_queue",
+    TellsNotOfLimits: "test_nothing_is_held_back_of_an_empty_queue",
+    TellsNotWhenTheRateIsFree: "test_no_more_are_received_in_the_time_of_a_rate",
+    PausesTheSenders: "test_nothing_is_received_of_a_paused_queue",
+    AcceptsOfAPausedQueue: "test_no_session_of_a_paused_queue_is_accepted",
+    ShowsNoPause: "test_nothing_is_received_of_a_paused_queue",
+    RemembersTheRateOfADeletedQueue: "test_a_deleted_queue_has_no_limits",
+    TakesTheMessageWithItsHint: "test_a_hint_that_nobody_takes_up_keeps_no_message",
+    CountsTheMessageThatItPutsBack: "test_a_hint_that_nobody_takes_up_keeps_no_message",
+}
+"""The planted bugs, each with the test that has to find it; others may find it, too."""
 
 
-def findings(plant: type[MemoryBroker]) -> set[str]:
-    """Run the suites of brokers against *plant*; return the first test that fails."""
-    return failing_tests(queues_with(plant), BrokerSuite, BrokerFaultSuite, first_only=True)
+def findings(plant: type[MemoryBroker], is_meant: Callable[[str], bool]) -> set[str]:
+    """Run the tests of the suites of brokers that are meant against *plant*; return those that fail."""
+    return failing_tests(queues_with(plant), BrokerSuite, BrokerFaultSuite, is_meant=is_meant)
 
 
 def test_without_a_plant_nothing_is_found() -> None:
-    assert findings(MemoryBroker) == set()
+    assert findings(MemoryBroker, lambda _: True) == set()
 
 
-@pytest.mark.parametrize("plant", PLANTED)
-def test_a_planted_bug_is_found(plant: type[MemoryBroker]) -> None:
-    assert findings(plant), f"no test fails on {plant.__name__}"
+def test_every_plant_has_a_test_that_finds_it() -> None:
+    plants = {one for one in globals().values() if isinstance(one, type) and issubclass(one, MemoryBroker)}
+    assert plants - {MemoryBroker} == PLANTED.keys()
+
+
+@pytest.mark.parametrize(("plant", "test"), PLANTED.items())
+def test_a_planted_bug_is_found(plant: type[MemoryBroker], test: str) -> None:
+    assert findings(plant, test.__eq__) == {test}
