@@ -92,6 +92,10 @@ def page_with_figures(page: str) -> str:
 # --- planted bugs ---
 
 
+FINDS_A_BUG = r"test_\w*(planted|bug|harm|a_store_that|a_change_made|a_no_in_place)\w*_(is|are)_found"
+"""What a test of planted bugs is named."""
+
+
 def planted_rows() -> Iterator[list[str]]:
     yield ["A bug planted in", "Bugs", "Found by", "In"]
     yield ["---", "---", "---", "---"]
@@ -125,12 +129,14 @@ def planted_in(file: str) -> Iterator[object]:
 
 def tests_of_planted_bugs(file: str) -> list[str]:
     """Return the tests of *file* that are called once for each planted bug."""
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    text = (ROOT / file).read_text(encoding="utf-8")
+    if not re.search(f"{FINDS_A_BUG}\\(", text):  # as in most files, which need not be parsed
+        return []
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [
         node.name
         for node in functions
-        if re.search(r"test_.*(planted|bug|harm|a_store_that|a_change_made|a_no_in_place).*_(is|are)_found$", node.name)
+        if re.fullmatch(FINDS_A_BUG, node.name)
         and any("parametrize" in ast.unparse(decorator) for decorator in node.decorator_list)
     ]
 
@@ -201,8 +207,12 @@ def row(what: str, counted: Iterable[object], where: str) -> list[str]:
 
 
 def test_functions(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+    """Yield the names of the tests of a file: of its functions, and of the methods of its classes."""
+    left: list[ast.stmt] = ast.parse(file.read_text(encoding="utf-8")).body
+    for node in left:
+        if isinstance(node, ast.ClassDef):
+            left += node.body
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             yield node.name
 
 
