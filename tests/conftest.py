@@ -103,15 +103,6 @@ def missing_package(call: pytest.CallInfo[Any]) -> str:
     return f"{text} (TENURE_REQUIRE is set, so nothing may be missing)"
 
 
-def pytest_collection_finish() -> None:
-    """Exclude the objects that collecting has made from garbage collection.
-
-    Each full collection would traverse some 200,000 of them, for a sixth of a second, and free none.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True, scope="session")
 def signals_are_not_ignored() -> None:
     """Let processes that tests start react to SIGINT, SIGQUIT and SIGHUP, also if this run ignores them.
@@ -128,6 +119,17 @@ def signals_are_not_ignored() -> None:
         number = getattr(signal, name, None)  # Windows has no SIGQUIT and no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def only_what_this_file_makes_is_collected() -> None:
+    """Exclude from garbage collection what the tests begin with: what collecting has made, and the files before.
+
+    Each full collection would traverse hundreds of thousands of objects, for a third of a second, and free none. So a
+    test may collect as often as it likes.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

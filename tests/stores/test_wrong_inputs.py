@@ -43,7 +43,6 @@ def nothing_left_to_collect() -> Iterator[None]:
     gc.freeze()  # what the test before left has been collected; only what this one makes is visited
     yield
     gc.collect()
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
