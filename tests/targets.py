@@ -120,6 +120,7 @@ FULL = [
     "docs/test_examples.py::test_an_example_runs_in_a_cold_process",
     "docs/test_strategies.py::test_three_terminals",
     "docs/test_strategies.py::test_two_terminals_are_enough",
+    "docs/test_tutorial.py::test_the_steps_without_a_server",
     "docs/test_troubleshooting.py::test_the_commands_run_and_change_nothing",
     "examples/test_django_outbox.py",
     "examples/test_fastapi_shop.py",

@@ -58,6 +58,9 @@ PREPARE = "Before you begin"
 POSTGRES = "10. Move to PostgreSQL"
 """The section that needs a server. It needs the files of the sections before it, and no data of theirs."""
 
+FIRST = ("1. The first leader", "2. Kill it", "3. Fence a write", "4. The first queue")
+"""The sections that ``make test`` follows; ``make full`` follows them all."""
+
 HOST = "laptop"
 FOLDER = "/home/anna/tenure"
 """The folder in which the reader starts: that of the clone."""
@@ -387,6 +390,11 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.process
+def test_the_first_steps(reader: Reader) -> None:
+    reader.follow([block for block in BLOCKS if block.section in (PREPARE, *FIRST)])
+
+
+@pytest.mark.process
 @pytest.mark.timeout(300)  # a minute, if the machine does nothing else
 def test_the_steps_without_a_server(reader: Reader) -> None:
     reader.follow([block for block in BLOCKS if block.section != POSTGRES])
@@ -405,6 +413,7 @@ def test_the_sections_are_numbered() -> None:
     assert headings[0] == PREPARE
     assert [heading.partition(". ")[0] for heading in headings[1:]] == [str(number) for number in range(1, 12)]
     assert POSTGRES in headings
+    assert (PREPARE, *FIRST) == tuple(headings[: len(FIRST) + 1])
 
 
 def test_each_block_is_run_or_installs() -> None:
