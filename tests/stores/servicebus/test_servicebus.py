@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 import signal
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
@@ -581,6 +583,38 @@ def test_addresses() -> None:
     assert (address.host, address.login) == ("namespace.servicebus.windows.net", "identity")
     address, options = address_of(Url.parse("servicebus://127.0.0.1:5672?emulator=yes"), {})
     assert (address.host, address.emulator, options.create) == ("127.0.0.1:5672", True, False)
+
+
+async def test_all_links_share_the_authorities_that_the_library_trusts(
+    server: ServiceBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    usual.load_verify_locations(certifi.where())
+    read: list[str] = []
+
+    class Counted(ssl.SSLContext):
+        def load_verify_locations(self, file: str) -> None:  # type: ignore[override]
+            read.append(file)
+            super().load_verify_locations(file)
+
+    monkeypatch.setattr(ssl, "SSLContext", Counted)
+    key = "SharedAccessKeyName=policy;SharedAccessKey=s3cret"
+    monkeypatch.setenv("ELSEWHERE", f"Endpoint=sb://namespace.servicebus.windows.net/;{key}")
+    namespace = servicebus.open(Url.parse("servicebus:?connection_string_env=ELSEWHERE"))
+    try:
+        client = namespace.broker._namespace._client_here()
+        found = {id(client.get_queue_sender(name)._config.ssl_context): client._ssl_context for name in ("a", "b")}
+        [context] = found.values()
+        assert context is not None
+        assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
+        assert context.get_ca_certs() == usual.get_ca_certs() != []
+    finally:
+        await namespace.close()
+    assert read == [certifi.where()]
+    async with opened(server) as elsewhere:  # an emulator, without TLS
+        for name in ("a", "b"):
+            await elsewhere.broker.send(name, [Outgoing(b"")])
+    assert read == [certifi.where()]
 
 
 async def test_schedules_are_in_an_entity_that_is_not_listed(own: ServiceBus) -> None:

@@ -7,11 +7,13 @@ gone: the service detaches links that were idle for ten minutes, and moves conne
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import certifi
 from azure.core.exceptions import (
     AzureError,
     ClientAuthenticationError,
@@ -297,14 +299,15 @@ class Namespace:
     def _client_here(self) -> ServiceBusClient:
         if self._client is None:
             # The callers retry: the library's own retries take longer than a lock.
+            settings: dict[str, Any] = {"retry_total": 0, "ssl_context": _tls(self.address)}
             text = self.address.connection_string
             if text is not None:
-                self._client = ServiceBusClient.from_connection_string(text, retry_total=0)
+                self._client = ServiceBusClient.from_connection_string(text, **settings)
             else:
                 from azure.identity.aio import DefaultAzureCredential  # slow to import, and not needed with a secret
 
                 self._identity = DefaultAzureCredential()
-                self._client = ServiceBusClient(self.address.host, self._identity, retry_total=0)
+                self._client = ServiceBusClient(self.address.host, self._identity, **settings)
         return self._client
 
     @property
@@ -312,3 +315,14 @@ class Namespace:
         """The identity of the process, if that is used."""
         self._client_here()
         return self._identity
+
+
+def _tls(address: Address) -> ssl.SSLContext:
+    """Return the settings of TLS for all links: the library's own, which it would make anew for each connection.
+
+    To read the certificates takes 20 ms of CPU time, in which no other link is served.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not address.emulator:  # which is reached without TLS
+        context.load_verify_locations(certifi.where())
+    return context
