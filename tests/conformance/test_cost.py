@@ -14,6 +14,7 @@ from tests.conformance.counting import VmSteps, commands_called, lines_run, meth
 from tests.servers import Postgres, shared
 from tests.stores.azure_storage.test_suites import AzureHarness, AzureQueueHarness
 from tests.stores.memory.test_suites import MemoryHarness, MemoryQueueHarness
+from tests.stores.postgres.migrated import migrated
 from tests.stores.postgres.test_suites import PostgresHarness, PostgresQueueHarness, PostgresSetup
 from tests.stores.rabbitmq.test_suites import RabbitQueueHarness
 from tests.stores.redis.test_suites import RedisHarness, RedisQueueHarness, RedisSetup
@@ -97,8 +98,7 @@ class OneConnection(PostgresSetup):
     """
 
     async def start(self) -> None:
-        self.server = shared(Postgres, turnable=True, options=(("autovacuum", "off"),))
-        await postgres.migrate(self.server.url)
+        self.server = await migrated(shared(Postgres, turnable=True, options=(("autovacuum", "off"),)))
 
     async def open(self, options: str = "") -> postgres.PostgresBackend:
         self.backend = await super().open("?pool=1&listen=false")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
+from weakref import WeakSet
 
 import asyncpg
 
@@ -16,9 +17,15 @@ Native: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 async def migrated(server: Postgres) -> Postgres:
-    """Return *server* with the schema of this version in it."""
-    await postgres.migrate(server.url)
+    """Return *server* with the schema of this version in it: to look whether it is there takes a connection's time."""
+    if server not in _servers:
+        await postgres.migrate(server.url)
+        _servers.add(server)
     return server
+
+
+_servers: WeakSet[Postgres] = WeakSet()
+"""Those that have the schema."""
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ from tenure.testing.conformance import (
 )
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.servers import Postgres, shared
+from tests.stores.postgres.migrated import migrated
 
 
 class PostgresSetup:
@@ -49,8 +50,7 @@ class PostgresSetup:
         self._clients: dict[int, Client] = {}
 
     async def start(self) -> None:
-        self.server = shared(Postgres, turnable=True) if self._turnable else shared(Postgres)
-        await postgres.migrate(self.server.url)
+        self.server = await migrated(shared(Postgres, turnable=True) if self._turnable else shared(Postgres))
 
     async def open(self, options: str = "") -> postgres.PostgresBackend:
         if not self._behind_proxy:
