@@ -102,7 +102,9 @@ async def until(condition: Callable[[], object | Awaitable[object]], *, what: st
 def wait_until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
     """Block the thread until *condition* holds; fail as hanging, with the result of *explain*, if it never does."""
     give_up = time.monotonic() + PATIENCE
+    pause = 0.001
     while not condition():
         if time.monotonic() > give_up:
             raise AssertionError(f"{explain()} (within {PATIENCE:g} s)")
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.03)
