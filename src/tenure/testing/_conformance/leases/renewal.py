@@ -60,7 +60,7 @@ class RenewalTests(LeaseSuite):
     async def test_three_hundred_are_renewed_at_once(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()
         names = [f"{name}-{number}" for number in range(300)]
-        ttl = min(4 * harness.ttl, harness.traits.ttl_max)
+        ttl = min(2 * harness.ttl, harness.traits.ttl_max)
         grants: list[Grant] = []
         for some in (names[first : first + 10] for first in range(0, 300, 10)):
             grants += await asyncio.gather(*(claim(store, each, "ann#1", ttl) for each in some))
