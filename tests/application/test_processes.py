@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import importlib
+import itertools
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
@@ -57,7 +58,8 @@ def output_of(program: str, folder: Path, *arguments: str, stdin: bool = False) 
 
 def is_gone(pid: int) -> bool:
     """Return whether no process of the group is alive; zombies are not counted."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    # Its leader first: while that lives, the others need not be read.
+    for stat in itertools.chain([Path(f"/proc/{pid}/stat")], Path("/proc").glob("[0-9]*/stat")):
         with suppress(OSError):
             state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
             if int(group) == pid and state not in "ZX":
