@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -265,6 +266,28 @@ async def test_an_empty_claim_says_that_there_may_be_more_while_a_drain_is_unans
 
 
 # --- connections ---
+
+
+async def test_the_certificates_are_read_once_for_all_connections(
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver._trusting.cache_clear()
+    load, reads = ssl.SSLContext.load_verify_locations, []
+
+    def counted(context: ssl.SSLContext, *files: Any) -> None:
+        reads.append(files)
+        load(context, *files)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", counted)
+    async with opened(server.url) as broker:
+        await sent(broker, queue, "a")
+        await received(broker, queue, 1)
+        links = broker._namespace._links.values()
+        contexts = {link._amqp._transport.sslopts for link in links}
+        assert (len(links), len(contexts), len(reads)) == (2, 1, 1)
+        [context] = contexts
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+        assert len(context.get_ca_certs()) > 10
 
 
 @pytest.mark.parametrize("verb", ["send", "renew", "settle"])
