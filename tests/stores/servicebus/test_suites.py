@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cached_property
 
 import pytest
 
@@ -68,15 +69,15 @@ class ServiceBusHarness(QueueHarness):
     faults = frozenset({"lose_answer", "cut", "late"})
     any_client_settles = False
 
+    @cached_property
+    def _server(self) -> ServiceBus:
+        return shared(ServiceBus)
+
     async def start(self) -> None:
-        self._server = self._start_server()
         self._clock = MovedClock()
         self._ways: dict[Broker, Proxied] = {}
         self._patch = pytest.MonkeyPatch()
         look_shortly(self._patch)
-
-    def _start_server(self) -> ServiceBus:
-        return shared(ServiceBus)
 
     async def open(self) -> Broker:
         way = Proxied(self._server, self._clock)
@@ -127,14 +128,16 @@ class TestServiceBusQueueFaults(BrokerFaultSuite):
 
 
 class PrivateHarness(ServiceBusHarness):
-    """A server of its own, which may be disturbed."""
+    """A server of its own, which may be disturbed. The first client starts it: a test may be skipped before."""
 
-    def _start_server(self) -> ServiceBus:
+    @cached_property
+    def _server(self) -> ServiceBus:
         return private(ServiceBus)
 
     async def close(self) -> None:
         await super().close()
-        await asyncio.to_thread(self._server.close)
+        if "_server" in vars(self):
+            await asyncio.to_thread(self._server.close)
 
 
 class DisturbedHarness(PrivateHarness):
