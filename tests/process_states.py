@@ -41,6 +41,11 @@ def members_of(group: int) -> list[int]:
     return _with_field(GROUP, group)
 
 
+def is_group_alive(group: int) -> bool:
+    """Return whether a process of the group runs; to find the others than its leader, all processes are looked at."""
+    return is_alive(group) or any(map(is_alive, members_of(group)))
+
+
 def _with_field(field: int, value: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

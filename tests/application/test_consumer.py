@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ from tenure._timing import Timing
 from tenure.events import HandlerOverran
 from tests.consuming import consume_down_to
 from tests.durations import PATIENCE, stretched, until, wait_until
+from tests.process_states import is_alive, is_group_alive, members_of
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_the_awaitable_of_a_plain_function_is_awaited() -> None:
 def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
     async def main() -> None:
         async with connect("memory:") as backend:
-            lock = stretched(2.0)
+            lock = stretched(1.0)
             queue = backend.queue("orders", lock=lock)
             await queue.send(b"a")
             counts: list[int] = []
@@ -225,16 +226,15 @@ def test_a_thread_that_ends_after_the_grace_of_a_drain_is_judged_by_its_outcome(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("ended_by", ["drain", "cancel", "max_hold", "failure"])
-def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by: str) -> None:
+def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer() -> None:
     async def refused(*arguments: Any) -> NoReturn:
         raise tenure.ConfigError("the broker has no such verb")
 
-    async def main() -> None:
+    async def case(ended_by: str) -> None:
         go_on, entered = threading.Event(), threading.Event()
         events: list[Any] = []
         async with connect("memory:", on_event=events.append) as backend:
-            queue = backend.queue("orders", lock=stretched(2.0), max_deliveries=5)
+            queue = backend.queue("orders", lock=stretched(1.5), max_deliveries=5)
             await queue.send(b"a", session="s")
 
             def stuck(message: Any) -> None:
@@ -273,13 +273,16 @@ def test_a_session_in_which_a_thread_runs_on_goes_to_no_other_consumer(ended_by:
                     async with queue.session("s") as session:
                         [message] = await session.receive()
                 # It was not free before its lock had run out: what is given back with its session isn't counted.
-                assert message.delivery_count > 1
-                assert len(overruns()) == 1
+                assert message.delivery_count > 1, ended_by
+                assert len(overruns()) == 1, ended_by
             finally:
                 go_on.set()
             if not consuming.done():
                 await queue.drain()
                 await consuming
+
+    async def main() -> None:  # side by side, as each waits until its lock has run out
+        await asyncio.gather(*map(case, ("drain", "cancel", "max_hold", "failure")))
 
     asyncio.run(main())
 
@@ -346,20 +349,6 @@ def pids(folder: Path) -> list[int]:
     return [int(one.name.rpartition(".")[2]) for one in folder.iterdir()]
 
 
-def alive(pid: int) -> int:
-    """Return how many processes of the group are alive; zombies are not counted."""
-    count = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
-            count += int(group) == pid and state not in "ZX"
-    return count
-
-
-def is_gone(pid: int) -> bool:
-    return alive(pid) == 0
-
-
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_process_that_dies_harms_its_own_message_only(tmp_path: Path) -> None:
@@ -384,7 +373,7 @@ def test_a_process_that_dies_harms_its_own_message_only(tmp_path: Path) -> None:
             assert "in record_pid" in dead.error.traceback
             assert len([one for one in failures if one[0] != b"odd"]) == 2
             assert len(list(tmp_path.iterdir())) == 2 + 2 + 2 + 10  # no other message was delivered twice
-            await until(lambda: all(is_gone(pid) for pid in pids(tmp_path)))
+            await until(lambda: not any(map(is_group_alive, pids(tmp_path))))
 
     asyncio.run(main())
 
@@ -400,11 +389,11 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
 
     async def main() -> None:
         async with connect("memory:") as backend:
-            queue = backend.queue("orders", lock=stretched(2.0) if why == "denied" else 60.0)
+            queue = backend.queue("orders", lock=stretched(1.0) if why == "denied" else 60.0)
             options: dict[str, Any] = {
                 "sessions": session is not None,
                 "concurrency": 2,
-                "max_hold": stretched(3.0) if why == "max_hold" else 600.0,
+                "max_hold": stretched(1.0) if why == "max_hold" else 600.0,
                 "on_error": lambda message, error: failures.append((message.body, str(error))),
             }
             consuming = asyncio.ensure_future(queue.consume(record_pid, run_in="process", **options))
@@ -414,7 +403,7 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
             await queue.send(b"long", headers={"folder": str(tmp_path)}, session=session)
             await until(lambda: pids(tmp_path))
             [pid] = pids(tmp_path)
-            await until(lambda: alive(pid) > 1, what="what it starts")
+            await until(lambda: sum(map(is_alive, members_of(pid))) > 1, what="what it starts")
             if why == "denied":
                 memory = backend._connection.opened.broker._memory  # type: ignore[union-attr]
                 with memory.lock:
@@ -424,7 +413,7 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
                         one.token = -1
             elif why == "drain":
                 await queue.drain(grace=0.1)
-            await until(lambda: is_gone(pid))
+            await until(lambda: not is_group_alive(pid))
             if why == "max_hold":
                 await until(lambda: any(body == b"long" and "max_hold" in error for body, error in failures))
             elif why == "drain":
@@ -479,7 +468,7 @@ asyncio.run(main())
 
 @pytest.mark.process
 def test_sigterm_ends_it_gracefully() -> None:
-    program = textwrap.dedent(SERVER.replace("GRACE", repr(stretched(2.0))))
+    program = textwrap.dedent(SERVER.replace("GRACE", repr(stretched(1.0))))
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
@@ -514,19 +503,25 @@ asyncio.run(main())
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("session", [None, "s"])
-def test_a_thread_that_is_stuck_does_not_keep_the_process(session: str | None) -> None:
-    program = textwrap.dedent(STUCK % {"session": session, "lock": stretched(6.0)})
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    try:
-        assert child.stdout.readline() == "began\n"
-        child.send_signal(signal.SIGTERM)
-        output, _ = child.communicate(timeout=PATIENCE)
-    finally:
-        child.kill()
-    assert output == "over 1\n"  # not given back: its lock is left to run out
-    assert child.returncode == 0
+def test_a_thread_that_is_stuck_does_not_keep_the_process() -> None:
+    lock = stretched(6.0)
+    with ExitStack() as stack:
+        children = []
+        for session in (None, "s"):
+            program = textwrap.dedent(STUCK % {"session": session, "lock": lock})
+            command = [sys.executable, "-c", program]
+            child = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(child.kill)
+            children.append(child)
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "began\n"
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        for child in children:
+            output, _ = child.communicate(timeout=PATIENCE)
+            assert output == "over 1\n"  # not given back: its lock is left to run out
+            assert child.returncode == 0
 
 
 HEAVY = """
@@ -564,7 +559,7 @@ def test_no_process_outlives_its_consumer(number: signal.Signals, tmp_path: Path
         child.kill()
         child.wait()
     assert output == ("over 1\n" if number is signal.SIGTERM else "")
-    wait_until(lambda: is_gone(pid))
+    wait_until(lambda: not is_group_alive(pid))
 
 
 async def test_a_hook_that_fails_is_reported_and_ends_no_consumer() -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.durations import PATIENCE, until
+from tests.durations import PATIENCE, stretched, until
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
@@ -119,7 +119,7 @@ async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_woul
         await until(is_unready)
         assert (await client.get("/ready")).text == "not ready: the handler of orders\n"
         assert (await client.get("/live")).status_code == 200
-        await asyncio.sleep(FRESH)  # an earlier answer serves no longer
+        monkeypatch.setattr(source, "FRESH", 0.0)  # an earlier answer serves no longer
         for path in ("/keda/v1/queues/orders", "/metrics"):
             answer = await client.get(path)
             assert HOST not in answer.text
@@ -130,7 +130,9 @@ async def test_when_the_store_stops_to_answer_it_is_not_ready_and_a_restart_woul
         assert (await client.get("/keda/v1/queues/orders")).status_code == 200
 
 
-async def test_a_renewal_thread_that_hangs_makes_it_neither_live_nor_ready(service: Service) -> None:
+async def test_a_renewal_thread_that_hangs_makes_it_neither_live_nor_ready(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leading = asyncio.Event()
 
     @service.leader("chair")
@@ -145,6 +147,7 @@ async def test_a_renewal_thread_that_hangs_makes_it_neither_live_nor_ready(servi
         thread = service.backend._connection.require_open()[0]
         assert thread.loop is not None
         thread.loop.call_soon_threadsafe(released.wait, PATIENCE)
+        monkeypatch.setattr(source, "ANSWER_WITHIN", 0.1)
         try:
             begun = time.monotonic()
             live, ready = await asyncio.gather(client.get("/live"), client.get("/ready"))
@@ -154,6 +157,7 @@ async def test_a_renewal_thread_that_hangs_makes_it_neither_live_nor_ready(servi
             assert (await client.get("/metrics")).status_code == 200
         finally:
             released.set()
+        monkeypatch.undo()
         await until(lambda: is_ready(client))
         assert (await client.get("/live")).status_code == 200
 
@@ -227,6 +231,7 @@ async def test_a_store_that_is_silent_is_503_in_time_and_the_next_answer_is_a_ne
             await asyncio.sleep(3_600)
 
         monkeypatch.setattr(type(broker), "stats", hang)
+        monkeypatch.setattr(source, "ANSWER_WITHIN", stretched(0.2))
         begun = time.monotonic()
         answers = await asyncio.gather(*(client.get("/keda/v1/queues/orders") for _ in range(20)))
         assert time.monotonic() - begun < ANSWERED_WITHIN
@@ -257,7 +262,7 @@ async def test_requests_share_one_question_for_a_second(service: Service, monkey
         took = time.monotonic() - begun
         assert {one.status_code for one in answers} == {200}
         assert asked <= 1 + took / FRESH
-        await asyncio.sleep(FRESH)
+        monkeypatch.setattr(source, "FRESH", 0.0)
         before = asked
         assert (await client.get("/keda/v1/queues/orders")).status_code == 200
         assert asked == before + 1
@@ -321,7 +326,10 @@ async def test_a_question_that_was_cancelled_is_asked_again() -> None:
 # --- Prometheus ---
 
 
-async def test_metrics_have_what_was_done_what_runs_and_what_waits(service: Service) -> None:
+async def test_metrics_have_what_was_done_what_runs_and_what_waits(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "FRESH", 0.0)
     async with client_of(tenure.http.app(service)) as client, service.running():
         queue = service.backend.queue("orders")
         await queue.send_batch([tenure.Outgoing(b"x"), tenure.Outgoing(b"wait")])
@@ -458,7 +466,10 @@ def plain_service(url: str) -> tenure.sync.Service:
     return service
 
 
-async def test_a_service_without_asyncio_has_the_same(plain_service: tenure.sync.Service) -> None:
+async def test_a_service_without_asyncio_has_the_same(
+    plain_service: tenure.sync.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "FRESH", 0.0)
     async with client_of(tenure.http.app(plain_service)) as client, plain_service.service.running():
         await until(lambda: is_ready(client))
         await asyncio.to_thread(plain_service.backend.queue("orders").send, b"x")
@@ -499,9 +510,9 @@ def test_it_gives_up_before_keda_does() -> None:
 async def test_an_answer_that_takes_too_long_leaves_nothing_behind(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "ANSWER_WITHIN", 0.05)
     async with client_of(tenure.http.app(service)) as client, service.running():
         await until(lambda: is_ready(client))
+        monkeypatch.setattr(source, "ANSWER_WITHIN", 0.02)
         broker = service.backend.queue("orders")._context.broker
 
         async def hang(*_: Any) -> Any:

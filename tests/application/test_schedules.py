@@ -20,6 +20,7 @@ import tenure
 import tenure.sync
 from tenure import Backend, ConfigError, Outgoing, Schedule, Unavailable
 from tenure._queue.broker import Broker
+from tenure._schedule import machine
 from tenure._schedule import schedule as module
 from tenure._schedule.plan import Plan, Record
 from tenure.errors import MessageRefused
@@ -83,7 +84,7 @@ async def test_each_slot_is_sent_once_by_many(url: str) -> None:
     async with tenure.connect(url) as one, tenure.connect(url) as other:
         schedules = [backend.schedule("beat", OFTEN, queue="q") for backend in (one, other, one)]
         async with running(*schedules):
-            found = await received(one, "q", 10)
+            found = await received(one, "q", 6)
     slots = [datetime.fromisoformat(str(message.headers["slot"])).timestamp() for message in found]
     assert slots == sorted(set(slots))
     assert all(round(slot * 1_000) % 100 == 0 for slot in slots)
@@ -326,7 +327,10 @@ def in_child(*schedules: Schedule) -> int:
 @pytest.mark.parametrize(
     "error", [Unavailable("away"), asyncio.CancelledError("of the driver")], ids=["away", "driver"]
 )
-async def test_a_store_that_does_not_answer_is_asked_again(url: str, error: BaseException, is_first: bool) -> None:
+async def test_a_store_that_does_not_answer_is_asked_again(
+    url: str, error: BaseException, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "RETRY_MIN", 0.05)
     events: list[Event] = []
     async with tenure.connect(url, on_event=events.append) as backend:
         schedule = backend.schedule("beat", OFTEN, queue="q")
@@ -417,7 +421,7 @@ async def test_a_pause_holds_at_once_and_after_it_the_next_slot_is_sent(url: str
             paused = await schedules.pause("beat")
             sent = (await backend.queue("q").stats()).ready
             assert (paused.paused, paused.next) == (True, None)
-            passed = (await broker_of(backend).schedules("q")).now + 5 * OFTEN
+            passed = (await broker_of(backend).schedules("q")).now + 3 * OFTEN
             await until(lambda: is_later(backend, passed))
             assert (await backend.queue("q").stats()).ready == sent
             assert (await schedules.pause("beat")).paused  # again
@@ -479,7 +483,7 @@ async def test_schedules_of_one_name_in_two_queues_are_two(url: str) -> None:
             await received(backend, "a", 1)
             await received(backend, "b", 1)
             await backend.queue("a").schedules.pause("beat")
-            await received(backend, "b", 10)
+            await received(backend, "b", 4)
         assert [(one.queue, one.paused) for one in await backend.schedules()] == [("a", True), ("b", False)]
 
 

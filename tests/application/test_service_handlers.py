@@ -14,6 +14,8 @@ import pytest
 import tenure
 import tenure.sync
 from tenure import ConfigError, Reject, Reply, Retry, Service, Stats, TypedQueue
+from tenure.testing import connect_here
+from tenure.testing.loop import run
 from tests.durations import PATIENCE
 
 
@@ -50,8 +52,8 @@ EVERYTHING = Everything((7, "a"), UUID(int=7), "paid", [Order("kettle"), Order("
 KETTLE = Order("kettle")
 
 
-def service_of(kind: Any, **options: Any) -> tuple[Service, TypedQueue[Any]]:
-    service = Service("memory:", **options)
+def service_of(kind: Any, store: Any = "memory:", **options: Any) -> tuple[Service, TypedQueue[Any]]:
+    service = Service(store, **options)
     return service, service.queue("orders", kind)
 
 
@@ -350,24 +352,27 @@ class OwnReply(Reply):
 
 
 @pytest.mark.parametrize("result", [Liar(), OwnReply()], ids=["liar", "own reply"])
-async def test_a_result_that_misbehaves_affects_only_its_delivery(result: Any) -> None:
-    service = Service("memory:")
-    orders = service.queue("orders", bytes)
-    errors: list[str] = []
+def test_a_result_that_misbehaves_affects_only_its_delivery(result: Any) -> None:
+    async def main() -> None:
+        backend = connect_here()
+        service, orders = service_of(bytes, backend)
+        errors: list[str] = []
 
-    async def serve(body: bytes) -> bytes:
-        return b"fine" if body == b"fine" else result
+        async def serve(body: bytes) -> bytes:
+            return b"fine" if body == b"fine" else result
 
-    def note(_: object, error: BaseException) -> None:
-        errors.append(type(error).__name__)
+        def note(_: object, error: BaseException) -> None:
+            errors.append(type(error).__name__)
 
-    service.handler(orders, retry=tenure.RetryPolicy(never=(Exception,)), on_error=note)(serve)
-    async with service.running():
-        with pytest.raises(tenure.TimedOut):
-            await orders.request(b"broken", bytes, timeout=2)
-        assert await orders.request(b"fine", bytes, timeout=PATIENCE) == b"fine"
-        assert (await orders.queue.stats()).dead == 1
-    assert len(errors) == 1
+        service.handler(orders, retry=tenure.RetryPolicy(never=(Exception,)), on_error=note)(serve)
+        async with backend, service.running():
+            with pytest.raises(tenure.TimedOut):
+                await orders.request(b"broken", bytes, timeout=PATIENCE)
+            assert await orders.request(b"fine", bytes, timeout=PATIENCE) == b"fine"
+            assert (await orders.queue.stats()).dead == 1
+        assert len(errors) == 1
+
+    run(main())
 
 
 async def test_a_handler_may_take_more_than_the_queue_has() -> None:
@@ -429,13 +434,17 @@ async def test_the_reply_is_of_the_type_that_the_handler_returns(
 
 
 @pytest.mark.parametrize(("result", "annotation"), [(None, None), (None, ...), (None, Retry | None), (7, None)])
-async def test_a_handler_that_returns_nothing_sends_no_reply(result: Any, annotation: Any) -> None:
-    service, queue = service_of(bytes)
-    service.handler(queue)(returning(result, annotation))
-    async with service.running():
-        with pytest.raises(tenure.TimedOut):
-            await queue.request(b"?", object, timeout=0.5)
-        assert await queue.queue.stats() == Stats()
+def test_a_handler_that_returns_nothing_sends_no_reply(result: Any, annotation: Any) -> None:
+    async def main() -> None:
+        backend = connect_here()
+        service, queue = service_of(bytes, backend)
+        service.handler(queue)(returning(result, annotation))
+        async with backend, service.running():
+            with pytest.raises(tenure.TimedOut):
+                await queue.request(b"?", object, timeout=PATIENCE)
+            assert await queue.queue.stats() == Stats()
+
+    run(main())  # in virtual time, as for all that waits for a reply that never comes
 
 
 async def test_a_handler_may_reply_by_itself() -> None:
@@ -479,16 +488,20 @@ async def test_an_answer_of_another_type_is_refused() -> None:
             await queue.request(b"?", Order, timeout=PATIENCE)
 
 
-async def test_a_result_that_is_not_of_its_type_is_a_failure() -> None:
-    service, queue = service_of(bytes)
-    errors: list[BaseException] = []
-    never = tenure.RetryPolicy(never=(ConfigError,))
-    service.handler(queue, retry=never, on_error=lambda _, error: errors.append(error))(returning(7, Order))
-    async with service.running():
-        with pytest.raises(tenure.TimedOut):
-            await queue.request(b"?", Order, timeout=2)
-        assert (await queue.queue.stats()).dead == 1
-    assert [str(one) for one in errors] == ["the body must be Order, not int: 7"]
+def test_a_result_that_is_not_of_its_type_is_a_failure() -> None:
+    async def main() -> None:
+        backend = connect_here()
+        service, queue = service_of(bytes, backend)
+        errors: list[BaseException] = []
+        never = tenure.RetryPolicy(never=(ConfigError,))
+        service.handler(queue, retry=never, on_error=lambda _, error: errors.append(error))(returning(7, Order))
+        async with backend, service.running():
+            with pytest.raises(tenure.TimedOut):
+                await queue.request(b"?", Order, timeout=PATIENCE)
+            assert (await queue.queue.stats()).dead == 1
+        assert [str(one) for one in errors] == ["the body must be Order, not int: 7"]
+
+    run(main())
 
 
 # --- what is refused ---

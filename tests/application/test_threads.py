@@ -29,9 +29,6 @@ from tests.durations import PATIENCE, stretched, until, wait_until
 TTL = 30.0
 """Of a lease that is released; long enough for the busiest machine."""
 
-SHORT = 2.0
-"""Of a lease that is to run out."""
-
 IMPATIENT: dict[str, Any] = {"ttl": TTL, "grace": 0.1, "retry_every": 0.1}
 """Of an election whose backend waits for work that does not end: for the sum of the last two."""
 
@@ -39,6 +36,12 @@ IMPATIENT: dict[str, Any] = {"ttl": TTL, "grace": 0.1, "retry_every": 0.1}
 @pytest.fixture
 def url() -> str:
     return f"memory:{uuid4().hex}"
+
+
+@pytest.fixture
+def short() -> float:
+    """The length of a lease that is to run out, and must not do so before it is used."""
+    return stretched(0.3)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +83,7 @@ def test_a_thread_leads_and_releases(url: str) -> None:
 
 
 def test_work_on_a_thread_outlives_many_renewals(url: str) -> None:
-    ttl = stretched(2.0)
+    ttl = stretched(0.75)
     with tenure.sync.connect(url) as backend, backend.election("chair", ttl=ttl).campaign() as term:
         keep(term, seconds=1.2 * ttl)  # which takes three renewals
 
@@ -147,10 +150,10 @@ def test_stop_from_another_thread(url: str) -> None:
             assert not began.is_set()
 
 
-def test_a_thread_that_does_not_beat_loses_its_lease(url: str) -> None:
+def test_a_thread_that_does_not_beat_loses_its_lease(url: str, short: float) -> None:
     events: list[Event] = []
     with tenure.sync.connect(url, on_event=events.append) as backend:
-        election = backend.election("chair", ttl=SHORT, stall_after=0.2)
+        election = backend.election("chair", ttl=short, stall_after=0.2)
         with pytest.raises(tenure.TermLost, match="made no progress"), election.campaign() as term:
             assert term.lost.wait(PATIENCE)
             wait_until(lambda: term.remaining() == 0.0)
@@ -181,23 +184,23 @@ async def test_a_blocked_loop_loses_its_lease_and_disturbs_no_other(url: str) ->
     events: list[Event] = []
     free: list[Event] = []
     asleep = threading.Event()
-    kept = stretched(3.0)
+    ttl = stretched(0.5)
 
     def neighbour() -> None:
         with (
             tenure.sync.connect(url, on_event=free.append) as backend,
-            backend.election("other chair", ttl=kept).campaign() as term,
+            backend.election("other chair", ttl=ttl).campaign() as term,
         ):
             asleep.wait(PATIENCE)
-            keep(term, seconds=1.25 * SHORT)
+            keep(term, seconds=1.25 * ttl)  # which takes renewals
 
     thread = threading.Thread(target=neighbour)
     thread.start()
     async with tenure.connect(url, on_event=events.append) as backend:
         with pytest.raises(tenure.TermLost, match="made no progress"):
-            async with backend.election("chair", ttl=SHORT).campaign() as term:
+            async with backend.election("chair", ttl=ttl).campaign() as term:
                 asleep.set()
-                time.sleep(1.25 * SHORT)
+                time.sleep(1.25 * ttl)
                 assert term.remaining() == 0.0
                 with pytest.raises(tenure.TermLost):
                     term.check()
@@ -207,7 +210,7 @@ async def test_a_blocked_loop_loses_its_lease_and_disturbs_no_other(url: str) ->
     assert not [event for event in free if isinstance(event, TermEnding)]
 
 
-async def test_the_name_passes_on_while_the_old_loop_is_blocked(url: str) -> None:
+async def test_the_name_passes_on_while_the_old_loop_is_blocked(url: str, short: float) -> None:
     successor = threading.Event()
 
     def succeed() -> None:
@@ -217,7 +220,7 @@ async def test_the_name_passes_on_while_the_old_loop_is_blocked(url: str) -> Non
     async with tenure.connect(url) as backend:
         thread = threading.Thread(target=succeed)
         with pytest.raises(tenure.TermLost):
-            async with backend.election("chair", ttl=SHORT).campaign():
+            async with backend.election("chair", ttl=short).campaign():
                 thread.start()
                 assert successor.wait(PATIENCE)  # blocks the loop
                 await asyncio.Event().wait()
@@ -344,7 +347,7 @@ def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
 
 
 def test_hooks_and_log_handlers_that_block_end_no_lease(url: str) -> None:
-    ttl = stretched(2.0)
+    ttl = stretched(0.75)
     called, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
 
     def hook(event: object) -> None:
@@ -445,14 +448,14 @@ def test_an_interrupt_that_meets_a_health_callback_ends_the_program(url: str) ->
         asyncio.run(main())
 
 
-def test_an_exit_in_a_callback_does_not_end_the_renewal_thread(url: str) -> None:
+def test_an_exit_in_a_callback_does_not_end_the_renewal_thread(url: str, short: float) -> None:
     def leave(*_: object) -> Any:
         raise SystemExit(1)
 
     with tenure.sync.connect(url, on_event=leave) as backend:
         with backend.election("chair", ttl=TTL).campaign() as term:
             term.check()
-        with pytest.raises(tenure.TermLost), backend.election("chair", ttl=SHORT, health=leave).campaign() as term:
+        with pytest.raises(tenure.TermLost), backend.election("chair", ttl=short, health=leave).campaign() as term:
             wait_until(lambda: term.remaining() == 0.0)
             term.check()
         wait_until(lambda: backend.election("chair").leader() is None)
@@ -474,7 +477,7 @@ def test_an_async_health_callback_for_threads_runs_on_a_thread(url: str) -> None
     assert "tenure-renewals" not in threads
 
 
-def test_a_health_callback_that_hangs_takes_one_thread_and_keeps_no_process_alive(url: str) -> None:
+def test_a_health_callback_that_hangs_takes_one_thread_and_keeps_no_process_alive(url: str, short: float) -> None:
     hanging, stop = threading.Event(), threading.Event()
     asked: list[threading.Thread] = []
     terms: list[int] = []
@@ -488,7 +491,7 @@ def test_a_health_callback_that_hangs_takes_one_thread_and_keeps_no_process_aliv
         term.lost.wait(PATIENCE)
 
     with tenure.sync.connect(url) as backend:
-        ill = backend.election("ill", ttl=SHORT, health=hangs)
+        ill = backend.election("ill", ttl=short, health=hangs)
         suffering = threading.Thread(target=lambda: ill.run(lead, again=True, stop=stop))
         suffering.start()
         wait_until(lambda: len(terms) > 2)

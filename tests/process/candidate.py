@@ -43,8 +43,6 @@ class Resource:
 
     def __init__(self, folder: Path) -> None:
         self._connection = sqlite3.connect(folder / "resource.db", isolation_level=None, timeout=10)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS deed (seq INTEGER PRIMARY KEY, token INTEGER NOT NULL)")
         self._fence = Fence(self._connection)
 
     def write(self, token: int) -> None:

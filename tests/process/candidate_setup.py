@@ -23,6 +23,10 @@ class CandidateSetup:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
+        with closing(sqlite3.connect(folder / "resource.db")) as connection:
+            # Not by the processes: of several that switch to WAL at once, SQLite refuses all but one, without a wait.
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("CREATE TABLE IF NOT EXISTS deed (seq INTEGER PRIMARY KEY, token INTEGER NOT NULL)")
 
     def start(self, mode: str = "good", **environment: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"stderr-{len(self.processes)}").open("wb") as errors:

@@ -10,6 +10,6 @@ from tests.durations import stretched
 @pytest.fixture
 def lock(monkeypatch: pytest.MonkeyPatch) -> float:
     """Return the seconds of a lock that is not lost while its process lives; processes find them in ``LOCK``."""
-    seconds = stretched(3.0)
+    seconds = stretched(1.5)
     monkeypatch.setenv("LOCK", str(seconds))
     return seconds

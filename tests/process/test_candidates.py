@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tenure._timing import Timing
 from tests.absent import skip_or_fail
-from tests.durations import PATIENCE
+from tests.durations import PATIENCE, stretched
+from tests.long import LONG
+from tests.process.candidate import PAUSE
 from tests.process.candidate_setup import HERE, CandidateSetup
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="needs signals and /proc")]
@@ -33,7 +36,7 @@ def test_killed_leaders_are_succeeded(setup: CandidateSetup) -> None:
     for _ in range(3):
         setup.start()
     setup.wait_for_newer(0)
-    for _ in range(5):
+    for _ in range(5 if LONG else 3):
         token = setup.newest()
         leader = next(pid for what, of, pid in setup.lines() if what == "act" and of == token)
         process = next(process for process in setup.processes if process.pid == leader)
@@ -102,8 +105,8 @@ def test_a_stepped_wall_clock_ends_no_term(setup: CandidateSetup, tmp_path: Path
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HERE / "wallclock.c", "-ldl"], check=True)
     steps = tmp_path / "step"
     steps.write_text("0")
-    # A lease so long that only the clock could end it.
-    environment = {"LD_PRELOAD": str(library), "WALL_STEP": str(steps), "CANDIDATE_TTL": "10"}
+    timing = Timing(stretched(2.0))  # a lease so long that only the clock could end it
+    environment = {"LD_PRELOAD": str(library), "WALL_STEP": str(steps), "CANDIDATE_TTL": str(timing.ttl)}
     shown = [sys.executable, "-c", "import time; print(time.time())"]
     steps.write_text("3600")
     stepped = subprocess.run(shown, env={**os.environ, **environment}, capture_output=True, check=True, text=True)
@@ -114,7 +117,7 @@ def test_a_stepped_wall_clock_ends_no_term(setup: CandidateSetup, tmp_path: Path
     setup.start(**environment)
     for step in (3600, -3600, 7200, 0):
         steps.write_text(str(step))
-        setup.wait_for_more(150)  # longer than the other's polling interval, and several renewals
+        setup.wait_for_more(round(1.1 * timing.retry_every / PAUSE))  # so that the other has asked meanwhile
     assert {(token, pid) for what, token, pid in setup.lines() if what == "act"} == {(1, leader.pid)}
     setup.check_order()
 

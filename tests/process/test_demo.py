@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests import warm
 from tests.durations import until, wait_until
 from tests.process_states import children_of, is_alive
 from tests.servers import Azurite, Etcd, Kubernetes, Nats, Postgres, Redis, ZooKeeper, url_of
@@ -217,13 +218,12 @@ async def test_no_process_outlives_a_killed_director(start: Start, stopped: bool
         (["--dashboard", "0.0.0.0:0"], 78, "a token is needed"),
     ],
 )
-def test_a_wrong_argument_gives_one_line(start: Start, arguments: list[str], code: int, says: str) -> None:
-    process = start(*arguments)
-    output, happened = process.communicate(timeout=LONG_ENOUGH)
-    assert process.returncode == code
-    assert output == ""
-    assert says in happened
-    assert happened.count("\n") == 1
+def test_a_wrong_argument_gives_one_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
+    ended = warm.run(["demo", "--input", folder, "--ttl", "1", "--json", *arguments])
+    assert ended.returncode == code
+    assert ended.stdout == ""
+    assert says in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_it_can_be_watched_in_a_browser_until_an_interrupt(start: Start) -> None:

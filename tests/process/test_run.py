@@ -20,6 +20,7 @@ import pytest
 import tenure.sync
 from tenure._queue.pump import BACKLOG_MAX
 from tenure.sync import Queue
+from tests import warm
 from tests.durations import PATIENCE, wait_until
 from tests.long import LONG
 from tests.process_states import is_alive
@@ -402,9 +403,7 @@ def test_processes_that_can_not_begin_end_it(start: Start, tmp_path: Path) -> No
     ],
 )
 def test_wrong_inputs(start: Start, tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tenure", "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = warm.run(["run", *arguments], cwd=tmp_path)
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
 
 

@@ -6,14 +6,16 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import tenure
 import tenure.sync
-from tests.durations import PATIENCE
-from tests.process.worker_setup import LONG, ONCE, SHORT, WorkerSetup
+from tests.durations import PATIENCE, stretched
+from tests.process.worker_setup import LONG, ONCE, WorkerSetup
 from tests.process_states import is_alive
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
@@ -28,48 +30,62 @@ def setup(tmp_path: Path) -> Iterator[WorkerSetup]:
         setup.close()
 
 
-def test_a_killed_worker_ends_its_command_and_its_message_is_delivered_again(setup: WorkerSetup) -> None:
+@pytest.fixture
+def short() -> str:
+    """A lock that is to run out, and must not do so while its worker runs."""
+    return f"{stretched(1.0):.3f}"
+
+
+def test_a_killed_worker_ends_its_command_and_its_message_is_delivered_again(setup: WorkerSetup, short: str) -> None:
     setup.send("one")
     script = f"echo $$ >> said; {ONCE} sleep 600"
-    worker = setup.work("--", "sh", "-c", script, lock=SHORT)
+    worker = setup.work("--", "sh", "-c", script, lock=short)
     setup.wait(setup.said)
     worker.kill()
     worker.wait()
     setup.wait(lambda: not is_alive(int(setup.said()[0])))
-    setup.work("--", "sh", "-c", script, lock=SHORT)
+    setup.work("--", "sh", "-c", script, lock=short)
     setup.wait(lambda: len(setup.said()) > 1)
     setup.wait(lambda: setup.stats() == tenure.Stats())
 
 
-@pytest.mark.parametrize("script", ["sleep 600", "trap '' TERM; sleep 600; sleep 600"])
 def test_the_command_of_a_stopped_worker_has_ended_before_its_message_is_delivered_again(
-    setup: WorkerSetup, script: str
+    tmp_path: Path, short: str
 ) -> None:
-    setup.send("one")
-    script = f"echo $$ >> said; {ONCE} {{ {script}; }}"
-    worker = setup.work("--", "sh", "-c", script, lock=SHORT)
-    setup.wait(setup.said)
-    setup.stop(worker)
-    with tenure.sync.connect(setup.url) as backend:
-        queue = backend.queue("orders")
-        setup.wait(lambda: queue.stats().locked == 0)  # claimable now
-        assert not any(map(is_alive, map(int, setup.said())))
-    os.kill(worker.pid, signal.SIGCONT)
-    setup.work("--", "sh", "-c", script, lock=SHORT)
-    setup.wait(lambda: setup.stats() == tenure.Stats())
+    def check(name: str, script: str) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        with closing(WorkerSetup(folder)) as setup:
+            setup.send("one")
+            script = f"echo $$ >> said; {ONCE} {{ {script}; }}"
+            worker = setup.work("--", "sh", "-c", script, lock=short)
+            setup.wait(setup.said)
+            setup.stop(worker)
+            with tenure.sync.connect(setup.url) as backend:
+                queue = backend.queue("orders")
+                setup.wait(lambda: queue.stats().locked == 0)  # claimable now
+                assert not any(map(is_alive, map(int, setup.said())))
+            os.kill(worker.pid, signal.SIGCONT)
+            setup.work("--", "sh", "-c", script, lock=short)
+            setup.wait(lambda: setup.stats() == tenure.Stats())
+
+    scripts = {"obedient": "sleep 600", "stubborn": "trap '' TERM; sleep 600; sleep 600"}
+    with ThreadPoolExecutor() as pool:  # side by side, as each waits for the end of a lock
+        list(pool.map(check, scripts, scripts.values()))
 
 
-def test_a_command_that_outlasts_many_renewals_goes_on(setup: WorkerSetup) -> None:
+def test_a_command_that_outlasts_many_renewals_goes_on(setup: WorkerSetup, short: str) -> None:
     setup.send("one")
-    worker = setup.work("--until-empty", "--", "sh", "-c", "sleep 6; echo $TENURE_DELIVERY_COUNT >> said", lock=SHORT)
+    script = f"sleep {1.5 * float(short):.3f}; echo $TENURE_DELIVERY_COUNT >> said"
+    worker = setup.work("--until-empty", "--", "sh", "-c", script, lock=short)
     assert worker.wait(PATIENCE) == 0
     assert setup.said() == ["1"]
     assert setup.stats() == tenure.Stats()
 
 
-def test_the_declared_lock_counts(setup: WorkerSetup) -> None:
+def test_the_declared_lock_counts(setup: WorkerSetup, short: str) -> None:
     with tenure.sync.connect(setup.url) as backend:
-        queue = backend.queue("orders", lock=float(SHORT))
+        queue = backend.queue("orders", lock=min(float(short), 12.0))
         queue.send(b"one")
         worker = setup.work("--", "sh", "-c", "echo $$ >> said; sleep 600", lock="")
         setup.wait(setup.said)
@@ -96,17 +112,17 @@ def test_a_killed_guard_ends_its_own_command_and_no_other(setup: WorkerSetup) ->
     )
 
 
-def test_the_command_of_a_stopped_worker_has_ended_before_its_session_is_free(setup: WorkerSetup) -> None:
+def test_the_command_of_a_stopped_worker_has_ended_before_its_session_is_free(setup: WorkerSetup, short: str) -> None:
     with tenure.sync.connect(setup.url) as backend:
         backend.queue("orders").send(b"one", session="a")
-        worker = setup.work("--sessions", "--", "sh", "-c", "echo $$ >> said; sleep 600", lock=SHORT)
+        worker = setup.work("--sessions", "--", "sh", "-c", "echo $$ >> said; sleep 600", lock=short)
         setup.wait(setup.said)
         setup.stop(worker)
         queue = backend.queue("orders")
         queue.declare(lock=float(LONG))
         with queue.session("a", wait=PATIENCE) as session:
             assert not any(map(is_alive, map(int, setup.said())))
-            assert float(SHORT) < session.remaining() < float(LONG)
+            assert float(short) < session.remaining() < float(LONG)
             [message] = session.receive()
             message.complete()
         os.kill(worker.pid, signal.SIGCONT)

@@ -13,7 +13,7 @@ from tests import warm
 from tests.durations import wait_until
 from tests.process_states import stop
 
-LONG, SHORT = "120", "4"
+LONG = "120"
 
 ONCE = "[ $(wc -l < said) -gt 1 ] ||"
 """A shell prefix: only the first command that has written its line runs the rest."""

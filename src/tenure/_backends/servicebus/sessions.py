@@ -88,17 +88,17 @@ class Sessions:
                 del self._ready[queue]
                 await self._namespace.end_session(link)
 
-    async def accept(self, queue: str, name: str | None, wait: float = WAIT) -> SessionLock | NoSession:
+    async def accept(self, queue: str, name: str | None) -> SessionLock | NoSession:
         """Lock a session: the one called *name*, or the next that is free."""
         try:
-            return await self._accept(queue, name, wait)
+            return await self._accept(queue, name)
         except Refused as refused:
             if refused.condition != NOT_FOUND:
                 raise
             self._places.forget(queue)
-            return await self._accept(queue, name, wait)
+            return await self._accept(queue, name)
 
-    async def _accept(self, queue: str, name: str | None, wait: float) -> SessionLock | NoSession:
+    async def _accept(self, queue: str, name: str | None) -> SessionLock | NoSession:
         path = await self._places.path_of(queue, sessions=True)
         ready = self._ready.pop(queue, None)
         if ready is not None:
@@ -107,7 +107,7 @@ class Sessions:
             await self._namespace.end_session(ready)
             ready = None
         try:
-            link = ready or await self._namespace.session(path, name, wait)
+            link = ready or await self._namespace.session(path, name, WAIT)
         except Refused as refused:
             if refused.condition in NO_SESSION:
                 return NoSession()
