@@ -246,11 +246,11 @@ class StrainedRabbitQueues(RabbitQueueHarness):
     @asynccontextmanager
     async def full(self) -> AsyncIterator[None]:
         alarm = "{resource_limit, memory, node()}"
-        await asyncio.to_thread(self._server.ctl, "eval", f"rabbit_alarm:set_alarm({{{alarm}, []}}).")
+        await asyncio.to_thread(self._server.evaluate, f"rabbit_alarm:set_alarm({{{alarm}, []}})")
         try:
             yield
         finally:
-            await asyncio.to_thread(self._server.ctl, "eval", f"rabbit_alarm:clear_alarm({alarm}).")
+            await asyncio.to_thread(self._server.evaluate, f"rabbit_alarm:clear_alarm({alarm})")
 
     @asynccontextmanager
     async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:

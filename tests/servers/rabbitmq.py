@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -9,11 +10,13 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
 from tests.servers.certificates import Authority
-from tests.servers.process import Server, _family, free_port, release
+from tests.servers.process import _family, free_port, release
+from tests.servers.turned_process import TurnedServer
 
 PROGRAM = "TENURE_TEST_RABBITMQ"
 """In the environment: the folder of the programs to start instead of the installed ones, to try another version."""
@@ -22,9 +25,11 @@ PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 """Debian's own; those on the path run as another user, in the folders of the service."""
 
 VHOST = "%2F"
+ROOT, ALL, US = '<<"/">>', '<<".*">>', '<<"test">>'
+"""The virtual host, the names of everything, and who asks for it, as Erlang writes them."""
 
 
-class RabbitMQ(Server):
+class RabbitMQ(TurnedServer):
     """A RabbitMQ.
 
     Args:
@@ -50,6 +55,7 @@ class RabbitMQ(Server):
         self.epmd_port = free_port()
         self.distribution_port = free_port()
         self.management_port = free_port()
+        self._cookie = secrets.token_hex(16)
         if authority:
             self._own = authority.issue(self.folder)
 
@@ -60,7 +66,7 @@ class RabbitMQ(Server):
         return "" if (programs() / "rabbitmq-server").is_file() else "RabbitMQ is not installed"
 
     def prepare(self) -> None:
-        self.write(".erlang.cookie", secrets.token_hex(16), 0o400)
+        self.write(".erlang.cookie", self._cookie, 0o400)
         self.write("enabled_plugins", f"[{','.join(self.plugins)}].")
         listener = "listeners.ssl" if self.authority else "listeners.tcp"
         lines = [
@@ -112,6 +118,15 @@ class RabbitMQ(Server):
     def ready(self) -> bool:
         return bool(self.answers(b"AMQP\x00\x00\x09\x01")) if not self.authority else self.answers(b"") is not None
 
+    @property
+    def clock_pid(self) -> int:
+        """Erlang's process: the server begins with a script of the shell."""
+        return next(pid for pid in _family(self.pid) if Path(f"/proc/{pid}/comm").read_text().startswith("beam"))
+
+    def turn(self, seconds: float) -> None:
+        super().turn(seconds)
+        self.answers(b"")  # Erlang may sleep until the next of its timers: wake it, so that it looks at its clocks
+
     def stop(self) -> None:
         family = _family(self.pid) if self.runs else []
         super().stop()
@@ -137,26 +152,55 @@ class RabbitMQ(Server):
         options = f"?ca={quote(str(self.authority.certificate))}" if self.authority else ""
         return self.address + options
 
-    def ctl(self, *arguments: str) -> str:
-        """Run ``rabbitmqctl``, and return its output.
+    def evaluate(self, expression: str) -> str:
+        """Let the server evaluate an *expression* of Erlang, and return the result.
 
-        It takes some seconds: beside a connection, run it in a thread, or its heartbeats are late.
+        ``rabbitmqctl`` is a program of Erlang, too: on a busy machine, it takes most of a minute.
         """
         done = subprocess.run(
-            [str(programs() / "rabbitmqctl"), "--quiet", "-n", self.env["RABBITMQ_NODENAME"], *arguments],
+            ["erl_call", "-c", self._cookie, "-n", self.env["RABBITMQ_NODENAME"], "-e"],
             cwd=self.folder,
-            env={**os.environ, **self.env},
-            stdin=subprocess.DEVNULL,
+            env={**os.environ, **self.env, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{erlang()}"},
+            input=f"{expression}.\n",
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
-        if done.returncode:
-            raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed:\n{done.stdout[-2_000:]}")
-        return done.stdout
+        found = done.stdout.strip()
+        if done.returncode or not found.startswith("{ok, ") or "badrpc" in found:
+            raise RuntimeError(f"RabbitMQ could not evaluate {expression}:\n{found[-2_000:]}")
+        return found.removeprefix("{ok, ").removesuffix("}")
+
+    def permit(self, user: str) -> None:
+        """Give a *user* every right, as it is at first."""
+        self.evaluate(f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, {ROOT}, {ALL}, {ALL}, {ALL}, {US})')
+
+    def forbid(self, user: str) -> None:
+        """Take away every right of a *user*; connections remember theirs."""
+        self.evaluate(f'rabbit_auth_backend_internal:clear_permissions(<<"{user}">>, {ROOT}, {US})')
+
+    def close_connections(self, reason: str) -> None:
+        """Close all connections of clients."""
+        self.evaluate(f'rabbit_networking:close_connections(rabbit_networking:connections(), "{reason}")')
+
+    def set_policy(self, name: str, pattern: str, definition: str) -> None:
+        """Let a policy hold for the queues whose names match *pattern*; the *definition* is in JSON."""
+        given = ", ".join(f"<<{json.dumps(text)}>>" for text in (name, pattern, definition, "0", "queues"))
+        self.evaluate(f"rabbit_policy:parse_set({ROOT}, {given}, {US})")
+
+    def clear_policy(self, name: str) -> None:
+        self.evaluate(f'rabbit_policy:delete({ROOT}, <<"{name}">>, {US})')
 
 
 def programs() -> Path:
     """Return the folder of RabbitMQ's programs."""
     return Path(os.environ.get(PROGRAM, PROGRAMS))
+
+
+@cache
+def erlang() -> Path:
+    """Return the folder of Erlang's own programs, beside the one that ``erl`` starts."""
+    told = ["erl", "-noshell", "-eval", 'io:format("~s", [code:root_dir()]), halt().']
+    root = Path(subprocess.run(told, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return next(path.parent for path in sorted(root.glob("erts-*/bin/erl_call")))

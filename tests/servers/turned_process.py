@@ -121,6 +121,11 @@ class TurnedServer(Server):
         """The seconds by which its clocks are ahead of the true time."""
         self._clocks: TurnedProcess | None = None
 
+    @property
+    def clock_pid(self) -> int:
+        """The process that reads the clocks."""
+        return self.pid
+
     def launch(self) -> None:
         self._clocks = None
         super().launch()
@@ -136,7 +141,7 @@ class TurnedServer(Server):
     def turn(self, seconds: float) -> None:
         """Put its clocks forward: wall clock, timers and all. Only where ``CAN_TURN``."""
         if self._clocks is None:
-            self._clocks = TurnedProcess(self.pid)
+            self._clocks = TurnedProcess(self.clock_pid)
         self._clocks.turn(seconds)
         self.ahead += seconds
 

@@ -45,6 +45,7 @@ from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import RabbitMQ, private, shared, url_of
+from tests.servers.rabbitmq import US
 from tests.stores.rabbitmq.opened import complete, opened, received, until_found
 
 
@@ -301,9 +302,8 @@ async def test_a_message_is_published_again_after_a_refusal_and_a_deletion(
 async def test_a_full_queue_refuses_messages_at_once(own: RabbitMQ, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(own.url) as [broker]:
         await broker.send(name, [Outgoing(b"a")])
-        await asyncio.to_thread(
-            own.ctl, "set_policy", name, f"^{name}$", '{"max-length": 1, "overflow": "reject-publish"}'
-        )
+        limit = '{"max-length": 1, "overflow": "reject-publish"}'
+        await asyncio.to_thread(own.set_policy, name, f"^{name}$", limit)
 
         async def is_refused() -> bool:
             refusals = await asyncio.gather(broker.send(name, [Outgoing(b"a")]), return_exceptions=True)
@@ -688,8 +688,8 @@ async def test_the_server_says_what_has_expired(name: str) -> None:
 
 async def test_a_copy_of_another_users_message_is_accepted(own: RabbitMQ, name: str) -> None:
     """The server refuses a message whose ``user_id`` is not that of the login, and closes the channel."""
-    own.ctl("add_user", "bob", "bob")
-    own.ctl("set_permissions", "bob", ".*", ".*", ".*")
+    own.evaluate(f'rabbit_auth_backend_internal:add_user(<<"bob">>, <<"bob">>, {US})')
+    own.permit("bob")
     async with opened(own.url.replace("guest:guest", "bob:bob")) as [broker]:
         await broker.declare(name, {})
         await publish(own.address, name, aio_pika.Message(b"a", user_id="guest"))
@@ -765,7 +765,7 @@ async def test_an_error_tells_of_a_message_that_the_driver_can_not_read(own: Rab
 
 
 async def test_a_limit_of_deliveries_loses_neither_dead_letters_nor_settings(own: RabbitMQ, name: str) -> None:
-    own.ctl("set_policy", "limit", ".*", '{"delivery-limit": 2}', "--apply-to", "queues")
+    own.set_policy("limit", ".*", '{"delivery-limit": 2}')
     try:
         async with opened(own.url) as [broker]:
             await broker.declare(name, {"max_deliveries": 7})
@@ -779,7 +779,7 @@ async def test_a_limit_of_deliveries_loses_neither_dead_letters_nor_settings(own
                 assert await broker.settle(settled(Abandon(), got)) == [Settled()]
                 assert (await broker.settings(name)).max_deliveries == 7
     finally:
-        own.ctl("clear_policy", "limit")
+        own.clear_policy("limit")
 
 
 # --- records ---

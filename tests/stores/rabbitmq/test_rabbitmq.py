@@ -620,7 +620,7 @@ async def test_no_lock_is_renewed_beyond_the_servers_limit(name: str) -> None:
 async def test_the_servers_own_limit_is_learned(name: str) -> None:
     """A message that is held for longer costs its channel, once."""
     with private(RabbitMQ, options=(("consumer_timeout", "3000"),)) as server:
-        server.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 1000).")  # it looks once a minute else
+        server.evaluate("application:set_env(rabbit, channel_tick_interval, 1000)")  # it looks once a minute else
         backend = rabbitmq.open(Url.parse(server.url))
         broker = backend.broker
         try:

@@ -1,7 +1,7 @@
 """Queues in RabbitMQ, under the suites, and with faults.
 
 A delivery is locked by this process's clock, which stands still but for the time that a test lets pass. Delays and the
-expiry of messages are the server's; a test that has begun one waits in real time.
+expiry of messages are the server's: for a test that has begun one, the server's clocks are turned, too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold
 from tests.clocks import ring_alarms
 from tests.durations import ANSWERED_WITHIN
 from tests.servers import RabbitMQ, shared
+from tests.servers.turned_process import CAN_TURN
 from tests.stores.rabbitmq.opened import ended_locks
 
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -66,10 +67,10 @@ def _is_timed(value: object) -> bool:
 class RabbitQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
-    lock = 3.0
+    lock = 20.0 if CAN_TURN else 3.0
     backlog = 300
     any_client_settles = False
-    long = 2.0
+    long = QueueHarness.long if CAN_TURN else 2.0
     is_exact = True
     options: ClassVar[Sequence[tuple[str, str]]] = ()
     """The server's options; other options start another server."""
@@ -111,11 +112,13 @@ class RabbitQueueHarness(QueueHarness):
         self._is_server_timing = True
 
     async def pass_time(self, seconds: float) -> None:
-        """Turn this process's clocks; let real time pass, too, if the server measures any in this test."""
-        if self._is_server_timing:
+        """Turn this process's clocks, and the server's, too, if it measures any time in this test."""
+        if self._is_server_timing and not CAN_TURN:
             await asyncio.sleep(seconds)
         else:
             self._turn_wall_clock(seconds)
+        if self._is_server_timing and CAN_TURN:
+            await asyncio.to_thread(self._server.turn, seconds)
         self._clock.advance(seconds)
         ring_alarms(self._clock)
         for backend in self._backends:
@@ -167,12 +170,12 @@ class FaultyRabbitHarness(RabbitQueueHarness):
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
         """Take away access to the virtual host, and close the connections: they remember their rights."""
-        await asyncio.to_thread(self._server.ctl, "clear_permissions", "guest")
-        await asyncio.to_thread(self._server.ctl, "close_all_connections", "revoked by the test")
+        await asyncio.to_thread(self._server.forbid, "guest")
+        await asyncio.to_thread(self._server.close_connections, "revoked by the test")
         try:
             yield
         finally:
-            await asyncio.to_thread(self._server.ctl, "set_permissions", "guest", ".*", ".*", ".*")
+            await asyncio.to_thread(self._server.permit, "guest")
 
     async def restart(self) -> None:
         """Kill the server, and start it again with its data."""
