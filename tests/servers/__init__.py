@@ -32,7 +32,7 @@ from tests.servers.process import Server, free_port
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.redis import Redis
 from tests.servers.servicebus import ServiceBus
-from tests.servers.sharing import NO_SERVERS, private, shared, url_of
+from tests.servers.sharing import NO_SERVERS, patient, private, shared, url_of
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperEnsemble
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "ZooKeeper",
     "ZooKeeperEnsemble",
     "free_port",
+    "patient",
     "private",
     "shared",
     "url_of",

@@ -71,6 +71,7 @@ class Azurite:
     scheme: ClassVar[str] = AzuritePart.scheme
 
     def __init__(self, *, speed: float = 1.0, turnable: bool = False) -> None:
+        self.speed = speed
         self.blob = AzuritePart("blob", speed, turnable)
         self.queue = AzuritePart("queue", speed, turnable)
 

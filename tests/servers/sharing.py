@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import pytest
 
 from tests.absent import skip_or_fail
+from tests.durations import ANSWERED_WITHIN
 
 NO_SERVERS = "TENURE_TEST_NO_SERVERS"
 """Set in the environment of ``make quick``, whose tests start none."""
@@ -50,6 +52,16 @@ _running: dict[tuple[type[Any], tuple[str, ...]], Any] = {}
 def url_of(kind: type[S]) -> str:
     """Return the URL of a shared server of this *kind*: the one given by the environment, or this process's."""
     return os.environ.get(f"TENURE_TEST_{kind.scheme.upper()}_URL") or shared(kind).url
+
+
+def patient(url: str) -> str:
+    """Return the *url* of a store with a time limit for answers that a busy machine keeps, unless it has one.
+
+    A connection that is lost or refused is noticed at once; only a server that is silent is waited for longer.
+    """
+    if re.search(r"[?&]timeout=", url):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}timeout={ANSWERED_WITHIN:g}"
 
 
 def shared(kind: type[S], **options: Any) -> S:

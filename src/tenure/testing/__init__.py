@@ -86,13 +86,13 @@ def connect_here(
 
 
 async def until(
-    condition: Callable[[], object | Awaitable[object]], *, within: float = 10.0, what: str = "the condition"
+    condition: Callable[[], object | Awaitable[object]], *, within: float = 60.0, what: str = "the condition"
 ) -> None:
     """Return as soon as *condition* holds, in the time of the running loop: real, or virtual.
 
     Args:
         condition: Checked every few milliseconds; may be a coroutine function.
-        within: The longest time to wait, in seconds.
+        within: The longest time to wait, in seconds; long, as a busy machine does everything late.
         what: The condition as text, for the error message.
 
     Raises:

@@ -1,6 +1,6 @@
-"""A process with fifty candidates on an Azurite whose clock runs ten times faster, and on a loop that does, too.
+"""A process with fifty candidates on an Azurite whose clock runs some times faster, and on a loop that does, too.
 
-Started as ``python azure_candidate.py URL FOLDER NAMES``. The acts of its leaders after a successful ``term.check()``
+Started as ``python candidate.py URL FOLDER NAMES SPEED``. The acts of its leaders after a successful ``term.check()``
 are in the file ``acts`` of FOLDER, in true order over all processes; what they write goes through a fence, in
 ``resource.db``.
 """
@@ -22,14 +22,14 @@ from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.backends.sqlite import Fence
 
-SPEED = 10.0
+SPEED = float(sys.argv[4])
 TTL = 60.0
 PAUSE = 5.0
 PAUSE_MAX = 0.1  # real seconds between a check and its act; on a busy machine it may be longer than a margin
 
 
 class FastSelector(selectors.DefaultSelector):
-    """Waits for a tenth of the requested time."""
+    """Waits for a fraction of the requested time."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(timeout / SPEED if timeout else timeout)
@@ -41,7 +41,7 @@ class FastClock:
 
 
 class FastLoop(asyncio.SelectorEventLoop):
-    """A loop on which time, also for the driver's timeouts, runs ten times faster."""
+    """A loop on which time, also for the driver's timeouts, runs faster."""
 
     def __init__(self) -> None:
         super().__init__(FastSelector())
@@ -56,11 +56,7 @@ class ActLog:
     def __init__(self, folder: Path) -> None:
         self._acts = os.open(folder / "acts", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._connection = sqlite3.connect(folder / "resource.db", isolation_level=None, timeout=30)
-        self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=OFF")
-        self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS deed (seq INTEGER PRIMARY KEY, name TEXT NOT NULL, token INTEGER NOT NULL)"
-        )
         self._fence = Fence(self._connection)
 
     def note(self, what: str, name: str, token: int) -> None:

@@ -36,13 +36,13 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.testing import until
 from tenure.testing._conformance.leases.faults import Candidates
-from tests.servers import Azurite, shared, url_of
+from tests.servers import Azurite, patient, shared, url_of
 from tests.servers.gate import HttpGate
 
 
 @asynccontextmanager
 async def opened(options: str = "") -> AsyncIterator[azure_storage.AzureBackend]:
-    backend = azure_storage.open(Url.parse(url_of(Azurite) + options))
+    backend = azure_storage.open(Url.parse(patient(url_of(Azurite) + options)))
     try:
         yield backend
     finally:
@@ -84,7 +84,7 @@ async def test_an_idle_consumer_gets_a_dead_consumers_message_soon_after_its_loc
     def handle(message: tenure.Message) -> None:
         received_at.append(time.monotonic())
 
-    async with opened() as dead, tenure.connect(url_of(Azurite)) as backend:
+    async with opened() as dead, tenure.connect(patient(url_of(Azurite))) as backend:
         queue = backend.queue("from-the-dead", lock=lock)
         await queue.send(b"a")
         locked = time.monotonic()
@@ -106,7 +106,7 @@ def native(name: str) -> QueueClient:
 @pytest.mark.parametrize("text", ["data.[]", 'data."x"', 'data.{"ttl": "soon"}', 'data.{"history": [[1]]}'])
 async def test_a_text_that_looks_like_ours_is_a_message(text: str) -> None:
     got: list[bytes] = []
-    async with tenure.connect(url_of(Azurite)) as backend:
+    async with tenure.connect(patient(url_of(Azurite))) as backend:
         queue = backend.queue(f"looks-like-ours-{text}")
         await queue.send(b"warm up")
         with native(queue_of(queue.name)) as client:
@@ -130,7 +130,7 @@ async def test_a_text_too_long_for_properties_delays_no_other_message(text: str)
             got.append(message.delivery_count)
             raise ValueError("too much")
 
-    async with tenure.connect(url_of(Azurite)) as backend:
+    async with tenure.connect(patient(url_of(Azurite))) as backend:
         queue = backend.queue(f"too-long-{sha1(text.encode()).hexdigest()[:8]}", max_deliveries=3)
         await queue.send(b"warm up")
         with native(queue_of(queue.name)) as client:
@@ -158,7 +158,7 @@ async def test_a_text_too_long_for_properties_delays_no_other_message(text: str)
 
 @pytest.mark.parametrize("text", LONG)
 async def test_a_claim_that_finds_a_long_text_dead_receives_the_others(text: str) -> None:
-    async with tenure.connect(url_of(Azurite)) as backend:
+    async with tenure.connect(patient(url_of(Azurite))) as backend:
         queue = backend.queue(f"found-dead-{sha1(text.encode()).hexdigest()[:8]}", max_deliveries=1)
         await queue.send(b"warm up")
         [message] = await queue.receive()
@@ -319,7 +319,10 @@ async def test_a_consumer_continues_beside_a_verdict_that_hangs(monkeypatch: pyt
         if message.body == b"bad":
             raise tenure.Reject("hangs")
 
-    async with silent_dead(monkeypatch) as answers, tenure.connect(url_of(Azurite), on_event=events.append) as backend:
+    async with (
+        silent_dead(monkeypatch) as answers,
+        tenure.connect(patient(url_of(Azurite)), on_event=events.append) as backend,
+    ):
         queue = backend.queue("beside-a-hanging-verdict", lock=10.0)
         await queue.send_batch([tenure.Outgoing(body) for body in (b"bad", b"good", b"good")])
         consuming = asyncio.ensure_future(queue.consume(work, poll_every=0.1))

@@ -22,7 +22,7 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy, late
 from tests.explained import facts_by_name
-from tests.servers import Etcd, private, shared
+from tests.servers import Etcd, patient, private, shared
 from tests.servers.etcd import end_of, from_base64, in_base64
 
 TTL = 10.0
@@ -32,7 +32,7 @@ Call = Callable[..., Awaitable[Reply]]
 
 @asynccontextmanager
 async def opened(url: str, options: str = "") -> AsyncIterator[etcd.EtcdBackend]:
-    backend = etcd.open(Url.parse(f"{url}?{options}" if options else url))
+    backend = etcd.open(Url.parse(patient(f"{url}?{options}" if options else url)))
     try:
         yield backend
     finally:

@@ -24,7 +24,7 @@ from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
 from tests.explained import facts_by_name
-from tests.servers import Kubernetes, private, shared
+from tests.servers import Kubernetes, patient, private, shared
 from tests.servers.kubernetes import lease_path
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ def _clock() -> TurnedClock:
 
 @asynccontextmanager
 async def opened(url: str, clock: TurnedClock | None = None) -> AsyncIterator[kubernetes.KubernetesBackend]:
-    backend = kubernetes.open(Url.parse(url), clock=clock)
+    backend = kubernetes.open(Url.parse(patient(url)), clock=clock)
     try:
         yield backend
     finally:

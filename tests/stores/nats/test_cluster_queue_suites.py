@@ -33,7 +33,7 @@ from tests.stores.nats.test_queue_suites import PATIENCE, NatsQueueHarness, Way
 
 
 class NatsClusterQueueHarness(NatsQueueHarness):
-    lock = 6.0 if CAN_TURN else 3.0  # clocks of a cluster are turned in steps
+    lock = 15.0 if CAN_TURN else 3.0  # clocks of a cluster are turned in steps
     faults = NatsQueueHarness.faults - {"hold"}  # so short a lock may be over on a busy machine
     backlog = 60  # of which each message is written several times, one after another
     patience: ClassVar[float] = PATIENCE
@@ -67,7 +67,7 @@ class KilledNatsClusterQueueHarness(NatsClusterQueueHarness):
     """One server after another is killed."""
 
     faults = frozenset({"restart"})
-    lock = 12.0 if CAN_TURN else 4.0  # a delay of some of them outlasts a restart
+    lock = 15.0 if CAN_TURN else 4.0  # a delay of some of them outlasts a restart
 
     async def restart(self) -> None:
         """Kill the server that the newest client uses, and restart it when the others have a leader."""

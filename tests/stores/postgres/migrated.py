@@ -11,7 +11,7 @@ import asyncpg
 
 from tenure._backends import postgres
 from tenure._url import Url
-from tests.servers import Postgres
+from tests.servers import Postgres, patient
 
 Native: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -31,7 +31,7 @@ _servers: WeakSet[Postgres] = WeakSet()
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[postgres.PostgresBackend]:
     """Yield a backend, which is closed at the end."""
-    backend = postgres.open(Url.parse(url))
+    backend = postgres.open(Url.parse(patient(url)))
     try:
         yield backend
     finally:

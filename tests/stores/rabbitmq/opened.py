@@ -13,12 +13,13 @@ from tenure._queue.verdicts import COMPLETE, LAPSED, Settled, Settlement
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until
+from tests.servers import patient
 
 
 @asynccontextmanager
 async def opened(*urls: str) -> AsyncIterator[list[Any]]:
     """Yield a broker for each of *urls*: processes of their own, as far as the server knows."""
-    backends = [rabbitmq.open(Url.parse(url)) for url in urls]
+    backends = [rabbitmq.open(Url.parse(patient(url))) for url in urls]
     try:
         yield [one.broker for one in backends]
     finally:

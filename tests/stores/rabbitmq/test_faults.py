@@ -44,7 +44,7 @@ from tenure._queue.verdicts import (
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
-from tests.servers import RabbitMQ, private, shared, url_of
+from tests.servers import RabbitMQ, patient, private, shared, url_of
 from tests.servers.rabbitmq import US
 from tests.stores.rabbitmq.opened import complete, opened, received, until_found
 
@@ -128,7 +128,7 @@ async def test_until_empty_waits_for_a_retry_that_the_server_brings_late(
         if message.delivery_count == 1:
             raise ValueError
 
-    async with tenure.connect(url_of(RabbitMQ)) as backend:
+    async with tenure.connect(patient(url_of(RabbitMQ))) as backend:
         queue = backend.queue(name)
         await queue.send(b"a")
         async with asyncio.timeout(10.0):

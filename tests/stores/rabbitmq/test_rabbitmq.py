@@ -41,7 +41,8 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing.faultproxy import FaultProxy
 from tests.durations import ANSWERED_WITHIN, until
-from tests.servers import Authority, RabbitMQ, free_port, private, shared, url_of
+from tests.servers import Authority, RabbitMQ, free_port, patient, private, shared, url_of
+from tests.servers.turned_process import CAN_TURN
 from tests.stores.rabbitmq.opened import gotten, is_lost, received, until_found
 
 
@@ -52,7 +53,7 @@ def name() -> str:
 
 @pytest.fixture
 async def backend() -> AsyncIterator[tenure.Backend]:
-    async with tenure.connect(f"{url_of(RabbitMQ)}?timeout={ANSWERED_WITHIN}") as backend:
+    async with tenure.connect(patient(url_of(RabbitMQ))) as backend:
         yield backend
 
 
@@ -384,7 +385,7 @@ async def test_a_native_crash_counts(backend: tenure.Backend, name: str) -> None
 
 async def test_a_request_that_is_given_up_costs_no_lock(name: str) -> None:
     """aiormq closes a channel on which a request is cancelled: none is."""
-    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    backend = rabbitmq.open(Url.parse(patient(url_of(RabbitMQ))))
     broker = backend.broker
     try:
         await broker.send(name, [Outgoing(b"held"), *(Outgoing(b"other") for _ in range(20))])
@@ -414,7 +415,7 @@ async def test_a_request_that_is_given_up_costs_no_lock(name: str) -> None:
 )
 async def test_a_verdict_that_is_given_up_leaves_one_copy(name: str, verdict: Verdict) -> None:
     """It has two steps, and goes on; so the same verdict once more is no second one."""
-    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    backend = rabbitmq.open(Url.parse(patient(url_of(RabbitMQ))))
     broker = backend.broker
     try:
         for steps in (*range(1, 16), 20, 25, 30, 40, 60):
@@ -437,7 +438,7 @@ async def test_a_verdict_that_is_given_up_leaves_one_copy(name: str, verdict: Ve
 
 async def test_messages_of_one_id_are_all_kept(name: str) -> None:
     """The driver tells by the id which message came back, as there was no queue of that name."""
-    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    backend = rabbitmq.open(Url.parse(patient(url_of(RabbitMQ))))
     broker = backend.broker
     try:
         await broker.send(name, [Outgoing(b"%d" % number, id="same") for number in range(20)])
@@ -450,7 +451,7 @@ async def test_messages_of_one_id_are_all_kept(name: str) -> None:
 
 async def test_an_acknowledgement_of_several_includes_none_that_comes_late(name: str) -> None:
     """The answer to a get may be overtaken by what comes to a consumer, though it has the lower number."""
-    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    backend = rabbitmq.open(Url.parse(patient(url_of(RabbitMQ))))
     try:
         await backend.broker.send(name, [Outgoing(b"%d" % number) for number in range(4)])
         raw = await backend._client.receiving()
@@ -478,7 +479,7 @@ async def test_an_acknowledgement_of_several_includes_none_that_comes_late(name:
 
 
 async def test_a_message_that_the_driver_drops_is_delivered_again(name: str) -> None:
-    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    backend = rabbitmq.open(Url.parse(patient(url_of(RabbitMQ))))
     try:
         await backend.broker.send(name, [Outgoing(b"dropped"), Outgoing(b"kept")])
         raw = await backend._client.receiving()
@@ -504,7 +505,7 @@ async def test_a_silent_server_is_given_up_before_it_gives_the_lock_to_another(n
     heartbeat = 2
     async with FaultProxy("127.0.0.1", shared(RabbitMQ).port) as proxy:
         backend = rabbitmq.open(Url.parse(f"amqp://{proxy.host}:{proxy.port}/?heartbeat={heartbeat}&timeout=3"))
-        other = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+        other = rabbitmq.open(Url.parse(patient(url_of(RabbitMQ))))
         try:
             await backend.broker.send(name, [Outgoing(b"a")])
             [got] = (await backend.broker.receive(name, 1, 60.0)).deliveries
@@ -575,7 +576,7 @@ async def test_a_lost_connection_is_a_lost_lock_and_cancels_the_handler(name: st
 
 async def test_a_buffer_is_given_back_uncounted(name: str) -> None:
     """A process that listens, but doesn't ask, keeps what came to it for a second only."""
-    brokers = [rabbitmq.open(Url.parse(url_of(RabbitMQ))) for _ in range(2)]
+    brokers = [rabbitmq.open(Url.parse(patient(url_of(RabbitMQ)))) for _ in range(2)]
     busy, idle = (one.broker for one in brokers)
     try:
         await busy.send(name, [Outgoing(b"first")])
@@ -626,6 +627,8 @@ async def test_the_servers_own_limit_is_learned(name: str) -> None:
         try:
             await broker.send(name, [Outgoing(b"a")])
             [got] = (await broker.receive(name, 1, 60.0)).deliveries
+            if CAN_TURN:
+                await asyncio.to_thread(server.turn, 3.0)
             await until(lambda: is_lost(broker, got))
             with pytest.raises(ConfigError, match=r"consumer_timeout \(3 s\)"):
                 await broker.receive(name, 1, 60.0)
@@ -771,7 +774,7 @@ def test_any_other_name_gets_one_of_its_own(queue: str) -> None:
 
 async def test_many_processes_change_the_records_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LOCK_MAX", 2 * ANSWERED_WITHIN)  # nobody dies here with the lock
-    url = Url.parse(f"{url_of(RabbitMQ)}?timeout={ANSWERED_WITHIN}")
+    url = Url.parse(patient(url_of(RabbitMQ)))
     backends = [rabbitmq.open(url) for _ in range(6)]
     try:
         await asyncio.gather(
@@ -791,7 +794,7 @@ async def test_many_processes_change_the_records_at_once(name: str, monkeypatch:
 
 async def test_facts_that_are_too_long_are_shortened(name: str) -> None:
     """All properties of a message must fit into a frame: then the history is."""
-    backend = rabbitmq.open(Url.parse(url_of(RabbitMQ)))
+    backend = rabbitmq.open(Url.parse(patient(url_of(RabbitMQ))))
     broker = backend.broker
     try:
         await broker.declare(name, {"max_deliveries": 60})

@@ -67,7 +67,7 @@ def _is_timed(value: object) -> bool:
 class RabbitQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
-    lock = 20.0 if CAN_TURN else 3.0
+    lock = 25.6 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
     backlog = 300
     any_client_settles = False
     long = QueueHarness.long if CAN_TURN else 2.0

@@ -20,7 +20,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tests.explained import facts_by_name
-from tests.servers import Redis, private, shared, url_of
+from tests.servers import Redis, patient, private, shared, url_of
 from tests.servers.redis_cluster import RedisCluster, client_of
 
 TTL = 600.0  # no test takes as long, also one that waits for a node to come back
@@ -40,7 +40,7 @@ def own() -> Iterator[RedisCluster]:
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[redis.RedisBackend]:
-    backend = redis.open(Url.parse(url))
+    backend = redis.open(Url.parse(patient(url)))
     try:
         yield backend
     finally:

@@ -31,14 +31,14 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.explained import facts_by_name
-from tests.servers import Authority, Redis, private, shared, url_of
+from tests.servers import Authority, Redis, patient, private, shared, url_of
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
 
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[redis.RedisBackend]:
-    backend = redis.open(Url.parse(url))
+    backend = redis.open(Url.parse(patient(url)))
     try:
         yield backend
     finally:

@@ -19,6 +19,7 @@ from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
+from tests.durations import stretched
 from tests.servers import Authority, Redis, free_port, private, shared
 from tests.servers.redis_sentinel import Sentinel
 
@@ -72,7 +73,7 @@ async def test_after_a_failover_requests_go_to_the_new_primary(speech: str) -> N
                 # The first of them is not there.
                 places = f"127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}"
                 scheme, _, _ = sentinel.url.partition(":")
-                url = f"{scheme}://:{SECRET}@{places}/mymaster?timeout=2{trusted}"
+                url = f"{scheme}://:{SECRET}@{places}/mymaster?timeout={stretched(2.0)}{trusted}"
                 async with opened(url) as backend, tenure.connect(url) as waiting:
                     answer = await backend.leases.acquire("name", "ann#1", TTL)
                     assert isinstance(answer, Granted)

@@ -23,7 +23,7 @@ from tenure._queue.verdicts import DeadLetter, Settlement
 from tenure._url import Url
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
-from tests.servers import ServiceBus
+from tests.servers import ServiceBus, patient
 from tests.servers.servicebus import connection_string
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ async def proxied(server: ServiceBus, options: str = "") -> AsyncIterator[Way]:
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[ServiceBusBroker]:
     """Yield the broker of a backend, which is closed at the end."""
-    backend = servicebus.open(Url.parse(url))
+    backend = servicebus.open(Url.parse(patient(url)))
     try:
         yield backend.broker
     finally:

@@ -37,7 +37,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
 from tests.interop.azure_client import wait_for_frames_only
-from tests.servers import ServiceBus, shared
+from tests.servers import ServiceBus, patient, shared
 from tests.servers.servicebus import connection_string
 from tests.stores.servicebus.opened import look_shortly, without_manage
 
@@ -69,7 +69,7 @@ async def native(server: ServiceBus) -> AsyncIterator[ServiceBusClient]:
 
 @asynccontextmanager
 async def opened(server: ServiceBus, options: str = "") -> AsyncIterator[servicebus.ServiceBusBackend]:
-    backend = servicebus.open(Url.parse(server.url + options))
+    backend = servicebus.open(Url.parse(patient(server.url + options)))
     try:
         yield backend
     finally:

@@ -87,7 +87,7 @@ async def comes_now(broker: Broker, harness: QueueHarness, name: str, body: byte
         found.extend(bodies(await receive(broker, name, harness)))
         return body in found
 
-    await until(has_come, within=10.0 if harness.traits.delay_lag else 0.0, what=f"the arrival of {body!r}")
+    await until(has_come, within=60.0 if harness.traits.delay_lag else 0.0, what=f"the arrival of {body!r}")
 
 
 async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed | NoAnswer]:
@@ -131,7 +131,7 @@ async def expect_counts(broker: Broker, harness: QueueHarness, name: str, **want
         return found == wanted
 
     try:
-        await until(are_right, within=0.0 if harness.traits.exact_stats else 10.0)
+        await until(are_right, within=0.0 if harness.traits.exact_stats else 60.0)
     except AssertionError:
         raise AssertionError(f"{found} != {wanted}") from None
 
@@ -144,7 +144,7 @@ async def only_dead_letter(broker: Broker, harness: QueueHarness, name: str) -> 
         found[:] = await broker.peek_dead(name, EVERYTHING, 10)
         return len(found) == 1
 
-    await until(is_there, within=0.0 if harness.traits.exact_stats else 10.0, what="the only dead letter")
+    await until(is_there, within=0.0 if harness.traits.exact_stats else 60.0, what="the only dead letter")
     return found[0]
 
 
