@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from tenure._queue.verdicts import (
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.testing import until
+from tests.durations import PATIENCE
 from tests.servers import ServiceBus, shared
 from tests.stores.servicebus.opened import (
     buried,
@@ -243,6 +245,38 @@ async def test_a_declared_queue_without_messages_can_have_sessions(server: Servi
         assert (settings.lock, settings.max_deliveries) == (45.0, 3)
         await sent(broker, queue, "a", session="s")
         assert isinstance(await broker.accept(queue, "s", 30), SessionLock)
+
+
+async def test_a_setting_that_a_late_writer_undoes_can_be_declared_again(
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entities are written as a whole: what is noted as declared must come from the read that the values come from."""
+    has_read, may_write, has_written = threading.Event(), threading.Event(), threading.Event()
+    async with opened(server.url) as early, opened(server.url) as late, opened(server.url) as last:
+        await sent(early, queue, "a")
+        client: Any = late._administration._here()
+        write, update = client.update_queue, last._administration.update
+
+        async def writes_late(found: Any) -> None:
+            has_read.set()
+            await asyncio.to_thread(may_write.wait, PATIENCE)
+            await write(found)
+            has_written.set()
+
+        async def update_after_it(*arguments: Any) -> bool:
+            may_write.set()
+            await asyncio.to_thread(has_written.wait, PATIENCE)
+            return await update(*arguments)
+
+        monkeypatch.setattr(client, "update_queue", writes_late)
+        monkeypatch.setattr(last._administration, "update", update_after_it)
+        undoing = asyncio.ensure_future(late.declare(queue, {"lock": 45.0}, only_undeclared=True))
+        await until(has_read.is_set)
+        assert (await early.declare(queue, {"max_deliveries": 7}, only_undeclared=True)).max_deliveries == 7
+        await last.declare(queue, {"body_max": 10}, only_undeclared=True)
+        await undoing
+        holds = await early.declare(queue, {"max_deliveries": 7}, only_undeclared=True)
+        assert (holds.lock, holds.max_deliveries, holds.body_max) == (45.0, 7, 10)
 
 
 async def test_several_processes_make_a_queue_anew_once(

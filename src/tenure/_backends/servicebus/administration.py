@@ -86,8 +86,11 @@ class Administration:
 
         return await self._allowed(create)
 
-    async def update(self, path: Path, changes: dict[str, Any]) -> bool:
-        """Change an entity; return False if it is gone."""
+    async def update(self, path: Path, change: Callable[[Entity], dict[str, Any]]) -> bool:
+        """Change an entity; return False if it is gone.
+
+        It is written as a whole: what *change* returns, and all else as it was read with the entity that *change* gets.
+        """
 
         async def update() -> bool:
             client = self._here()
@@ -97,7 +100,7 @@ class Administration:
                     found = await client.get_queue(path.entity)
                 else:
                     found = await client.get_subscription(path.entity, path.subscription)
-                for name, value in changes.items():
+                for name, value in change(_entity(path, found)).items():
                     setattr(found, name, value)
                 if path.subscription is None:
                     await client.update_queue(found)
@@ -174,20 +177,11 @@ class Administration:
                     found = await client.get_queue(path.entity)
                 except AttributeError:  # the library has looked for a queue in the description of a topic
                     return await self._topic(path.entity)
-                window = found.duplicate_detection_history_time_window if found.requires_duplicate_detection else None
             else:
                 found = await client.get_subscription(path.entity, path.subscription)
-                window = None
         except ResourceNotFoundError:
             return None
-        return Entity(
-            _seconds(found.lock_duration) or 60.0,
-            found.max_delivery_count or 10,
-            bool(found.requires_session),
-            _seconds(window),
-            bool(found.dead_lettering_on_message_expiration),
-            found.user_metadata or "",
-        )
+        return _entity(path, found)
 
     async def _topic(self, name: str) -> Entity:
         """Return a topic, which is only sent to: locks and deliveries are those of its subscriptions."""
@@ -254,6 +248,19 @@ class _Transport(AioHttpTransport):
         answer = await super().send(request, **options)
         self._learn(answer.headers)
         return answer
+
+
+def _entity(path: Path, found: Any) -> Entity:
+    """Return what is configured of a queue or a subscription, as the library has *found* it."""
+    detects = path.subscription is None and found.requires_duplicate_detection
+    return Entity(
+        _seconds(found.lock_duration) or 60.0,
+        found.max_delivery_count or 10,
+        bool(found.requires_session),
+        _seconds(found.duplicate_detection_history_time_window) if detects else None,
+        bool(found.dead_lettering_on_message_expiration),
+        found.user_metadata or "",
+    )
 
 
 def _seconds(length: Any) -> float | None:

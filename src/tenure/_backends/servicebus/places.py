@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -197,10 +197,14 @@ class Places:
 
     async def _close(self, path: Path, noted: Noted) -> None:
         """Note that it is decided whether a queue has sessions."""
-        changes = {"user_metadata": replace(noted, is_open=False, maker=None).written()}
-        if noted.maker is not None:  # one that was interrupted has left it so that nothing can be sent
-            changes["status"] = "Active"
-        await self._administration.update(path, changes)
+
+        def close(entity: Entity) -> dict[str, Any]:
+            changes = {"user_metadata": replace(_noted(entity, noted), is_open=False, maker=None).written()}
+            if noted.maker is not None:  # one that was interrupted has left it so that nothing can be sent
+                changes["status"] = "Active"
+            return changes
+
+        await self._administration.update(path, close)
 
     async def _make_anew(self, path: Path, entity: Entity, noted: Noted) -> bool | None:
         """Create a queue anew, with sessions, if nothing is in it.
@@ -209,8 +213,13 @@ class Places:
         mark goes on. Return whether that was done; None if another one is at it.
         """
         ours = replace(noted, maker=secrets.token_hex(8))
+
+        def mark(entity: Entity) -> dict[str, Any]:
+            marked = replace(_noted(entity, noted), maker=ours.maker)
+            return {"user_metadata": marked.written(), "status": "SendDisabled"}
+
         try:
-            await self._change(path, {"user_metadata": ours.written(), "status": "SendDisabled"})
+            await self._change(path, mark)
             if not await self._is_marked(path, ours):
                 return None
             for each in (path, path._replace(is_dead=True)):
@@ -240,11 +249,15 @@ class Places:
 
     async def _restore(self, path: Path, noted: Noted, ours: Noted) -> None:
         """Let messages be sent again to a queue that was not made anew."""
+
+        def unmark(entity: Entity) -> dict[str, Any]:
+            unmarked = replace(_noted(entity, noted), maker=None)
+            return {"user_metadata": unmarked.written(), "status": "Active"}
+
         with suppress(*FAILURES, NoRights):
             async with asyncio.timeout(self._namespace.options.timeout):
                 if await self._is_marked(path, ours):
-                    changes = {"user_metadata": replace(noted, maker=None).written(), "status": "Active"}
-                    await self._administration.update(path, changes)
+                    await self._administration.update(path, unmark)
 
     async def is_open(self, name: str) -> bool:
         """Return whether it is not decided yet whether a queue has sessions."""
@@ -365,12 +378,17 @@ class Places:
                 changes = undeclared(changes, declared)
             if all(declared.get(option) == value for option, value in changes.items()):
                 return await self.settings(name, fresh=True)
-            await self._change(path, _native(changes, entity, name))
 
-    async def _change(self, path: Path, changes: dict[str, Any]) -> None:
+            def change(entity: Entity, wanted: QueueOptions = changes) -> dict[str, Any]:
+                wanted = undeclared(wanted, declared_of(entity)) if only_undeclared else wanted
+                return _native(wanted, entity, name)
+
+            await self._change(path, change)
+
+    async def _change(self, path: Path, change: Callable[[Entity], dict[str, Any]]) -> None:
         """Change an entity; return when what another process has read before is written, as far as can be told."""
         began = asyncio.get_running_loop().time()
-        await self._administration.update(path, changes)
+        await self._administration.update(path, change)
         took = asyncio.get_running_loop().time() - began
         await asyncio.sleep(max(CHECK_AFTER, 4 * took))
 
@@ -388,11 +406,15 @@ class Places:
 
     async def note(self, name: str, idle_at: float) -> None:
         """Note when a queue may be deleted if it is not used; create it if it is missing."""
+
+        def note(entity: Entity) -> dict[str, Any]:
+            return {"user_metadata": replace(_noted(entity, Noted()), idle_at=idle_at).written()}
+
         path = await self.path_of(name)
-        entity = await self._readable(path)
-        noted = Noted.read(entity.metadata) if entity is not None else None
-        changed = replace(noted or Noted(), idle_at=idle_at)
-        await self._administration.update(path, {"user_metadata": changed.written()})
+        try:
+            await self._administration.update(path, note)
+        except NoRights:
+            raise no_rights(self._namespace, "reading and changing entities") from None
 
     async def _readable(self, path: Path) -> Entity | None:
         try:
@@ -473,6 +495,11 @@ def settings_of(entity: Entity) -> QueueSettings:
         body_max=noted.body_max or usual.body_max,
         dead_retention=noted.dead_retention or usual.dead_retention,
     )
+
+
+def _noted(entity: Entity, otherwise: Noted) -> Noted:
+    """Return what is noted in an entity's metadata, or *otherwise* if that can't be read."""
+    return Noted.read(entity.metadata) or otherwise
 
 
 def declared_of(entity: Entity) -> QueueOptions:
