@@ -9,7 +9,7 @@ A test waits for a condition (``until`` and ``wait_until`` of tests/durations.py
 
 - a lease, a lock, a timeout, a grace or a wait of less than five seconds, as an argument, a default or a constant;
 - a sleep of less than a minute. One that is longer stands for work that never ends;
-- an ``until`` of one's own, or the public one, which gives up after ten seconds;
+- an ``until`` of one's own, or the public one, which gives up after a minute;
 - ``stretched`` at import, when it measures another moment.
 
 Where no real time passes, any number is right: in files that have nothing to do with clocks, threads, loops, processes

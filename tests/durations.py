@@ -99,12 +99,16 @@ async def until(condition: Callable[[], object | Awaitable[object]], *, what: st
         pause = min(pause * 1.5, 0.05)
 
 
-def wait_until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
+def wait_until(
+    condition: Callable[[], object],
+    explain: Callable[[], str] = lambda: "it did not happen",
+    within: float = PATIENCE,
+) -> None:
     """Block the thread until *condition* holds; fail as hanging, with the result of *explain*, if it never does."""
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + within
     pause = 0.001
     while not condition():
         if time.monotonic() > give_up:
-            raise AssertionError(f"{explain()} (within {PATIENCE:g} s)")
+            raise AssertionError(f"{explain()} (within {within:g} s)")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.03)

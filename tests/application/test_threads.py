@@ -184,7 +184,7 @@ async def test_a_blocked_loop_loses_its_lease_and_disturbs_no_other(url: str) ->
     events: list[Event] = []
     free: list[Event] = []
     asleep = threading.Event()
-    ttl = stretched(0.5)
+    ttl = stretched(1.0)
 
     def neighbour() -> None:
         with (

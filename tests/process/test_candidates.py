@@ -117,7 +117,7 @@ def test_a_stepped_wall_clock_ends_no_term(setup: CandidateSetup, tmp_path: Path
     setup.start(**environment)
     for step in (3600, -3600, 7200, 0):
         steps.write_text(str(step))
-        setup.wait_for_more(round(1.1 * timing.retry_every / PAUSE))  # so that the other has asked meanwhile
+        setup.wait_for_more(round(1.1 * timing.ttl / PAUSE))  # so that the other has asked meanwhile
     assert {(token, pid) for what, token, pid in setup.lines() if what == "act"} == {(1, leader.pid)}
     setup.check_order()
 

@@ -64,7 +64,7 @@ class RabbitMQ(TurnedServer):
 
     @classmethod
     def missing(cls) -> str:
-        if not shutil.which("epmd"):
+        if not (shutil.which("epmd") and shutil.which("erl")):
             return "RabbitMQ needs Erlang, which is not installed"
         return "" if (programs() / "rabbitmq-server").is_file() else "RabbitMQ is not installed"
 
@@ -131,9 +131,8 @@ class RabbitMQ(TurnedServer):
         while seconds > 0:
             super().turn(min(seconds, PORTION))
             seconds -= PORTION
-            self.evaluate(
-                "ok"
-            )  # Erlang may sleep until the next of its timers: wake it, so that it looks at its clocks
+            # Erlang may sleep until the next of its timers: wake it, so that it looks at its clocks.
+            self.evaluate("ok")
 
     def stop(self) -> None:
         family = _family(self.pid) if self.runs else []
@@ -176,29 +175,34 @@ class RabbitMQ(TurnedServer):
             check=False,
         )
         found = done.stdout.strip()
-        if done.returncode or not found.startswith("{ok, ") or "badrpc" in found:
+        if done.returncode or not found.startswith("{ok, ") or found.startswith("{ok, {badrpc"):
             raise RuntimeError(f"RabbitMQ could not evaluate {expression}:\n{found[-2_000:]}")
         return found.removeprefix("{ok, ").removesuffix("}")
 
+    def order(self, expression: str) -> None:
+        """Let the server carry out an *expression* of Erlang whose result is ``ok``."""
+        if (answer := self.evaluate(expression)) != "ok":
+            raise RuntimeError(f"RabbitMQ did not carry out {expression}: {answer}")
+
     def permit(self, user: str) -> None:
         """Give a *user* every right, as it is at first."""
-        self.evaluate(f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, {ROOT}, {ALL}, {ALL}, {ALL}, {US})')
+        self.order(f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, {ROOT}, {ALL}, {ALL}, {ALL}, {US})')
 
     def forbid(self, user: str) -> None:
         """Take away every right of a *user*; connections remember theirs."""
-        self.evaluate(f'rabbit_auth_backend_internal:clear_permissions(<<"{user}">>, {ROOT}, {US})')
+        self.order(f'rabbit_auth_backend_internal:clear_permissions(<<"{user}">>, {ROOT}, {US})')
 
     def close_connections(self, reason: str) -> None:
         """Close all connections of clients."""
-        self.evaluate(f'rabbit_networking:close_connections(rabbit_networking:connections(), "{reason}")')
+        self.order(f'rabbit_networking:close_connections(rabbit_networking:connections(), "{reason}")')
 
     def set_policy(self, name: str, pattern: str, definition: str) -> None:
         """Let a policy hold for the queues whose names match *pattern*; the *definition* is in JSON."""
         given = ", ".join(f"<<{json.dumps(text)}>>" for text in (name, pattern, definition, "0", "queues"))
-        self.evaluate(f"rabbit_policy:parse_set({ROOT}, {given}, {US})")
+        self.order(f"rabbit_policy:parse_set({ROOT}, {given}, {US})")
 
     def clear_policy(self, name: str) -> None:
-        self.evaluate(f'rabbit_policy:delete({ROOT}, <<"{name}">>, {US})')
+        self.order(f'rabbit_policy:delete({ROOT}, <<"{name}">>, {US})')
 
 
 def programs() -> Path:

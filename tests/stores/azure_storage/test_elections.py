@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("azure.storage.blob")
 
 from tenure.testing.faultproxy import FaultProxy
-from tests.durations import stretched, wait_until
+from tests.durations import PATIENCE, stretched, wait_until
 from tests.servers import Azurite, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -112,7 +112,8 @@ class Stage:
         return acts
 
     def until(self, condition: Callable[[], bool]) -> None:
-        wait_until(condition, lambda: f"it did not happen: {self.leaders()} {self.errors()}")
+        slower = SPEED / self.server.speed
+        wait_until(condition, lambda: f"it did not happen: {self.leaders()} {self.errors()}", PATIENCE * slower)
 
     def go_on(self, count: int) -> None:
         """Wait until so many more acts were done."""

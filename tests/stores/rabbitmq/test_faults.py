@@ -688,7 +688,7 @@ async def test_the_server_says_what_has_expired(name: str) -> None:
 
 async def test_a_copy_of_another_users_message_is_accepted(own: RabbitMQ, name: str) -> None:
     """The server refuses a message whose ``user_id`` is not that of the login, and closes the channel."""
-    own.evaluate(f'rabbit_auth_backend_internal:add_user(<<"bob">>, <<"bob">>, {US})')
+    own.order(f'rabbit_auth_backend_internal:add_user(<<"bob">>, <<"bob">>, {US})')
     own.permit("bob")
     async with opened(own.url.replace("guest:guest", "bob:bob")) as [broker]:
         await broker.declare(name, {})

@@ -67,10 +67,10 @@ def _is_timed(value: object) -> bool:
 class RabbitQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
-    lock = 25.6 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
+    lock = 12.8 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
     backlog = 300
     any_client_settles = False
-    long = QueueHarness.long if CAN_TURN else 2.0
+    long = 3.0 if CAN_TURN else 2.0
     is_exact = True
     options: ClassVar[Sequence[tuple[str, str]]] = ()
     """The server's options; other options start another server."""
@@ -87,7 +87,7 @@ class RabbitQueueHarness(QueueHarness):
 
     async def open(self) -> Broker:
         proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
-        url = Url.parse(f"amqp://{proxy.host}:{proxy.port}/?timeout={ANSWERED_WITHIN}")
+        url = Url.parse(f"amqp://{proxy.host}:{proxy.port}/?timeout={ANSWERED_WITHIN}&heartbeat=600")
         backend = rabbitmq.open(url, clock=self._clock)
         self._backends.append(backend)
         broker = cast(Broker, NotingBroker(backend.broker, self._note_timed))

@@ -26,7 +26,7 @@ from tenure.testing._conformance.leases.hints_after_cut import HintAfterCutTests
 from tenure.testing._conformance.leases.slow_answers import SlowAnswerTests
 from tenure.testing._conformance.leases.steps import claim, holder, is_refused, look, win
 
-BACK_WITHIN = 60.0  # seconds after a fault has ended
+BACK_WITHIN = 20.0  # seconds after a fault has ended
 
 
 class LeaseFaultSuite(SlowAnswerTests, HintAfterCutTests):

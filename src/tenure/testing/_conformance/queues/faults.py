@@ -33,7 +33,7 @@ from tenure.testing._conformance.queues.steps import (
     settle,
 )
 
-BACK_WITHIN = 60.0  # seconds after a fault has ended
+BACK_WITHIN = 20.0  # seconds after a fault has ended
 
 
 class BrokerFaultSuite(SlowAnswerTests, HintAfterCutTests):

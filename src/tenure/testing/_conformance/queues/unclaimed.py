@@ -22,8 +22,8 @@ STEPS = (1, 3, 6, 12, 24)
 """After how many steps of the loop a request is cancelled: before it is sent, while it is on its way, and when its
 answer is here."""
 
-SOON = 60.0
-"""Seconds within which another client has the message; a lock may be longer."""
+SOON = 20.0
+"""Seconds within which another client has the message: less than a lock that ends in real time."""
 
 
 class UnclaimedTests(QueueSuite):
