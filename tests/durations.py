@@ -102,9 +102,10 @@ async def until(condition: Callable[[], object | Awaitable[object]], *, what: st
 def wait_until(
     condition: Callable[[], object],
     explain: Callable[[], str] = lambda: "it did not happen",
-    within: float = PATIENCE,
+    within: float | None = None,
 ) -> None:
     """Block the thread until *condition* holds; fail as hanging, with the result of *explain*, if it never does."""
+    within = PATIENCE if within is None else within
     give_up = time.monotonic() + within
     pause = 0.001
     while not condition():
