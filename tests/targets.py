@@ -84,7 +84,8 @@ NOT_QUICK = [
 """Files and tests of these folders that start processes or servers, or that take a second and more."""
 
 FULL = [
-    # clusters of servers, and members that are cut off
+    # clusters of servers, and clients and members that are cut off
+    "conformance/test_outages.py",
     "process/test_coordinators.py",
     "stores/etcd/test_cluster_suites.py",
     "stores/etcd/test_members.py",
@@ -193,6 +194,7 @@ LONGEST = [
     "stores/zookeeper/test_suites.py",
     "stores/azure_storage/test_suites.py",
     "stores/peers/test_cut.py",
+    "conformance/test_outages.py",
     "sim/test_sim.py",
     "process/test_coordinators.py",
     "process/test_store_elections.py",

@@ -78,6 +78,8 @@ class FaultProxy:
         self.port: int = 0
         self.accepted: int = 0
         """The number of connections accepted so far."""
+        self.refused: int = 0
+        """The number of connections reset so far because of ``refuse``."""
 
     async def __aenter__(self) -> FaultProxy:
         # asyncio's own server leaves connections open that it has accepted just before it is closed.
@@ -189,6 +191,7 @@ class FaultProxy:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = await asyncio.open_connection(sock=accepted)
         if self._refusing:
+            self.refused += 1
             await _reset_and_wait(client[1])
             return
         self.accepted += 1

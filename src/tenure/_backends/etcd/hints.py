@@ -7,7 +7,6 @@ prefix, it would carry every change in etcd: then each name has a watch of its o
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from weakref import WeakSet
@@ -15,12 +14,11 @@ from weakref import WeakSet
 from tenure._backends.etcd import requests
 from tenure._backends.etcd.client import Client
 from tenure._backends.etcd.requests import Change, Json, Keys
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
-PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
-"""Seconds between two attempts to watch again: from the first they double up to the second."""
 UNUSED_AFTER = 30.0
 """Seconds between two looks whether a watch still has listeners."""
 
@@ -64,7 +62,7 @@ class Hints:
                 self._tasks.spawn(self._follow(self._watches[beginning]))
 
     async def _follow(self, watch: Watch) -> None:
-        pause = PAUSE_FIRST
+        backoff = Backoff()
         try:
             while self._is_used(watch):
                 watch.is_live = False
@@ -76,7 +74,7 @@ class Hints:
                                 watch.read(message)
                                 if not watch.is_live:
                                     break
-                                pause = PAUSE_FIRST
+                                backoff.reset()
                                 limit.reschedule(asyncio.get_running_loop().time() + UNUSED_AFTER)
                 except TimeoutError:
                     # Nothing has changed for a while: see whether it is used, and the link still works.
@@ -84,8 +82,7 @@ class Hints:
                     continue
                 except TenureError:
                     pass
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, PAUSE_MAX)
+                await backoff.rest()
         finally:
             del self._watches[watch.beginning]
 

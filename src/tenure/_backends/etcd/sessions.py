@@ -24,6 +24,7 @@ from tenure._backends.etcd import requests
 from tenure._backends.etcd.client import Client, patience
 from tenure._backends.etcd.errors import LEASE_EXISTS, NO_LEASE, Refused
 from tenure._backends.etcd.requests import CHECKED_MAX, Keys, TxnAnswer
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.clock import Clock
 from tenure._runtime.tasks import Tasks
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -299,15 +300,14 @@ class Sessions:
                 del self._by_name[place.name]
 
     async def _delete_later(self, place: Place, *, at_once: bool = False) -> None:
-        pause = min(1.0, place.session.ttl / 10)
+        backoff = Backoff(place.session.ttl / 10, PAUSE_MAX)
         if not at_once:
-            await asyncio.sleep(pause)
+            await backoff.rest()
         while place in self._ending:
             with suppress(TenureError):
                 await self._delete(place, self._client.until(patience(place.session.ttl)))
                 return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, PAUSE_MAX)
+            await backoff.rest()
 
     async def _delete(self, place: Place, until: float) -> None:
         session = place.session

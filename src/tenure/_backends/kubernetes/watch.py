@@ -9,6 +9,7 @@ If this user may not watch, or has more names than may be watched, listeners are
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,14 +18,13 @@ from weakref import WeakKeyDictionary, WeakSet
 from tenure._backends.kubernetes.client import Client, Request, on_loop
 from tenure._backends.kubernetes.observations import Observations
 from tenure._backends.kubernetes.records import about, has_version, is_lease
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
 from tenure.errors import ConfigError, Unavailable
 
 LASTS = (30.0, 60.0)
 """Seconds after which the server ends a watch, and it is continued: at random, so that not all do it at once."""
-PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
-"""Seconds between two attempts to watch again: from the first they double up to the second."""
 WORKED = 1.0
 """Seconds that a watch must last so that the next pause is the shortest: a server may take each, and end it at once."""
 POLL = 2.0
@@ -115,7 +115,7 @@ class Watch:
         self._version: str | None = None
         """After which ``resourceVersion`` it continues; None: it begins with what is there."""
         self._about: tuple[object, ...] | None = None  # of which listeners were notified; None: there is no Lease
-        self._pause = PAUSE_FIRST
+        self._backoff = Backoff()
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._tasks = Tasks()
         self._running: asyncio.Task[None] | None = None
@@ -155,9 +155,8 @@ class Watch:
             except Unavailable:
                 self._version = None  # begin with what is there: the server may have forgotten the version
             if asyncio.get_running_loop().time() - began >= WORKED:
-                self._pause = PAUSE_FIRST
-            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-            self._pause = min(self._pause * 2, POLL if self.is_refused else PAUSE_MAX)
+                self._backoff.reset()
+            await self._backoff.rest(POLL if self.is_refused else math.inf)
 
     def _refused(self) -> None:
         self.is_refused = True

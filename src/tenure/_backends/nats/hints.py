@@ -11,7 +11,6 @@ because somebody else has made it, or this user may not subscribe, listeners are
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +23,7 @@ from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.lease_records import read
 from tenure._backends.nats.observations import Observations
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PAUSE_FIRST, PAUSE_MAX = 0.05, 2.0
-"""Seconds between two attempts to subscribe: from the first they double up to the second."""
+PAUSE_MAX = 2.0
+"""Seconds at most between two attempts to subscribe."""
 UNUSED_AFTER = 30.0
 """Seconds between two looks whether anybody listens."""
 
@@ -157,7 +157,7 @@ class Following:
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._changed = asyncio.Event()
         """Set when the connection is lost, or a listener has left."""
-        self._pause = PAUSE_FIRST
+        self._backoff = Backoff(longest=PAUSE_MAX)
         self._tasks = Tasks()
         self._running: asyncio.Task[None] | None = None
         self.is_deaf = False
@@ -193,8 +193,7 @@ class Following:
             with suppress(TenureError):
                 await self._follow()
             if self._subscriptions:
-                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-                self._pause = min(self._pause * 2, PAUSE_MAX)
+                await self._backoff.rest()
 
     async def _follow(self) -> None:
         """Subscribe, and return when the connection is lost, or nobody listens."""
@@ -204,7 +203,7 @@ class Following:
             self._hints.notify(self._name)  # anything may have changed before
             if self.is_deaf:
                 return  # and notify again after the pause
-            self._pause = PAUSE_FIRST
+            self._backoff.reset()
             while self._subscriptions and not connection.is_lost:
                 self._changed.clear()
                 with suppress(TimeoutError):  # listeners that were dropped, and not closed, tell nobody

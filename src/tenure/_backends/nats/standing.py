@@ -25,6 +25,7 @@ from tenure._backends.nats.pulls import Inbox
 from tenure._backends.nats.receiving import Receiving
 from tenure._backends.nats.storing import WORKING, locks_for
 from tenure._queue.broker import QueueSettings
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
@@ -40,9 +41,6 @@ KEEPS_MAX = 1.0
 
 LOOKS, LOOKS_EVERY = 4, 0.0005
 """How often, and after how many seconds, an empty claim looks whether the pull that waits has got a message."""
-
-AGAIN_AFTER = 0.5
-"""Seconds after a failure until the next pull."""
 
 
 @dataclass(slots=True, eq=False)
@@ -213,6 +211,7 @@ class _Pull:
         self.wanted.set()
         self._waiting: Waiting | None = None
         self._is_first = True
+        self._backoff = Backoff()
         self.ended = asyncio.get_running_loop().create_task(self._run(), name="tenure-nats-pull")
 
     async def _run(self) -> None:
@@ -220,9 +219,10 @@ class _Pull:
             await self.wanted.wait()
             try:
                 await self._standing.pull_one(self)
+                self._backoff.reset()
             except _Failed:
                 self._is_first = True  # what happened meanwhile is hinted at when the next one is asked for
-                await asyncio.sleep(AGAIN_AFTER)
+                await self._backoff.rest()
 
     def notify_first(self) -> None:
         """Give a hint when the first message is asked for: none is missed from then on."""

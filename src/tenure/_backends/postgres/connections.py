@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from bisect import insort
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -15,6 +14,7 @@ import asyncpg
 from asyncpg.exceptions import InterfaceError, InternalClientError
 
 from tenure._backends.postgres.statements import milliseconds
+from tenure._runtime.backoff import Backoff
 from tenure.errors import Unavailable
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 DRIVER_ERRORS = (OSError, EOFError, asyncpg.PostgresError, InterfaceError, InternalClientError)
 """The errors that the driver raises for a failed request."""
 
-OPEN_PAUSE_MAX = 0.5
-"""Seconds at most between a failed attempt to connect and the next one."""
+OPEN_PAUSE_FIRST, OPEN_PAUSE_MAX = 0.02, 0.5
+"""Seconds between a failed attempt to connect and the next one, at first and at most."""
 
 CHECK_WITHIN = 3.0
 """Seconds within which a connection whose request was given up must answer again."""
@@ -72,7 +72,7 @@ class LoopConnections:
         self._opening: set[asyncio.Task[None]] = set()
         self._checks: dict[asyncio.Task[None], Connection] = {}  # up to *size* of them, besides the others
         self._is_reached = False  # the newest attempt to connect has succeeded, and no connection broke since
-        self._failures = 0
+        self._backoff = Backoff(OPEN_PAUSE_FIRST, OPEN_PAUSE_MAX)
         self._open_from = 0.0
         self._latency = 0.0  # of the newest answer
 
@@ -224,7 +224,8 @@ class LoopConnections:
         if self._is_closed:
             return
         connection = await self._connect()
-        self._is_reached, self._failures, self._open_from = True, 0, 0.0
+        self._is_reached, self._open_from = True, 0.0
+        self._backoff.reset()
         self._opened_at[connection] = asyncio.get_running_loop().time()
         self._offer(connection)
 
@@ -232,9 +233,7 @@ class LoopConnections:
         self._opening.discard(opening)
         if not opening.cancelled() and (error := opening.exception()) is not None:
             self._is_reached = False
-            pause = min(OPEN_PAUSE_MAX, 0.02 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
-            self._failures += 1
-            self._open_from = asyncio.get_running_loop().time() + pause
+            self._open_from = asyncio.get_running_loop().time() + self._backoff.next()
             if not self._busy:  # otherwise a busy connection may still serve the waiting requests
                 self._fail(error)
         self._open_more()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import secrets
 import threading
 import time
@@ -18,6 +17,7 @@ from contextlib import suppress
 from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, on_loop
 from tenure._opened import Fact
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
 
@@ -27,8 +27,6 @@ shares."""
 
 PROBE_EVERY = 45.0
 """Seconds after which a silent connection is checked by a statement: often enough for what forgets such connections."""
-
-RETRY_MAX = 5.0
 
 # Notifications are lost with the server anyway, so they don't wait for the disk.
 _NOTIFY = """
@@ -119,7 +117,7 @@ class Wake:
         await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _keep_listening(self) -> None:
-        pause = 0.05
+        backoff = Backoff()
         while True:
             with suppress(TenureError, *DRIVER_ERRORS):
                 connection = await self._client.connect()
@@ -127,11 +125,10 @@ class Wake:
                     await self._listen(connection)
                 finally:
                     if self.connected:
-                        pause = 0.05
+                        backoff.reset()
                     self.connected = False
                     connection.terminate()
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, RETRY_MAX)
+            await backoff.rest()
 
     async def _listen(self, connection: Connection) -> None:
         """Listen on *connection* until it is found broken."""

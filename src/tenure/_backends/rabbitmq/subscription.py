@@ -31,6 +31,7 @@ from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.presence import Presence
 from tenure._queue.broker import CLAIM_BYTES
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
@@ -43,9 +44,6 @@ DELETED_WITHIN = 2.0
 
 LOOKS_AFTER, LOOKS_EVERY = 0.3, 0.05
 """Seconds after which it is asked for the first time whether it has, and then each time."""
-
-LISTEN_AGAIN = 0.25
-"""Seconds until a consumer is begun again after its channel was lost."""
 
 SINGLY = 8
 """Messages that are taken one by one, while nobody listens."""
@@ -334,6 +332,7 @@ class Subscription:
 
     async def _begin_listening(self) -> None:
         """Begin a consumer, and notify the listeners once it stands: from there on, no message is missed."""
+        backoff = Backoff()
         while self._listeners:
             try:
                 async with asyncio.timeout(self._client.options.timeout):
@@ -347,5 +346,5 @@ class Subscription:
             except (AmqpError, OSError, TenureError) as error:
                 if isinstance(error, ConnectionLost) and error.code:
                     self._notifier.notify(self._queue)  # so that a claim reports it
-            await asyncio.sleep(LISTEN_AGAIN)
+            await backoff.rest()
         self._notifier.notify(self._queue)

@@ -17,7 +17,7 @@ endpoint.
 from __future__ import annotations
 
 import asyncio
-import random
+import math
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -29,14 +29,13 @@ from redis.asyncio.client import PubSub
 from tenure._backends.redis.address import Endpoint
 from tenure._backends.redis.client import Client
 from tenure._backends.redis.connections import on_loop
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
 HEARTBEAT = 45.0
 """Seconds of silence after which the server is sent a PING: often enough for what forgets silent connections."""
-PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
-"""Seconds between two attempts to subscribe again: from the first they double up to the second."""
 REFUSED_PAUSE_MAX = 2.0
 """Seconds at most between two notifications while this user may not subscribe."""
 QUIET_MAX = 100
@@ -116,7 +115,7 @@ class Subscriber:
         self._client = client
         self._notifier = notifier
         self._endpoint = endpoint
-        self._pause = PAUSE_FIRST
+        self._backoff = Backoff()
         self._channels: dict[str, WeakSet[Subscription]] = {}
         self._pubsub: PubSub | None = None
         self._tasks = Tasks()
@@ -155,10 +154,7 @@ class Subscriber:
                         await self._read(pubsub)
                     finally:
                         self._pubsub = None
-            if self.is_refused:
-                self._pause = min(self._pause, REFUSED_PAUSE_MAX)
-            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-            self._pause = min(self._pause * 2, PAUSE_MAX)
+            await self._backoff.rest(REFUSED_PAUSE_MAX if self.is_refused else math.inf)
             if self._endpoint is not None:  # the channels may be at another node by now
                 self._redirect(*self._channels)
 
@@ -224,7 +220,8 @@ class Subscriber:
             if self._endpoint is not None and channel in self._channels:  # the server did it: the slot has moved
                 self._redirect(channel)
             return
-        self.is_refused, self._pause = False, PAUSE_FIRST
+        self.is_refused = False
+        self._backoff.reset()
         self._notifier.notify(channel)
         if kind == "subscribe":
             self._notify_later(channel, QUIET_MAX)

@@ -19,6 +19,7 @@ from tenure._backends.servicebus.links import DRAIN_MAX, Arrived, ReceiveLink
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.service_clock import LockTimes
 from tenure._queue.broker import CLAIM_BYTES
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
@@ -38,7 +39,7 @@ ASK_AGAIN = 0.05
 """Seconds after which those that wait for a hint have leave again, unless a claim has given some."""
 
 REOPEN = 1.0
-"""Seconds until a lost link is opened again for those that wait for a hint."""
+"""Seconds until a lost link is opened again for those that wait for a hint, at first."""
 
 
 class Taken(NamedTuple):
@@ -74,6 +75,7 @@ class Feed:
         self._link: ReceiveLink | None = None
         self._releasing: asyncio.TimerHandle | None = None
         self._opening: asyncio.TimerHandle | None = None
+        self._backoff = Backoff(REOPEN)
         self._asking: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
         self._claiming = False
@@ -205,6 +207,7 @@ class Feed:
                     self._forget()
                 self._open_later()
             else:
+                self._backoff.reset()
                 self._hint()  # after an interruption, there may be messages that were missed
 
     async def _opened(self) -> ReceiveLink:
@@ -227,7 +230,7 @@ class Feed:
 
     def _open_later(self) -> None:
         if self._opening is None:
-            self._opening = asyncio.get_running_loop().call_later(REOPEN, self._open_again)
+            self._opening = asyncio.get_running_loop().call_later(self._backoff.next(), self._open_again)
 
     def _open_again(self) -> None:
         self._opening = None

@@ -40,6 +40,11 @@ from tenure._runtime.clock import Clock
 OVER = frozenset({KeeperState.EXPIRED_SESSION, KeeperState.AUTH_FAILED, KeeperState.CLOSED})
 """The states after which a session is never used again."""
 
+RECONNECT_FIRST, RECONNECT_MAX = 0.02, 2.0
+"""Seconds between two attempts to reach a server, at first and at most."""
+RECONNECT_SHARE = 0.2
+"""The share of a session's time-out that such a pause takes at most: a session is lost unless it is reached in time."""
+
 # In no tree of loggers: handlers of the root logger are user code, and would run on its thread.
 _SILENT = logging.Logger("kazoo")  # noqa: LOG001
 _SILENT.disabled = True
@@ -229,7 +234,8 @@ class Driver(KazooClient):
         self._loop = loop
         self._on_state = on_state
         handler = _Handler(loop, clock, patience, context, on_failure)
-        retry = KazooRetry(max_tries=-1, delay=0.02, backoff=2, max_jitter=0.5, max_delay=0.3)
+        most = min(RECONNECT_MAX, lasts * RECONNECT_SHARE)
+        retry = KazooRetry(max_tries=-1, delay=RECONNECT_FIRST, backoff=2, max_jitter=0.5, max_delay=most)
         super().__init__(servers, timeout=lasts, handler=handler, connection_retry=retry, logger=_SILENT, **options)
         sasl = options.get("sasl_options")
         self._connection = _Connection(self, self._conn_retry.copy(), logger=_SILENT, sasl_options=sasl)

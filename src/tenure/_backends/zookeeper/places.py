@@ -20,12 +20,13 @@ from tenure._backends.zookeeper.names import is_of
 from tenure._backends.zookeeper.records import Record
 from tenure._backends.zookeeper.requests import check, children, delete
 from tenure._backends.zookeeper.session import Reply, Session
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.clock import Clock
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError, Unavailable
 
-AGAIN = 0.05, 1.0
-"""Seconds until the deletion of a node is repeated, at first and at most."""
+AGAIN_MAX = 1.0
+"""Seconds at most until the deletion of a node is repeated."""
 
 
 class Place:
@@ -150,7 +151,7 @@ class Places:
                 self.note_gone(place)
 
     async def _remove(self, place: Place) -> None:
-        pause, most = AGAIN
+        backoff = Backoff(longest=AGAIN_MAX)
         while not place.is_gone:
             try:
                 await self.delete(place, self._until())
@@ -159,8 +160,7 @@ class Places:
                     self.drop(place)
                     return
                 if place.session.is_connected:  # else the next attempt waits for the connection
-                    await asyncio.sleep(pause)
-                    pause = min(most, 2 * pause)
+                    await backoff.rest()
 
     async def delete(self, place: Place, until: float) -> None:
         """Delete the node of a place, also if an earlier request to create it may still be carried out.
