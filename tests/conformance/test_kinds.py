@@ -12,7 +12,7 @@ from tenure.testing import conformance
 from tenure.testing._conformance.harness import Fault
 from tenure.testing._conformance.leases.steps import LeaseSuite
 from tenure.testing._conformance.queues.steps import QueueSuite
-from tests.conformance import test_cost, test_observed, test_queued, test_slow_answers, test_strain
+from tests.conformance import test_cost, test_observed, test_queued, test_strain
 from tests.stores.azure_storage import test_suites as azure
 from tests.stores.etcd import test_cluster_suites as etcd_cluster
 from tests.stores.etcd import test_suites as etcd
@@ -26,6 +26,7 @@ from tests.stores.postgres import test_suites as postgres
 from tests.stores.rabbitmq import test_suites as rabbitmq
 from tests.stores.redis import test_cluster_suites as redis_cluster
 from tests.stores.redis import test_suites as redis
+from tests.stores.servicebus import test_slow_answers as servicebus_slow
 from tests.stores.servicebus import test_suites as servicebus
 from tests.stores.sqlite import test_lease_suites as sqlite_leases
 from tests.stores.sqlite import test_queue_suites as sqlite_queues
@@ -38,7 +39,7 @@ WHERE: dict[str, tuple[ModuleType, ...]] = {
     "Postgres": (postgres, test_cost, test_strain),
     "Redis": (redis, redis_cluster, test_cost, test_strain),
     "Azure": (azure, test_cost, test_strain),
-    "ServiceBus": (servicebus, test_slow_answers),
+    "ServiceBus": (servicebus, servicebus_slow),
     "Rabbit": (rabbitmq, test_cost, test_strain),
     "Kubernetes": (kubernetes,),
     "Queued": (test_queued,),

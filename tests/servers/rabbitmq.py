@@ -25,6 +25,8 @@ PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 """Debian's own; those on the path run as another user, in the folders of the service."""
 
 VHOST = "%2F"
+EVALUATE_MAX = 60.0
+"""Seconds within which the server evaluates an expression; an Erlang that hangs would keep a test for ever."""
 PORTION = 1.6
 """Seconds by which its clocks are turned at once: a multiple of ``tenure._backends.rabbitmq.delays.STEP``."""
 
@@ -173,6 +175,7 @@ class RabbitMQ(TurnedServer):
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
+            timeout=EVALUATE_MAX,
         )
         found = done.stdout.strip()
         if done.returncode or not found.startswith("{ok, ") or found.startswith("{ok, {badrpc"):

@@ -113,12 +113,13 @@ class RabbitQueueHarness(QueueHarness):
 
     async def pass_time(self, seconds: float) -> None:
         """Turn this process's clocks, and the server's, too, if it measures any time in this test."""
-        if self._is_server_timing and not CAN_TURN:
-            await asyncio.sleep(seconds)
-        else:
+        if not self._is_server_timing:
             self._turn_wall_clock(seconds)
-        if self._is_server_timing and CAN_TURN:
+        elif CAN_TURN:
+            self._turn_wall_clock(seconds)
             await asyncio.to_thread(self._server.turn, seconds)
+        else:
+            await asyncio.sleep(seconds)
         self._clock.advance(seconds)
         ring_alarms(self._clock)
         for backend in self._backends:
