@@ -22,7 +22,7 @@ PYTHON = sys.executable
 # More workers than a machine of two cores has: the tests of processes and servers mostly wait. The number is the same
 # everywhere, so that a failure is, too. A file stays on one worker: its tests run one after the other.
 # The files begin in the order of tests/targets.py, and not with those of most tests.
-PYTEST = [PYTHON, "-m", "pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+PYTEST = [PYTHON, "-m", "pytest", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 STAGES: dict[str, list[list[str]]] = {
     "format": [["ruff", "format", "--check", "."]],

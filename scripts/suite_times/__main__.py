@@ -1,8 +1,8 @@
 """
 Run tests and print what they cost, by folder, by file and for the fifty dearest tests::
 
-    python -m scripts.suite_times                             # all tests, on four workers
-    python -m scripts.suite_times -n 4 --dist loadfile tests/application
+    python -m scripts.suite_times                             # all tests, on five workers
+    python -m scripts.suite_times -n 5 --dist loadfile tests/application
     python -m scripts.suite_times --read build/suite_times.jsonl
 
 Arguments are pytest's. *own* is the CPU time of the process that runs the tests; *children* that of processes below it,
@@ -26,7 +26,7 @@ from pathlib import Path
 from scripts.suite_times.meter import ROOT, Cost
 from scripts.suite_times.plugin import WRITES_TO
 
-USUAL = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "-q"]
+USUAL = ["-n", "5", "--dist", "loadfile", "--no-loadscope-reorder", "-q"]
 RECORDS = ROOT / "build" / "suite_times.jsonl"
 DEAREST = 50
 

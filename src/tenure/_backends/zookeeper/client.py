@@ -121,7 +121,7 @@ class Client:
 
     def _driver_options(self) -> dict[str, Any]:
         options, user, password = self.options, self.address.user, self.address.password
-        given: dict[str, Any] = {"context": self.context}
+        given: dict[str, Any] = {"context": self.context, "timeout": options.timeout}
         if user and options.auth == "sasl":
             given["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": user, "password": password}
         elif user:

@@ -42,8 +42,9 @@ OVER = frozenset({KeeperState.EXPIRED_SESSION, KeeperState.AUTH_FAILED, KeeperSt
 
 RECONNECT_FIRST, RECONNECT_MAX = 0.02, 2.0
 """Seconds between two attempts to reach a server, at first and at most."""
-RECONNECT_SHARE = 0.2
-"""The share of a session's time-out that such a pause takes at most: a session is lost unless it is reached in time."""
+RECONNECT_SHARE = 1 / 3
+"""The share that such a pause takes at most of a session's time-out, before whose end a server must be reached; and of
+the time that a request waits: one that is asked when the server is back is answered."""
 
 # In no tree of loggers: handlers of the root logger are user code, and would run on its thread.
 _SILENT = logging.Logger("kazoo")  # noqa: LOG001
@@ -210,6 +211,7 @@ class Driver(KazooClient):
         servers: Where to connect, as ``host:port,host:port``.
         lasts: The time-out of the session to ask for, in seconds.
         patience: The longest wait for one server, in seconds.
+        timeout: The longest wait of a request, in seconds.
         loop: Gets all results.
         clock: Says when connecting began.
         on_state: Is told of the connection, on the loop.
@@ -224,6 +226,7 @@ class Driver(KazooClient):
         *,
         lasts: float,
         patience: float,
+        timeout: float,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         on_state: StateListener,
@@ -234,7 +237,7 @@ class Driver(KazooClient):
         self._loop = loop
         self._on_state = on_state
         handler = _Handler(loop, clock, patience, context, on_failure)
-        most = min(RECONNECT_MAX, lasts * RECONNECT_SHARE)
+        most = min(RECONNECT_MAX, RECONNECT_SHARE * min(lasts, timeout))
         retry = KazooRetry(max_tries=-1, delay=RECONNECT_FIRST, backoff=2, max_jitter=0.5, max_delay=most)
         super().__init__(servers, timeout=lasts, handler=handler, connection_retry=retry, logger=_SILENT, **options)
         sasl = options.get("sasl_options")
