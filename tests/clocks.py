@@ -31,9 +31,9 @@ class TurnedClock:
 
     @asynccontextmanager
     async def hurried(self, times: int = 10) -> AsyncIterator[None]:
-        """Let the clock run *times* as fast inside the block, where no request is answered: each is given up sooner.
+        """Let the clock run up to *times* times as fast inside the block, where no request is answered.
 
-        Only with :meth:`turn_loop`.
+        Each is given up sooner then. Only with :meth:`turn_loop`.
         """
         hurry = asyncio.create_task(self._hurry(times))
         try:

@@ -86,6 +86,7 @@ NOT_QUICK = [
 FULL = [
     # clusters of servers, and clients and members that are cut off
     "conformance/test_outages.py",
+    "conformance/test_planted_outages.py",
     "process/test_coordinators.py",
     "stores/etcd/test_cluster_suites.py",
     "stores/etcd/test_members.py",
@@ -196,6 +197,7 @@ LONGEST = [
     "stores/peers/test_cut.py",
     "conformance/test_outages.py",
     "sim/test_sim.py",
+    "conformance/test_planted_outages.py",
     "process/test_coordinators.py",
     "process/test_store_elections.py",
     "stores/servicebus/test_suites.py",

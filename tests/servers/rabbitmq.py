@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
+from tests.durations import PATIENCE
 from tests.servers.certificates import Authority
 from tests.servers.process import _family, free_port, release
 from tests.servers.turned_process import TurnedServer
@@ -25,8 +26,6 @@ PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 """Debian's own; those on the path run as another user, in the folders of the service."""
 
 VHOST = "%2F"
-EVALUATE_MAX = 60.0
-"""Seconds within which the server evaluates an expression; an Erlang that hangs would keep a test for ever."""
 PORTION = 1.6
 """Seconds by which its clocks are turned at once: a multiple of ``tenure._backends.rabbitmq.delays.STEP``."""
 
@@ -166,17 +165,20 @@ class RabbitMQ(TurnedServer):
 
         ``rabbitmqctl`` is a program of Erlang, too: on a busy machine, it takes most of a minute.
         """
-        done = subprocess.run(
-            ["erl_call", "-c", self._cookie, "-n", self.env["RABBITMQ_NODENAME"], "-e"],
-            cwd=self.folder,
-            env={**os.environ, **self.env, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{erlang()}"},
-            input=f"{expression}.\n",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=EVALUATE_MAX,
-        )
+        try:
+            done = subprocess.run(
+                ["erl_call", "-c", self._cookie, "-n", self.env["RABBITMQ_NODENAME"], "-e"],
+                cwd=self.folder,
+                env={**os.environ, **self.env, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{erlang()}"},
+                input=f"{expression}.\n",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"RabbitMQ hangs at {expression}") from error
         found = done.stdout.strip()
         if done.returncode or not found.startswith("{ok, ") or found.startswith("{ok, {badrpc"):
             raise RuntimeError(f"RabbitMQ could not evaluate {expression}:\n{found[-2_000:]}")

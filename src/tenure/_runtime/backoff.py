@@ -9,6 +9,9 @@ import random
 FIRST, LONGEST = 0.05, 5.0
 """Seconds of the first pause and of the longest, unless others are given."""
 
+STEADY = 1.0
+"""Seconds that something must last so that it counts as got back: a server may accept it, and end it at once."""
+
 
 class Backoff:
     """The pauses between attempts to get something back: a subscription, a connection, the deletion of a node.
@@ -28,7 +31,7 @@ class Backoff:
         self._longest = longest
 
     def next(self, at_most: float = math.inf) -> float:
-        """Return the seconds to wait now, *at_most* so many; the next pause is twice as long."""
+        """Return the seconds to wait now, *at_most* so many; the next pause is twice as long, up to the longest."""
         pause = min(self._next, at_most)
         self._next = min(2.0 * self._next, self._longest)
         return pause * random.uniform(0.5, 1.0)
@@ -40,3 +43,8 @@ class Backoff:
     def reset(self) -> None:
         """Begin with the first pause again: an attempt has succeeded."""
         self._next = self._first
+
+    def reset_after(self, lasted: float) -> None:
+        """Begin with the first pause again if what was got back has *lasted* long enough, in seconds."""
+        if lasted >= STEADY:
+            self.reset()

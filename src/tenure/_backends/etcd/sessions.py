@@ -300,9 +300,10 @@ class Sessions:
                 del self._by_name[place.name]
 
     async def _delete_later(self, place: Place, *, at_once: bool = False) -> None:
-        backoff = Backoff(place.session.ttl / 10, PAUSE_MAX)
+        first = min(1.0, place.session.ttl / 10)
         if not at_once:
-            await backoff.rest()
+            await asyncio.sleep(first)
+        backoff = Backoff(first, PAUSE_MAX)
         while place in self._ending:
             with suppress(TenureError):
                 await self._delete(place, self._client.until(patience(place.session.ttl)))

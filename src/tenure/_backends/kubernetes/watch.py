@@ -25,8 +25,6 @@ from tenure.errors import ConfigError, Unavailable
 
 LASTS = (30.0, 60.0)
 """Seconds after which the server ends a watch, and it is continued: at random, so that not all do it at once."""
-WORKED = 1.0
-"""Seconds that a watch must last so that the next pause is the shortest: a server may take each, and end it at once."""
 POLL = 2.0
 """Seconds between two notifications of a listener whose name is not watched."""
 
@@ -147,15 +145,12 @@ class Watch:
                 self._notifier.notify(self._name)
                 await asyncio.sleep(POLL * random.uniform(0.5, 1.0))
                 continue
-            began = asyncio.get_running_loop().time()
             try:
                 await self._follow()
             except ConfigError:  # this user may not watch
                 self._refused()
             except Unavailable:
                 self._version = None  # begin with what is there: the server may have forgotten the version
-            if asyncio.get_running_loop().time() - began >= WORKED:
-                self._backoff.reset()
             await self._backoff.rest(POLL if self.is_refused else math.inf)
 
     def _refused(self) -> None:
@@ -181,9 +176,14 @@ class Watch:
             self.is_refused = False
             if is_new:  # anything may have changed before
                 self._notifier.notify(self._name)
-            async for event in events:
-                if not self._handle(str(event.get("type")), event.get("object")):
-                    return
+            now = asyncio.get_running_loop().time
+            began = now()
+            try:
+                async for event in events:
+                    if not self._handle(str(event.get("type")), event.get("object")):
+                        return
+            finally:
+                self._backoff.reset_after(now() - began)
 
     def _handle(self, kind: str, lease: Any) -> bool:
         """Handle an event; return whether the watch goes on."""

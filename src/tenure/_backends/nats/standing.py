@@ -12,6 +12,7 @@ without asking the server once more. Otherwise it is renewed first.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -35,6 +36,9 @@ WAITS = 30.0
 
 AGE_SHARE = 0.2
 """The share of a lock's time that may be over when its message is handed out; and that for which a pull is kept."""
+
+PAUSE_MAX = 2.0
+"""Seconds at most after a failure until the next pull."""
 
 KEEPS_MAX = 1.0
 """Seconds for which a message waits for a claim, or a quarter of a lock's time if that is less."""
@@ -167,7 +171,7 @@ class Standing:
 
         request: dict[str, object] = {"batch": 1, "expires": round(waits * 10**9)}
         try:
-            pull.notify_first()
+            pull.begins()
             async with asyncio.timeout(waits + self._client.options.timeout):
                 await inbox.pull(subject, request, 1, keep)
         except BaseException as error:
@@ -211,21 +215,26 @@ class _Pull:
         self.wanted.set()
         self._waiting: Waiting | None = None
         self._is_first = True
-        self._backoff = Backoff()
+        self._backoff = Backoff(longest=PAUSE_MAX)
+        self._began = math.inf  # when the server got the present pull
         self.ended = asyncio.get_running_loop().create_task(self._run(), name="tenure-nats-pull")
 
     async def _run(self) -> None:
         while True:
             await self.wanted.wait()
+            now = asyncio.get_running_loop().time
+            self._began = math.inf
             try:
                 await self._standing.pull_one(self)
                 self._backoff.reset()
             except _Failed:
                 self._is_first = True  # what happened meanwhile is hinted at when the next one is asked for
+                self._backoff.reset_after(now() - self._began)
                 await self._backoff.rest()
 
-    def notify_first(self) -> None:
-        """Give a hint when the first message is asked for: none is missed from then on."""
+    def begins(self) -> None:
+        """Note that a message is asked for now; give a hint if it is the first: none is missed from then on."""
+        self._began = asyncio.get_running_loop().time()
         if self._is_first:
             self._is_first = False
             self._standing.failed(self.queue)

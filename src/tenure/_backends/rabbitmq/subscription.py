@@ -31,7 +31,7 @@ from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.presence import Presence
 from tenure._queue.broker import CLAIM_BYTES
-from tenure._runtime.backoff import Backoff
+from tenure._runtime.backoff import STEADY, Backoff
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
@@ -108,6 +108,9 @@ class Subscription:
         """Rises when a message has come, was asked for, or is given back."""
         self._stale: asyncio.TimerHandle | None = None
         self._listening: asyncio.Task[object] | None = None
+        self._backoff = Backoff()
+        self._stands_since: float | None = None  # by the loop's time: since when its consumer has stood
+        self._stood_for: float | None = None  # how long one that was lost had stood, until another is begun
 
     # --- state ---
 
@@ -307,6 +310,9 @@ class Subscription:
         self._lose(channel)
         if error.code != NOT_FOUND:  # else each claim would lose its channel, and each loss would lead to a claim
             self._notifier.notify(self._queue)  # a claim finds out what is there now
+        if self._stands_since is not None:
+            self._stood_for = asyncio.get_running_loop().time() - self._stands_since
+            self._stands_since = None
         if self._listeners:
             self._listen_again()
 
@@ -332,7 +338,11 @@ class Subscription:
 
     async def _begin_listening(self) -> None:
         """Begin a consumer, and notify the listeners once it stands: from there on, no message is missed."""
-        backoff = Backoff()
+        stood_for, self._stood_for = self._stood_for, None
+        if stood_for is not None:
+            self._backoff.reset_after(stood_for)
+            if stood_for < STEADY:  # the server may accept each consumer, and end it at once
+                await self._backoff.rest()
         while self._listeners:
             try:
                 async with asyncio.timeout(self._client.options.timeout):
@@ -342,9 +352,10 @@ class Subscription:
                         channel = await self._ready_channel()
                         if not channel.standing:
                             await channel.consume(1)[1]
+                self._stands_since = asyncio.get_running_loop().time()
                 break
             except (AmqpError, OSError, TenureError) as error:
                 if isinstance(error, ConnectionLost) and error.code:
                     self._notifier.notify(self._queue)  # so that a claim reports it
-            await backoff.rest()
+            await self._backoff.rest()
         self._notifier.notify(self._queue)

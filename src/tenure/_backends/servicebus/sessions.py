@@ -19,6 +19,7 @@ from tenure._backends.servicebus.receipts import HeldSession, Receipts
 from tenure._queue.broker import NoSession
 from tenure._queue.message import SessionLock
 from tenure._queue.verdicts import LAPSED, SETTLED, Lapsed, Settled
+from tenure._runtime.backoff import Backoff
 from tenure._runtime.tasks import Tasks
 
 WAIT_LONG = 60.0
@@ -64,6 +65,7 @@ class Sessions:
                 await self._tasks.cancel_all()
 
     async def _wait(self, queue: str, hint: Callable[[], None]) -> None:
+        backoff = Backoff(REOPEN)
         while True:
             try:
                 path = await self._places.existing(queue)
@@ -72,10 +74,11 @@ class Sessions:
                 link = await self._namespace.session(path, None, WAIT_LONG)
             except FAILURES as error:
                 if isinstance(error, Refused) and error.condition in NO_SESSION:
+                    backoff.reset()
                     continue
                 if isinstance(error, Refused) and error.condition in _LASTING:
                     return  # a claim says why
-                await asyncio.sleep(REOPEN)
+                await backoff.rest()
                 hint()  # after an interruption, there may be sessions that were missed
                 continue
             break

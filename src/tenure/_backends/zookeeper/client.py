@@ -67,8 +67,11 @@ class Client:
 
     def until(self, lease: float | None = None) -> float:
         """Return when a request that begins now is given up; there must be time left to repeat one about a *lease*."""
+        return self.clock.now() + self._waits(lease)
+
+    def _waits(self, lease: float | None = None) -> float:
         timeout = self.options.timeout
-        return self.clock.now() + (timeout if lease is None else min(timeout, patience(lease)))
+        return timeout if lease is None else min(timeout, patience(lease))
 
     def session(self, lease: float = READING) -> Session:
         """Return the session for leases of so many seconds, opened if there is none.
@@ -83,7 +86,7 @@ class Client:
         found = self._sessions.get(lease)
         if found is None or found.is_over:
             lasts = lease + BEYOND * self.options.tick if lease else READING_LASTS
-            self._sessions[lease] = found = self.open_session(lasts)
+            self._sessions[lease] = found = self.open_session(lasts, self._waits(lease or None))
         return found
 
     def require_open(self) -> None:
@@ -91,13 +94,13 @@ class Client:
         if self._closed:
             raise Unavailable("the backend was closed")
 
-    def open_session(self, lasts: float) -> Session:
-        """Open one more session with this time-out."""
+    def open_session(self, lasts: float, waits: float | None = None) -> Session:
+        """Open one more session with this time-out; its requests wait for *waits* seconds, or for those of the URL."""
         return Session(
             self._ensemble,
             lasts=lasts,
             clock=self.clock,
-            make=partial(Driver, self.address.servers, **self._driver_options()),
+            make=partial(Driver, self.address.servers, waits=waits or self.options.timeout, **self._driver_options()),
             on_watch=self.notifier.notify,
             on_change=self._on_change,
         )
@@ -121,7 +124,7 @@ class Client:
 
     def _driver_options(self) -> dict[str, Any]:
         options, user, password = self.options, self.address.user, self.address.password
-        given: dict[str, Any] = {"context": self.context, "timeout": options.timeout}
+        given: dict[str, Any] = {"context": self.context}
         if user and options.auth == "sasl":
             given["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": user, "password": password}
         elif user:

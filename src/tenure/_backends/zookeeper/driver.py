@@ -45,10 +45,22 @@ RECONNECT_FIRST, RECONNECT_MAX = 0.02, 2.0
 RECONNECT_SHARE = 1 / 3
 """The share that such a pause takes at most of a session's time-out, before whose end a server must be reached; and of
 the time that a request waits: one that is asked when the server is back is answered."""
+JITTER = 0.5
+"""The share by which a pause is shorter or longer, at random."""
 
 # In no tree of loggers: handlers of the root logger are user code, and would run on its thread.
 _SILENT = logging.Logger("kazoo")  # noqa: LOG001
 _SILENT.disabled = True
+
+
+def reconnecting(lasts: float, waits: float) -> KazooRetry:
+    """Return the pauses between attempts to reach a server, for a session that *lasts* so many seconds.
+
+    Unlike those of our own clients, they delay requests, which wait for *waits* seconds.
+    """
+    longest = min(RECONNECT_MAX, RECONNECT_SHARE * min(lasts, waits))
+    most = longest / (1.0 + JITTER)  # kazoo applies its jitter after its limit
+    return KazooRetry(max_tries=-1, delay=RECONNECT_FIRST, backoff=2, max_jitter=JITTER, max_delay=most)
 
 
 class StateListener(Protocol):
@@ -211,7 +223,7 @@ class Driver(KazooClient):
         servers: Where to connect, as ``host:port,host:port``.
         lasts: The time-out of the session to ask for, in seconds.
         patience: The longest wait for one server, in seconds.
-        timeout: The longest wait of a request, in seconds.
+        waits: The seconds for which requests wait for an answer, the least patient of them.
         loop: Gets all results.
         clock: Says when connecting began.
         on_state: Is told of the connection, on the loop.
@@ -226,7 +238,7 @@ class Driver(KazooClient):
         *,
         lasts: float,
         patience: float,
-        timeout: float,
+        waits: float,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         on_state: StateListener,
@@ -237,8 +249,7 @@ class Driver(KazooClient):
         self._loop = loop
         self._on_state = on_state
         handler = _Handler(loop, clock, patience, context, on_failure)
-        most = min(RECONNECT_MAX, RECONNECT_SHARE * min(lasts, timeout))
-        retry = KazooRetry(max_tries=-1, delay=RECONNECT_FIRST, backoff=2, max_jitter=0.5, max_delay=most)
+        retry = reconnecting(lasts, waits)
         super().__init__(servers, timeout=lasts, handler=handler, connection_retry=retry, logger=_SILENT, **options)
         sasl = options.get("sasl_options")
         self._connection = _Connection(self, self._conn_retry.copy(), logger=_SILENT, sasl_options=sasl)
