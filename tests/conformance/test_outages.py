@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import pytest
 
 from tenure._runtime.backoff import LONGEST, STEADY
-from tenure.testing import until
-from tenure.testing._conformance.counted_hints import HINT_WITHIN, counted
+from tenure.testing._conformance.counted_hints import counted
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
 from tests.conformance.test_kinds import WHERE
+from tests.durations import until
 from tests.stores.etcd.test_cluster_suites import ClusterHarness
 from tests.stores.etcd.test_suites import EtcdHarness
 from tests.stores.kubernetes.test_suites import KubernetesHarness
@@ -124,7 +124,7 @@ class Listener:
     async def until_connected(self) -> None:
         """Let it connect again, and be connected for a while."""
         self.clock.turned += LONGEST
-        await until(lambda: any(proxy.open for proxy in self._refusing), within=HINT_WITHIN, what="a new connection")
+        await until(lambda: any(proxy.open for proxy in self._refusing), what="a new connection")
         await self._hints.no_more()
         self.clock.turned += 2 * STEADY
 
@@ -165,8 +165,9 @@ async def connections_in(
     async with listening(which, refusing) as listener, listener.cut(), listener.clock.hurried(outage.times):
         await asyncio.sleep(outage.begins)
         began, before = loop.time(), listener.connections
-        while loop.time() < began + outage.lasts and listener.connections - before <= enough:
-            await asyncio.sleep(0.1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(outage.lasts):
+                await until(lambda: listener.connections - before > enough)
         return listener.connections - before, loop.time() - began
 
 
@@ -179,16 +180,16 @@ async def test_who_is_cut_off_tries_rarely_and_on(which: str, refusing: set[Faul
 
 async def tries_soon_again(which: str, refusing: set[FaultProxy]) -> bool:
     """Let pauses grow in one outage; return whether they are short at the beginning of the next."""
-    outage, loop = Outage.of(which), asyncio.get_running_loop()
+    outage = Outage.of(which)
     async with listening(which, refusing) as listener:
         async with listener.cut(), listener.clock.hurried(outage.times):
             await asyncio.sleep(outage.begins)
         await listener.until_connected()
         wanted = listener.connections + connections(which, ATTEMPTS_SOON)
         async with listener.cut():
-            give_up = loop.time() + SOON
-            while listener.connections < wanted and loop.time() < give_up:
-                await asyncio.sleep(0.01)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SOON):
+                    await until(lambda: listener.connections >= wanted)
             return listener.connections >= wanted
 
 
