@@ -1,7 +1,7 @@
 """What an outage costs: how often the client of each store tries to connect while its server is cut off.
 
-Who listens for hints gets them back by itself, and tries until then: on, and rarely; and soon again in the next outage.
-tests/application counts the requests of what asks above the stores.
+Who listens for hints gets them back by itself, and tries until then: on, and rarely. tests/application counts the
+requests of what asks above the stores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tenure._runtime.backoff import LONGEST, STEADY
 from tenure.testing._conformance.counted_hints import counted
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
@@ -59,8 +58,6 @@ STORES: dict[str, type[Any]] = {
     "ZooKeeper": ZooKeeperHarness,
     "ZooKeeper, three members": EnsembleHarness,
 }
-CONNECTED_AGAIN = [which for which in STORES if not which.startswith("ServiceBus")]
-"""Not Service Bus, which opens no link to a queue that isn't there, and goes on trying."""
 WITHOUT_A_LINK = {"Memory", "Observed", "Queued", "Sqlite"}
 WITHOUT_HINTS = {"Azure"}
 ON_A_THREAD = ("ServiceBus", "ZooKeeper")
@@ -70,8 +67,6 @@ CONNECTIONS = {"Kubernetes": 2, "ZooKeeper": 2}
 """How many connections an attempt makes, if not one: aiohttp repeats it at once; ZooKeeper has two sessions."""
 EVERY_MIN = 1.0
 """Seconds between two attempts, once there was no answer for a while: at least, on average."""
-SOON, ATTEMPTS_SOON = 4.0, 4
-"""Seconds at the beginning of an outage, and how many attempts there are at least; grown pauses take longer."""
 
 
 class Outage(NamedTuple):
@@ -90,23 +85,17 @@ class Outage(NamedTuple):
         return cls(5.0, 7.0, times=1) if which.startswith(ON_A_THREAD) else cls(20.0, 60.0, times=20)
 
 
-def connections(which: str, attempts: float) -> float:
-    """Return how many connections so many attempts make."""
-    return attempts * CONNECTIONS.get(which.partition(",")[0], 1)
-
-
 def most(which: str, seconds: float) -> float:
     """Return how many connections are right in so many seconds of an outage."""
-    return connections(which, seconds / EVERY_MIN + 1)
+    return (seconds / EVERY_MIN + 1) * CONNECTIONS.get(which.partition(",")[0], 1)
 
 
 class Listener:
     """A client that listens for hints, and what stands between it and its store."""
 
-    def __init__(self, harness: Any, client: Any, hints: Any, refusing: set[FaultProxy]) -> None:
+    def __init__(self, harness: Any, client: Any, refusing: set[FaultProxy]) -> None:
         self._harness = harness
         self._client = client
-        self._hints = hints
         self._refusing = refusing
         self.clock = TurnedClock()
         self.clock.turn_loop()
@@ -120,13 +109,6 @@ class Listener:
     def connections(self) -> int:
         """How often it has tried to reach a server in vain; the one that it has tried most."""
         return max((proxy.refused for proxy in self._refusing), default=0)
-
-    async def until_connected(self) -> None:
-        """Let it connect again, and be connected for a while."""
-        self.clock.turned += LONGEST
-        await until(lambda: any(proxy.open for proxy in self._refusing), what="a new connection")
-        await self._hints.no_more()
-        self.clock.turned += 2 * STEADY
 
 
 @pytest.fixture
@@ -152,7 +134,7 @@ async def listening(which: str, refusing: set[FaultProxy]) -> AsyncIterator[List
         client = await harness.open()
         async with counted(client.hints("outage")) as hints:
             await hints.no_more()
-            yield Listener(harness, client, hints, refusing)
+            yield Listener(harness, client, refusing)
     finally:
         await harness.close()
 
@@ -176,27 +158,6 @@ async def connections_in(
 async def test_who_is_cut_off_tries_rarely_and_on(which: str, refusing: set[FaultProxy]) -> None:
     found, seconds = await connections_in(which, refusing, Outage.of(which))
     assert 0 < found <= most(which, seconds)
-
-
-async def tries_soon_again(which: str, refusing: set[FaultProxy]) -> bool:
-    """Let pauses grow in one outage; return whether they are short at the beginning of the next."""
-    outage = Outage.of(which)
-    async with listening(which, refusing) as listener:
-        async with listener.cut(), listener.clock.hurried(outage.times):
-            await asyncio.sleep(outage.begins)
-        await listener.until_connected()
-        wanted = listener.connections + connections(which, ATTEMPTS_SOON)
-        async with listener.cut():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SOON):
-                    await until(lambda: listener.connections >= wanted)
-            return listener.connections >= wanted
-
-
-@pytest.mark.parametrize("which", CONNECTED_AGAIN)
-@pytest.mark.asyncio
-async def test_who_was_connected_again_tries_soon(which: str, refusing: set[FaultProxy]) -> None:
-    assert await tries_soon_again(which, refusing)
 
 
 def test_every_store_with_hints_is_tried() -> None:

@@ -8,14 +8,12 @@ from tenure._backends.zookeeper import driver as zookeeper_driver
 from tenure._runtime.backoff import Backoff
 from tenure.testing.faultproxy import FaultProxy
 from tests.conformance.test_outages import (
-    CONNECTED_AGAIN,
     ON_A_THREAD,
     STORES,
     Outage,
     connections_in,
     most,
     refusing,
-    tries_soon_again,
 )
 
 __all__ = ["refusing"]  # a fixture
@@ -31,18 +29,3 @@ async def test_a_planted_bug_is_found(which: str, refusing: set[FaultProxy], mon
     enough = most(which, outage.lasts)
     found, _ = await connections_in(which, refusing, outage, enough)
     assert found > enough
-
-
-OURS = [which for which in CONNECTED_AGAIN if not which.startswith("ZooKeeper")]
-"""Stores whose pauses are ours; kazoo ends its own."""
-
-
-@pytest.mark.parametrize("which", OURS)
-@pytest.mark.asyncio
-async def test_a_bug_planted_in_the_next_outage_is_found(
-    which: str, refusing: set[FaultProxy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its pauses begin as long as those of the last outage have ended."""
-    monkeypatch.setattr(Backoff, "reset", lambda backoff: None)
-    monkeypatch.setattr("random.uniform", lambda least, most: most)
-    assert not await tries_soon_again(which, refusing)
