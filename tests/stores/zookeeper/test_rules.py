@@ -6,8 +6,10 @@ import math
 from uuid import UUID
 
 import pytest
+from kazoo.retry import ForceRetryError
 
 from tenure._backends.zookeeper.address import Options, address_of
+from tenure._backends.zookeeper.driver import reconnecting
 from tenure._backends.zookeeper.names import Dialect, escaped, is_of, node_prefix, queue_of, unescaped
 from tenure._backends.zookeeper.records import METADATA_MAX, NO_RECORD, Record, read_record, require_metadata
 from tenure._backends.zookeeper.touches import HEARD_AFTER, Touches
@@ -226,3 +228,17 @@ def test_an_address_names_servers_path_and_login() -> None:
     assert "p@ss" not in repr(address)
     assert address_of(Url.parse("zookeeper://a")).root == address_of(Url.parse("zookeeper://a/")).root == ""
     assert Options().dialect == "latch"
+
+
+@pytest.mark.parametrize(("lasts", "waits", "longest"), [(30.0, 15.0, 2.0), (30.0, 3.0, 1.0), (1.5, 15.0, 0.5)])
+def test_a_pause_between_connections_leaves_time_for_a_request(lasts: float, waits: float, longest: float) -> None:
+    retry = reconnecting(lasts, waits)
+    slept: list[float] = []
+    retry.sleep_func = slept.append
+
+    def connect() -> None:
+        if len(slept) < 1_000:
+            raise ForceRetryError
+
+    retry(connect)
+    assert 0.9 * longest < max(slept) <= longest
