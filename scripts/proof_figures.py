@@ -44,6 +44,7 @@ PLANTS = {
     "tests/conformance/test_planted_away.py": "stores after an outage",
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",
     "tests/conformance/test_planted_outages.py": "clients that try to connect while a store is cut off",
+    "tests/stores/rabbitmq/test_pauses.py": "RabbitMQ: consumers ended at once, alarms that ring late",
     "tests/conformance/test_planted_cancelled.py": "claims whose caller was cancelled",
     "tests/conformance/test_planted_strain.py": "stores that are full or cut off",
     "tests/conformance/test_planted_cost.py": "requests that cost too much",

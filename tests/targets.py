@@ -188,16 +188,16 @@ FULL = [
 """The tests that only ``make full`` runs."""
 
 LONGEST = [
+    "conformance/test_planted_outages.py",
     "process/test_lead.py",
+    "conformance/test_outages.py",
     "sim/test_peers.py",
     "stores/etcd/test_suites.py",
     "process/test_demo.py",
     "stores/zookeeper/test_suites.py",
     "stores/azure_storage/test_suites.py",
     "stores/peers/test_cut.py",
-    "conformance/test_outages.py",
     "sim/test_sim.py",
-    "conformance/test_planted_outages.py",
     "process/test_coordinators.py",
     "process/test_store_elections.py",
     "stores/servicebus/test_suites.py",

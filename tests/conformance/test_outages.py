@@ -1,7 +1,7 @@
 """What an outage costs: how often the client of each store tries to connect while its server is cut off.
 
-Who listens for hints gets them back by itself, and tries until then: on, and rarely. tests/application counts the
-requests of what asks above the stores.
+Who listens for hints gets them back by itself, and tries until then: on, and rarely; after the next outage as after the
+first. tests/application counts the requests of what asks above the stores.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import pytest
 
+from tenure._backends.servicebus import sessions
+from tenure._queue.broker import Broker
+from tenure._runtime.backoff import LONGEST, STEADY, Backoff
+from tenure.errors import Unavailable
 from tenure.testing._conformance.counted_hints import counted
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
 from tests.conformance.test_kinds import WHERE
-from tests.durations import until
+from tests.durations import PATIENCE, until
 from tests.stores.etcd.test_cluster_suites import ClusterHarness
 from tests.stores.etcd.test_suites import EtcdHarness
 from tests.stores.kubernetes.test_suites import KubernetesHarness
@@ -43,6 +48,22 @@ class EnsembleHarness(FaultyEnsembleHarness):
     patience = TIMEOUT
 
 
+class MessagesHarness(ServiceBusHarness):
+    async def prepare(self, broker: Broker, name: str) -> None:
+        """Make a queue."""
+        await broker.receive(name, 1, self.lock)
+
+
+class SessionsHarness(ServiceBusHarness):
+    async def start(self) -> None:
+        await super().start()
+        self._patch.setattr(sessions, "WAIT_LONG", STEADY)
+
+    async def prepare(self, broker: Broker, name: str) -> None:
+        """Make a queue of sessions: who listens to one waits for them, by requests of its own."""
+        await broker.accept(name, None, self.lock)
+
+
 STORES: dict[str, type[Any]] = {
     "Etcd": EtcdHarness,
     "Etcd, three members": ClusterHarness,
@@ -54,12 +75,15 @@ STORES: dict[str, type[Any]] = {
     "Rabbit, queues": FaultyRabbitHarness,
     "Redis": RedisHarness,
     "Redis, queues": RedisQueueHarness,
-    "ServiceBus, queues": ServiceBusHarness,
+    "ServiceBus, queues": MessagesHarness,
+    "ServiceBus, sessions": SessionsHarness,
     "ZooKeeper": ZooKeeperHarness,
     "ZooKeeper, three members": EnsembleHarness,
 }
 WITHOUT_A_LINK = {"Memory", "Observed", "Queued", "Sqlite"}
 WITHOUT_HINTS = {"Azure"}
+OF_THEIR_DRIVERS = ("ZooKeeper",)
+"""Stores whose drivers pause between connections, and begin anew, by their own rules."""
 ON_A_THREAD = ("ServiceBus", "ZooKeeper")
 """Stores whose clients connect on a thread of their own, by the true time."""
 
@@ -67,6 +91,10 @@ CONNECTIONS = {"Kubernetes": 2, "ZooKeeper": 2}
 """How many connections an attempt makes, if not one: aiohttp repeats it at once; ZooKeeper has two sessions."""
 EVERY_MIN = 1.0
 """Seconds between two attempts, once there was no answer for a while: at least, on average."""
+
+
+LASTS = LONGEST + 2 * STEADY
+"""Seconds after which a client has everything back, and for long enough: some begin anew when it is lost then."""
 
 
 class Outage(NamedTuple):
@@ -94,15 +122,15 @@ class Listener:
     """A client that listens for hints, and what stands between it and its store."""
 
     def __init__(self, harness: Any, client: Any, refusing: set[FaultProxy]) -> None:
+        self.client = client
         self._harness = harness
-        self._client = client
         self._refusing = refusing
         self.clock = TurnedClock()
         self.clock.turn_loop()
 
     def cut(self) -> AbstractAsyncContextManager[None]:
         """Cut it off inside the block."""
-        cut: AbstractAsyncContextManager[None] = self._harness.cut(self._client)
+        cut: AbstractAsyncContextManager[None] = self._harness.cut(self.client)
         return cut
 
     @property
@@ -125,14 +153,50 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> set[FaultProxy]:
     return found
 
 
+class Pauses:
+    """What becomes of the pauses that clients use."""
+
+    def __init__(self) -> None:
+        self.grown: WeakSet[Backoff] = WeakSet()
+        """Those that were asked for more than the first."""
+        self.anew: WeakSet[Backoff] = WeakSet()
+        """Those that have begun anew since they were last looked at."""
+
+    def are_anew(self) -> bool:
+        """Return whether all that have grown have begun anew."""
+        return all(one in self.anew for one in self.grown)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    """Watch the pauses that are used from now on."""
+    found = Pauses()
+    following, reset = Backoff.next, Backoff.reset
+
+    def grow(backoff: Backoff, at_most: float = math.inf) -> float:
+        if backoff._next > backoff._first:
+            found.grown.add(backoff)
+        return following(backoff, at_most)
+
+    def begin_anew(backoff: Backoff) -> None:
+        found.anew.add(backoff)
+        reset(backoff)
+
+    monkeypatch.setattr(Backoff, "next", grow)
+    monkeypatch.setattr(Backoff, "reset", begin_anew)
+    return found
+
+
 @asynccontextmanager
 async def listening(which: str, refusing: set[FaultProxy]) -> AsyncIterator[Listener]:
     """Let a client of a store listen for hints."""
-    harness = STORES[which]()
+    harness, name = STORES[which](), "outage-" + "".join(filter(str.isalnum, which)).lower()
     await harness.start()
     try:
         client = await harness.open()
-        async with counted(client.hints("outage")) as hints:
+        if hasattr(harness, "prepare"):
+            await harness.prepare(client, name)
+        async with counted(client.hints(name)) as hints:
             await hints.no_more()
             yield Listener(harness, client, refusing)
     finally:
@@ -158,6 +222,46 @@ async def connections_in(
 async def test_who_is_cut_off_tries_rarely_and_on(which: str, refusing: set[FaultProxy]) -> None:
     found, seconds = await connections_in(which, refusing, Outage.of(which))
     assert 0 < found <= most(which, seconds)
+
+
+async def begin_anew(which: str, refusing: set[FaultProxy], pauses: Pauses, within: float = PATIENCE) -> bool:
+    """Return whether pauses that grew in an outage begin with the first again *within* seconds of its end."""
+    outage = Outage.of(which)
+    async with listening(which, refusing) as listener:
+
+        async def lose_what_has_lasted() -> None:
+            while True:
+                await asyncio.sleep(LASTS)
+                async with listener.cut():
+                    pass
+
+        async def are_anew() -> bool:
+            with suppress(Unavailable):
+                await listener.client.names()  # some connect when they are asked only
+            return pauses.are_anew()
+
+        async with listener.cut(), listener.clock.hurried(outage.times):
+            await until(lambda: pauses.grown)
+            await asyncio.sleep(outage.begins)
+        pauses.anew.clear()
+        losing = asyncio.create_task(lose_what_has_lasted())
+        try:
+            async with listener.clock.hurried(2 if outage.times > 1 else 1):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within):
+                        await until(are_anew)
+        finally:
+            losing.cancel()
+        return pauses.are_anew()
+
+
+PAUSING = [which for which in STORES if not which.startswith(OF_THEIR_DRIVERS)]
+
+
+@pytest.mark.parametrize("which", PAUSING)
+@pytest.mark.asyncio
+async def test_after_an_outage_pauses_begin_anew(which: str, refusing: set[FaultProxy], pauses: Pauses) -> None:
+    assert await begin_anew(which, refusing, pauses)
 
 
 def test_every_store_with_hints_is_tried() -> None:

@@ -45,7 +45,7 @@ from tests.stores.zookeeper.test_suites import HeldHarness
 class ReceivesFromTheAnswer(FaultyBroker):
     async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
         answer = await super()._ask(request, *args, **options)
-        if isinstance(answer, Claim) and request.__name__ == "receive":
+        if isinstance(answer, Claim) and request.__name__ in ("receive", "receive_deferred"):
             await self._wrapped.renew(answer.deliveries, args[2])
         return answer
 
@@ -94,6 +94,7 @@ class SettlesWithTheAnswer(FaultyBroker):
 
 
 A_LOCK = "test_a_lock_does_not_begin_with_a_slow_answer"
+A_DEFERRED_LOCK = "test_a_lock_of_a_deferred_message_does_not_begin_with_a_slow_answer"
 A_RENEWED_LOCK = "test_a_renewed_lock_does_not_begin_with_a_slow_answer"
 A_LATER_RENEWAL = "test_a_renewal_answered_after_the_first_end_is_true"
 A_SESSION = "test_a_session_does_not_begin_with_a_slow_answer"
@@ -102,10 +103,10 @@ A_LATE_RENEWAL = "test_a_renewal_that_arrives_after_the_end_does_not_stand"
 A_LATE_VERDICT = "test_a_verdict_that_arrives_after_the_end_does_not_stand"
 
 QUEUES: list[tuple[type[FaultyBroker] | type[MemoryBroker], set[str]]] = [
-    (ReceivesFromTheAnswer, {A_LOCK}),
+    (ReceivesFromTheAnswer, {A_LOCK, A_DEFERRED_LOCK}),
     (RenewsFromTheAnswer, {A_RENEWED_LOCK, A_LATER_RENEWAL, A_SESSION}),
     (AcceptsFromTheAnswer, {A_SESSION}),
-    (ShowsFromTheAnswer, {A_LOCK, A_RENEWED_LOCK}),
+    (ShowsFromTheAnswer, {A_LOCK, A_DEFERRED_LOCK, A_RENEWED_LOCK}),
     (SettlesWithTheAnswer, {A_LATER_ANSWER}),
     (ComparesSequenceOnly, {A_LATE_VERDICT, A_LATE_RENEWAL}),
 ]
