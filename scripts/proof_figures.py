@@ -45,6 +45,7 @@ PLANTS = {
     "tests/conformance/test_planted_hints.py": "clients whose connection was cut",
     "tests/conformance/test_planted_outages.py": "clients that try to connect while a store is cut off",
     "tests/stores/rabbitmq/test_pauses.py": "RabbitMQ: consumers ended at once, alarms that ring late",
+    "tests/stores/nats/test_standing.py": "NATS: pauses of a pull that waits",
     "tests/conformance/test_planted_cancelled.py": "claims whose caller was cancelled",
     "tests/conformance/test_planted_strain.py": "stores that are full or cut off",
     "tests/conformance/test_planted_cost.py": "requests that cost too much",
@@ -126,7 +127,7 @@ def planted_in(file: str) -> Iterator[object]:
         (choices,) = (mark.args[1] for mark in getattr(module, name).pytestmark if mark.name == "parametrize")
         for choice in choices:
             bug = choice[0] if isinstance(choice, tuple) else choice
-            yield (file, bug) if isinstance(bug, str) else bug
+            yield (file, name, bug) if isinstance(bug, str) else bug
 
 
 def tests_of_planted_bugs(file: str) -> list[str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import pytest
 
@@ -23,7 +22,7 @@ from tenure.testing._conformance.counted_hints import counted
 from tenure.testing.faultproxy import FaultProxy
 from tests.clocks import TurnedClock
 from tests.conformance.test_kinds import WHERE
-from tests.durations import PATIENCE, until
+from tests.durations import until
 from tests.stores.etcd.test_cluster_suites import ClusterHarness
 from tests.stores.etcd.test_suites import EtcdHarness
 from tests.stores.kubernetes.test_suites import KubernetesHarness
@@ -118,6 +117,11 @@ def most(which: str, seconds: float) -> float:
     return (seconds / EVERY_MIN + 1) * CONNECTIONS.get(which.partition(",")[0], 1)
 
 
+def least(outage: Outage) -> int:
+    """Return how many are right at least: one for every few of the longest pauses."""
+    return max(1, int(outage.lasts / (4 * LONGEST)))
+
+
 class Listener:
     """A client that listens for hints, and what stands between it and its store."""
 
@@ -157,14 +161,14 @@ class Pauses:
     """What becomes of the pauses that clients use."""
 
     def __init__(self) -> None:
-        self.grown: WeakSet[Backoff] = WeakSet()
-        """Those that were asked for more than the first."""
-        self.anew: WeakSet[Backoff] = WeakSet()
-        """Those that have begun anew since they were last looked at."""
+        self.grown: set[Backoff] = set()
+        """Those that have grown beyond the first."""
+        self.anew: set[Backoff] = set()
+        """Those that have begun anew; a test empties it when an outage ends."""
 
     def are_anew(self) -> bool:
         """Return whether all that have grown have begun anew."""
-        return all(one in self.anew for one in self.grown)
+        return bool(self.grown) and self.grown <= self.anew
 
 
 @pytest.fixture
@@ -173,17 +177,17 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     found = Pauses()
     following, reset = Backoff.next, Backoff.reset
 
-    def grow(backoff: Backoff, at_most: float = math.inf) -> float:
+    def watched_next(backoff: Backoff, at_most: float = math.inf) -> float:
         if backoff._next > backoff._first:
             found.grown.add(backoff)
         return following(backoff, at_most)
 
-    def begin_anew(backoff: Backoff) -> None:
+    def watched_reset(backoff: Backoff) -> None:
         found.anew.add(backoff)
         reset(backoff)
 
-    monkeypatch.setattr(Backoff, "next", grow)
-    monkeypatch.setattr(Backoff, "reset", begin_anew)
+    monkeypatch.setattr(Backoff, "next", watched_next)
+    monkeypatch.setattr(Backoff, "reset", watched_reset)
     return found
 
 
@@ -220,48 +224,79 @@ async def connections_in(
 @pytest.mark.parametrize("which", STORES)
 @pytest.mark.asyncio
 async def test_who_is_cut_off_tries_rarely_and_on(which: str, refusing: set[FaultProxy]) -> None:
-    found, seconds = await connections_in(which, refusing, Outage.of(which))
-    assert 0 < found <= most(which, seconds)
-
-
-async def begin_anew(which: str, refusing: set[FaultProxy], pauses: Pauses, within: float = PATIENCE) -> bool:
-    """Return whether pauses that grew in an outage begin with the first again *within* seconds of its end."""
     outage = Outage.of(which)
-    async with listening(which, refusing) as listener:
+    found, seconds = await connections_in(which, refusing, outage)
+    assert least(outage) <= found <= most(which, seconds)
 
-        async def lose_what_has_lasted() -> None:
-            while True:
-                await asyncio.sleep(LASTS)
-                async with listener.cut():
-                    pass
 
-        async def are_anew() -> bool:
-            with suppress(Unavailable):
-                await listener.client.names()  # some connect when they are asked only
-            return pauses.are_anew()
-
+async def pauses_begin_anew(
+    which: str, refusing: set[FaultProxy], pauses: Pauses, is_over: Callable[[], bool] | None = None
+) -> bool:
+    """Return whether pauses that grew in an outage begin with the first again after its end; wait until *is_over*."""
+    outage = Outage.of(which)
+    async with listening(which, refusing) as listener, asking(listener.client):
         async with listener.cut(), listener.clock.hurried(outage.times):
-            await until(lambda: pauses.grown)
+            await until(lambda: len(pauses.grown) >= PAUSING[which])
             await asyncio.sleep(outage.begins)
         pauses.anew.clear()
-        losing = asyncio.create_task(lose_what_has_lasted())
-        try:
-            async with listener.clock.hurried(2 if outage.times > 1 else 1):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(within):
-                        await until(are_anew)
-        finally:
-            losing.cancel()
+        async with losing_what_has_lasted(listener):
+            await until(is_over or pauses.are_anew)
         return pauses.are_anew()
 
 
-PAUSING = [which for which in STORES if not which.startswith(OF_THEIR_DRIVERS)]
+@asynccontextmanager
+async def asking(client: Any) -> AsyncIterator[None]:
+    """Ask a client something now and then inside the block: some connect only then."""
+
+    async def ask() -> None:
+        while True:
+            with suppress(Unavailable):
+                await client.names()
+            await asyncio.sleep(STEADY)
+
+    async with beside(ask()):
+        yield
+
+
+@asynccontextmanager
+async def losing_what_has_lasted(listener: Listener) -> AsyncIterator[None]:
+    """Cut a client off for a moment inside the block, again and again, more and more rarely: some begin anew then."""
+
+    async def lose() -> None:
+        lasts = LASTS
+        while True:
+            await asyncio.sleep(lasts)
+            async with listener.cut():
+                pass
+            lasts *= 1.5
+
+    async with beside(lose()):
+        yield
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do *work*, which never ends, beside the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        [error] = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(error, asyncio.CancelledError), error
+
+
+PAUSING = {which: 1 for which in STORES if not which.startswith(OF_THEIR_DRIVERS)} | {
+    "Postgres": 2,
+    "Postgres, queues": 2,
+}
+"""How many pauses a client has: PostgreSQL one for hints, and one for requests."""
 
 
 @pytest.mark.parametrize("which", PAUSING)
 @pytest.mark.asyncio
 async def test_after_an_outage_pauses_begin_anew(which: str, refusing: set[FaultProxy], pauses: Pauses) -> None:
-    assert await begin_anew(which, refusing, pauses)
+    assert await pauses_begin_anew(which, refusing, pauses)
 
 
 def test_every_store_with_hints_is_tried() -> None:

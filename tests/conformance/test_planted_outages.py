@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
+from tenure._backends.etcd import hints as etcd_hints
+from tenure._backends.kubernetes import watch as kubernetes_watch
+from tenure._backends.nats import hints as nats_hints
+from tenure._backends.nats import standing as nats_standing
+from tenure._backends.postgres import connections as postgres_connections
+from tenure._backends.postgres import wake as postgres_wake
+from tenure._backends.rabbitmq import subscription as rabbitmq_subscription
+from tenure._backends.redis import wake as redis_wake
+from tenure._backends.servicebus import feed as servicebus_feed
+from tenure._backends.servicebus import sessions as servicebus_sessions
 from tenure._backends.zookeeper import driver as zookeeper_driver
-from tenure._runtime.backoff import Backoff
+from tenure._runtime.backoff import LONGEST, Backoff
 from tenure.testing.faultproxy import FaultProxy
 from tests.conformance.test_outages import (
-    LASTS,
     ON_A_THREAD,
     PAUSING,
     STORES,
     Outage,
     Pauses,
-    begin_anew,
     connections_in,
+    least,
     most,
     pauses,
+    pauses_begin_anew,
     refusing,
 )
+
+USERS = [
+    ("Etcd", etcd_hints),
+    ("Etcd, three members", etcd_hints),
+    ("Kubernetes", kubernetes_watch),
+    ("Nats", nats_hints),
+    ("Nats, queues", nats_standing),
+    ("Postgres", postgres_wake),
+    ("Postgres", postgres_connections),
+    ("Postgres, queues", postgres_wake),
+    ("Rabbit, queues", rabbitmq_subscription),
+    ("Redis", redis_wake),
+    ("Redis, queues", redis_wake),
+    ("ServiceBus, queues", servicebus_feed),
+    ("ServiceBus, sessions", servicebus_sessions),
+]
+"""Who pauses, in which module."""
 
 __all__ = ["pauses", "refusing"]  # fixtures
 
@@ -39,8 +68,31 @@ async def test_a_planted_bug_of_pauses_that_do_not_grow_is_found(
 
 @pytest.mark.parametrize("which", PAUSING)
 @pytest.mark.asyncio
-async def test_a_planted_bug_of_pauses_that_stay_long_is_found(
-    which: str, refusing: set[FaultProxy], pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+async def test_a_planted_bug_of_pauses_that_grow_for_ever_is_found(
+    which: str, refusing: set[FaultProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Backoff, "reset", lambda backoff: None)
-    assert not await begin_anew(which, refusing, pauses, 2 * LASTS)
+    monkeypatch.setattr(Backoff, "next", lambda backoff, at_most=0.0: 10 * LONGEST)
+    outage = Outage.of(which)
+    found, _ = await connections_in(which, refusing, outage)
+    assert found < least(outage)
+
+
+@pytest.mark.parametrize(("which", "module"), USERS)
+@pytest.mark.asyncio
+async def test_a_planted_bug_of_pauses_that_stay_long_is_found(
+    which: str, module: ModuleType, refusing: set[FaultProxy], pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: set[Backoff] = set()
+
+    class NeverAnew(Backoff):
+        def reset(self) -> None:
+            lost.add(self)
+
+    monkeypatch.setattr(module, "Backoff", NeverAnew)
+    assert not await pauses_begin_anew(
+        which, refusing, pauses, lambda: bool(lost & pauses.grown) and pauses.grown <= pauses.anew | lost
+    )
+
+
+def test_every_store_has_a_planted_bug_of_pauses() -> None:
+    assert {which for which, _ in USERS} == PAUSING.keys()

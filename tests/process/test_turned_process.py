@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.servers.turned_process import CAN_TURN, TurnedProcess
+from tenure.testing import ManualClock
+from tests.servers.turned_process import CAN_TURN, TurnedProcess, steps
 
 TELLS = """
 import sys, time
@@ -57,3 +59,20 @@ def test_clocks_of_others_are_not_turned() -> None:
     with clocks() as process, clocks() as other:
         TurnedProcess(process.pid).turn(1_000.0)
         assert abs(told(other)[1] - time.monotonic()) < 100.0
+
+
+def test_the_time_that_steps_take_passes_too() -> None:
+    clock = ManualClock()
+
+    def turned(seconds: float, longest: float, each_takes: float) -> list[float]:
+        found = []
+        for step in steps(seconds, longest, clock.now):
+            found.append(step)
+            clock.advance(each_takes)
+        return found
+
+    assert turned(10.0, 4.0, 0.0) == [4.0, 4.0, 2.0]
+    assert turned(10.0, 4.0, 0.5) == [4.0, 4.0, 1.0]
+    assert turned(10.0, 4.0, 3.0) == [4.0, 3.0]
+    assert turned(10.0, math.inf, 0.5) == [10.0]
+    assert turned(0.0, 4.0, 0.5) == []

@@ -28,9 +28,6 @@ ALONE = (10, 100)
 TOGETHER = (60, 600)
 """The same for a cluster, on a machine that is busy with tests: it also grants leases of 1 s."""
 
-STEP = 2.0
-"""Seconds by which the clocks of a cluster are turned at once."""
-
 Json = dict[str, Any]
 
 
@@ -247,6 +244,8 @@ class EtcdCluster:
 
     install: ClassVar[str] = Etcd.install
     scheme: ClassVar[str] = "etcd_cluster"
+    step_max: ClassVar[float] = 2.0
+    """Seconds by which its clocks are turned at once: members close a connection that was silent for 5 s."""
 
     def __init__(self, *, size: int = 3, timers: tuple[int, int] = TOGETHER, options: Sequence[str] = ()) -> None:
         self.nodes = [Etcd(timers=timers, options=options) for _ in range(size)]
@@ -298,15 +297,13 @@ class EtcdCluster:
         return target
 
     def turn(self, seconds: float) -> None:
-        """Put the clocks of all that run forward, in steps: members close a connection that was silent for 5 s."""
-        while seconds > 0:
-            for node in self.nodes:
-                if node.runs:
-                    node.turn(min(seconds, STEP))
-            for node in self.nodes:
-                if node.runs:
-                    node.until_ready()  # which asks a majority, so they have heard of each other
-            seconds -= STEP
+        """Put the clocks of all that run forward, by a step at most; return when they have heard of each other."""
+        assert seconds <= self.step_max
+        running = [node for node in self.nodes if node.runs]
+        for node in running:
+            node.turn(seconds)
+        for node in running:
+            node.until_ready()  # which asks a majority
 
     def stop(self) -> None:
         for node in self.nodes:

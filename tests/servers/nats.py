@@ -24,9 +24,6 @@ PROGRAM = "TENURE_TEST_NATS"
 COMPLETE_MAX = 5.0
 """Seconds within which the servers of a new cluster know each other; otherwise it is begun anew."""
 
-STEP = 1.0
-"""Seconds by which the clocks of a cluster are turned at once: the interval of its heartbeats."""
-
 CLUSTER = "the cluster"
 """The name of the group that all servers belong to, among the things that have a leader."""
 
@@ -219,6 +216,8 @@ class NatsCluster:
 
     install: ClassVar[str] = Nats.install
     scheme: ClassVar[str] = "nats_cluster"
+    step_max: ClassVar[float] = 1.0
+    """Seconds by which its clocks are turned at once: one that hears nothing for 4 s wants to lead."""
 
     def __init__(self, *, size: int = 3, options: Mapping[str, object] | None = None) -> None:
         self.nodes = [Nats(options=options) for _ in range(size)]
@@ -296,20 +295,19 @@ class NatsCluster:
         return all(any(each == {node.name} for node in running) for each in names.values())
 
     def turn(self, seconds: float) -> None:
-        """Put the clocks of all that run forward, in steps: one that hears nothing for 4 s wants to lead."""
-        while seconds > 0:
-            for node in self.nodes:
-                if node.runs:
-                    node.turn(min(seconds, STEP))
-            self._until_heard()
-            seconds -= STEP
+        """Put the clocks of all that run forward, by a step at most; return when they have heard of each other."""
+        assert seconds <= self.step_max
+        for node in self.nodes:
+            if node.runs:
+                node.turn(seconds)
+        self._until_heard()
 
     def _until_heard(self) -> None:
         """Wait until the leader of the cluster has heard from the others since their clocks were turned."""
         leader, give_up = self.leader(), time.monotonic() + START_MAX
         while True:
             others = leader.asked("jsz").get("meta_cluster", {}).get("replicas") or ()
-            if all(one["active"] < STEP / 2 * 1e9 for one in others if not one.get("offline")):
+            if all(one["active"] < self.step_max / 2 * 1e9 for one in others if not one.get("offline")):
                 return
             assert time.monotonic() < give_up, "a server of the cluster is not heard of"
             time.sleep(0.005)

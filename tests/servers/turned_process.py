@@ -9,13 +9,15 @@ as those in Java do, would wait too long.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Self
@@ -109,9 +111,23 @@ class TurnedProcess:
                 os.kill(self._pid, signal.SIGCONT)
 
 
+def steps(seconds: float, longest: float, now: Callable[[], float] = time.monotonic) -> Iterator[float]:
+    """Yield by how much to put clocks forward now, until *seconds* have passed on them.
+
+    The time that the steps take passes, too: on a busy machine, more than a test leaves of a lock.
+    """
+    began, turned = now(), 0.0
+    while (left := seconds - turned - (now() - began)) > 0:
+        step = min(left, longest)
+        turned += step
+        yield step
+
+
 class TurnedServer(Server):
     """A server whose clocks are put forward while it runs."""
 
+    step_max: ClassVar[float] = math.inf
+    """Seconds by which they may be put forward at once."""
     goes_on: ClassVar[bool] = True
     """Whether its clocks are put forward again when it was restarted; else it has the true time then."""
 

@@ -54,6 +54,13 @@ def test_an_entry_without_its_test_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert targets.missing() == wrong
 
 
+def test_the_page_of_what_waits_names_tests_of_make_test() -> None:
+    page = (HERE / "waits.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+\.py::\w+)", page)
+    assert len(named) == len(re.findall(r"^\| \d", page, re.MULTILINE))
+    assert [test for test in named if not targets.is_there(test) or not targets.has("test", test)] == []
+
+
 def test_every_target_of_the_tests_is_a_target_of_make_and_every_stage_belongs_to_one() -> None:
     names = set(re.findall(r"^([a-z]+):.*##", MAKEFILE, re.MULTILINE))
     assert set(targets.TARGETS) <= names

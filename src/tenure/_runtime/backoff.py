@@ -24,6 +24,8 @@ class Backoff:
         longest: Seconds of the longest pause.
     """
 
+    __slots__ = ("_first", "_longest", "_next")
+
     def __init__(self, first: float = FIRST, longest: float = LONGEST) -> None:
         self._first = self._next = min(first, longest)
         self._longest = longest

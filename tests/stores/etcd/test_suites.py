@@ -31,7 +31,7 @@ from tests.clocks import TurnedClock
 from tests.durations import ANSWERED_WITHIN
 from tests.servers import Etcd, EtcdCluster, shared
 from tests.servers.etcd import end_of, in_base64
-from tests.servers.turned_process import CAN_TURN
+from tests.servers.turned_process import CAN_TURN, steps
 
 T = TypeVar("T")
 
@@ -90,8 +90,9 @@ class EtcdHarness(LeaseHarness):
         if not CAN_TURN:
             await super().pass_time(seconds)
             return
-        self._clock.turned += seconds
-        await asyncio.to_thread(self._turned.turn, seconds)
+        for step in steps(seconds, self._turned.step_max):
+            self._clock.turned += step
+            await asyncio.to_thread(self._turned.turn, step)
         await until(lambda: not any(self._overdue()), within=LATE_MAX)
         while await asyncio.to_thread(self._server.ended_leases):
             await asyncio.sleep(0.01)

@@ -36,7 +36,7 @@ from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.nats import PINGS
-from tests.servers.turned_process import CAN_TURN
+from tests.servers.turned_process import CAN_TURN, steps
 from tests.stores.nats.wall_clock import turn_wall_clock
 
 T = TypeVar("T")
@@ -118,8 +118,9 @@ class NatsQueueHarness(QueueHarness):
     async def pass_time(self, seconds: float) -> None:
         """Turn the clocks of the servers and of the clients."""
         if CAN_TURN:
-            self._clock.turned += seconds
-            await asyncio.to_thread(self._turned.turn, seconds)
+            for step in steps(seconds, self._turned.step_max):
+                self._clock.turned += step
+                await asyncio.to_thread(self._turned.turn, step)
         else:
             await super().pass_time(seconds)
 

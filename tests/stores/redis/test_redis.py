@@ -745,6 +745,20 @@ async def test_each_loop_has_connections_of_its_own(url: str, name: str) -> None
             await backend.leases.inspect(name)
 
 
+async def test_a_subscription_may_end_while_it_is_checked(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(url) as backend:
+        hints = backend.broker.hints(name)
+        await anext(hints)
+        [subscriber] = backend._wake._subscribers[asyncio.get_running_loop()].values()
+        pubsub = subscriber._pubsub
+        assert pubsub is not None
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(pubsub.connection, "connect", pubsub.aclose)
+            await subscriber._check(pubsub)
+        await backend.broker.send(name, [Outgoing(b"a")])
+        await asyncio.wait_for(anext(hints), 30)
+
+
 def test_an_address_is_taken_apart() -> None:
     address = address_of(Url.parse("rediss://us%40er:p%2Fw@example.org:7000/3"))
     assert (address.host, address.port, address.database) == ("example.org", 7000, 3)

@@ -447,6 +447,21 @@ async def test_hints_of_sessions_go_on_after_an_interruption(server: ServiceBus,
         await hints.aclose()  # type: ignore[attr-defined]
 
 
+async def test_pauses_before_a_queue_of_sessions_begin_anew_after_an_outage(server: ServiceBus, queue: str) -> None:
+    async with proxied(server) as way, opened(server.url) as other:
+        assert await other.accept(queue, None, 30) == NoSession()
+        for proxy in (way.amqp, way.admin):
+            proxy.refuse()
+        hints = way.broker.hints(queue)
+        pauses = way.broker._feeds.of(queue)._backoff
+        await until(lambda: pauses._next > pauses._first)
+        for proxy in (way.amqp, way.admin):
+            proxy.heal()
+        await until(lambda: queue in way.broker._sessions._waiting)
+        await until(lambda: pauses._next == pauses._first)
+        await hints.aclose()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("step", ["receive", "receive_deferred", "accept", "receive_session"])
 async def test_an_answer_that_comes_as_its_caller_gives_up_is_given_back(
     server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch, step: str

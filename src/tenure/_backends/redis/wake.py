@@ -191,7 +191,8 @@ class Subscriber:
         if self._pubsub is not pubsub:  # it was closed meanwhile, and would take a new connection
             return
         self._heard.clear()
-        with suppress(exceptions.RedisError, OSError, TimeoutError):
+        # An AttributeError is the driver's if the subscription is closed while the ping connects.
+        with suppress(exceptions.RedisError, OSError, TimeoutError, AttributeError):
             async with asyncio.timeout(self._client.options.timeout):
                 await pubsub.ping()
                 await self._heard.wait()

@@ -195,11 +195,11 @@ class Feed:
         async with self._turn:
             try:
                 async with asyncio.timeout(self._namespace.options.timeout):
-                    if await self._waits_for_sessions():
-                        return
-                    link = self._link = await self._opened()
-                    if link.credit == 0 and not link.ready:
-                        await link.ask(1)
+                    waits_for_sessions = await self._waits_for_sessions()
+                    if not waits_for_sessions:
+                        link = self._link = await self._opened()
+                        if link.credit == 0 and not link.ready:
+                            await link.ask(1)
             except (*FAILURES, TenureError) as error:
                 if isinstance(error, Refused) and error.condition == "amqp:not-allowed":
                     self._note_sessions()
@@ -208,7 +208,8 @@ class Feed:
                 self._open_later()
             else:
                 self._backoff.reset()
-                self._hint()  # after an interruption, there may be messages that were missed
+                if not waits_for_sessions:
+                    self._hint()  # after an interruption, there may be messages that were missed
 
     async def _opened(self) -> ReceiveLink:
         return await self._namespace.receiver(await self._path(), self._on_arrival)
