@@ -125,9 +125,9 @@ def planted_in(file: str) -> Iterator[object]:
     module = module_of(file)
     for name in tests_of_planted_bugs(file):
         (choices,) = (mark.args[1] for mark in getattr(module, name).pytestmark if mark.name == "parametrize")
-        for choice in choices:
+        for number, choice in enumerate(choices):
             bug = choice[0] if isinstance(choice, tuple) else choice
-            yield (file, name, bug) if isinstance(bug, str) else bug
+            yield (file, name, number) if isinstance(bug, str) else bug
 
 
 def tests_of_planted_bugs(file: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -163,12 +163,15 @@ class Pauses:
     def __init__(self) -> None:
         self.grown: set[Backoff] = set()
         """Those that have grown beyond the first."""
+        self.told: set[Backoff] = set()
+        """Those that were told to begin anew, since the outage."""
         self.anew: set[Backoff] = set()
-        """Those that have begun anew; a test empties it when an outage ends."""
+        """Those that did so, since the outage."""
 
-    def are_anew(self) -> bool:
-        """Return whether all that have grown have begun anew."""
-        return bool(self.grown) and self.grown <= self.anew
+    def outage_ends(self) -> None:
+        """Forget who has begun anew before."""
+        self.told.clear()
+        self.anew.clear()
 
 
 @pytest.fixture
@@ -183,8 +186,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
         return following(backoff, at_most)
 
     def watched_reset(backoff: Backoff) -> None:
-        found.anew.add(backoff)
         reset(backoff)
+        found.told.add(backoff)
+        found.anew.add(backoff)
 
     monkeypatch.setattr(Backoff, "next", watched_next)
     monkeypatch.setattr(Backoff, "reset", watched_reset)
@@ -229,19 +233,17 @@ async def test_who_is_cut_off_tries_rarely_and_on(which: str, refusing: set[Faul
     assert least(outage) <= found <= most(which, seconds)
 
 
-async def pauses_begin_anew(
-    which: str, refusing: set[FaultProxy], pauses: Pauses, is_over: Callable[[], bool] | None = None
-) -> bool:
-    """Return whether pauses that grew in an outage begin with the first again after its end; wait until *is_over*."""
+async def pauses_begin_anew(which: str, refusing: set[FaultProxy], pauses: Pauses) -> bool:
+    """Return whether pauses that grew in an outage begin with the first again; wait until they are told to."""
     outage = Outage.of(which)
     async with listening(which, refusing) as listener, asking(listener.client):
         async with listener.cut(), listener.clock.hurried(outage.times):
             await until(lambda: len(pauses.grown) >= PAUSING[which])
             await asyncio.sleep(outage.begins)
-        pauses.anew.clear()
+        pauses.outage_ends()
         async with losing_what_has_lasted(listener):
-            await until(is_over or pauses.are_anew)
-        return pauses.are_anew()
+            await until(lambda: pauses.grown <= pauses.told)
+        return pauses.grown <= pauses.anew
 
 
 @asynccontextmanager
@@ -277,13 +279,12 @@ async def losing_what_has_lasted(listener: Listener) -> AsyncIterator[None]:
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Do *work*, which never ends, beside the block."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        [error] = await asyncio.gather(task, return_exceptions=True)
-    assert isinstance(error, asyncio.CancelledError), error
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 PAUSING = {which: 1 for which in STORES if not which.startswith(OF_THEIR_DRIVERS)} | {

@@ -68,7 +68,7 @@ async def test_a_planted_bug_of_pauses_that_do_not_grow_is_found(
 
 @pytest.mark.parametrize("which", PAUSING)
 @pytest.mark.asyncio
-async def test_a_planted_bug_of_pauses_that_grow_for_ever_is_found(
+async def test_a_planted_bug_of_pauses_that_are_too_long_is_found(
     which: str, refusing: set[FaultProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Backoff, "next", lambda backoff, at_most=0.0: 10 * LONGEST)
@@ -82,16 +82,12 @@ async def test_a_planted_bug_of_pauses_that_grow_for_ever_is_found(
 async def test_a_planted_bug_of_pauses_that_stay_long_is_found(
     which: str, module: ModuleType, refusing: set[FaultProxy], pauses: Pauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost: set[Backoff] = set()
-
     class NeverAnew(Backoff):
         def reset(self) -> None:
-            lost.add(self)
+            pauses.told.add(self)
 
     monkeypatch.setattr(module, "Backoff", NeverAnew)
-    assert not await pauses_begin_anew(
-        which, refusing, pauses, lambda: bool(lost & pauses.grown) and pauses.grown <= pauses.anew | lost
-    )
+    assert not await pauses_begin_anew(which, refusing, pauses)
 
 
 def test_every_store_has_a_planted_bug_of_pauses() -> None:

@@ -295,7 +295,7 @@ class NatsCluster:
         return all(any(each == {node.name} for node in running) for each in names.values())
 
     def turn(self, seconds: float) -> None:
-        """Put the clocks of all that run forward, by a step at most; return when they have heard of each other."""
+        """Put the clocks of all that run forward, by a step at most; wait for their heartbeats if it is a long one."""
         assert seconds <= self.step_max
         for node in self.nodes:
             if node.runs:

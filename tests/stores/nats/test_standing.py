@@ -78,6 +78,8 @@ def pauses_between(*answers: Answer) -> list[float]:
 
 GROWN = [FIRST, 2 * FIRST, 4 * FIRST]
 ENOUGH = 9
+ANEW = [(empty, [0.0, *GROWN[:2]]), (cut_later, GROWN)]
+"""What ends the silence, and the pauses after it and after two more silences."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,11 +93,13 @@ def test_they_double_up_to_the_longest() -> None:
     assert pauses_between(*[cut_at_once] * ENOUGH)[-1] == PAUSE_MAX
 
 
-@pytest.mark.parametrize("answer", [empty, cut_later])
-def test_they_begin_anew_after(answer: Answer) -> None:
-    found = pauses_between(*[silence] * ENOUGH, answer, silence, silence)
-    after = found[ENOUGH:]
-    assert after == ([0.0, *GROWN[:2]] if answer is empty else [*GROWN[:3]])
+def pauses_after(answer: Answer) -> list[float]:
+    return pauses_between(*[silence] * ENOUGH, answer, silence, silence)[ENOUGH:]
+
+
+@pytest.mark.parametrize(("answer", "wanted"), ANEW)
+def test_they_begin_anew_after(answer: Answer, wanted: list[float]) -> None:
+    assert pauses_after(answer) == wanted
 
 
 class NeverAnew(Backoff):
@@ -108,9 +112,7 @@ class OnlyAfterAnswers(Backoff):
         pass
 
 
-@pytest.mark.parametrize(
-    ("bug", "answer"), [(NeverAnew, empty), (OnlyAfterAnswers, cut_later)], ids=["answered", "lasted"]
-)
-def test_a_planted_bug_is_found(bug: Any, answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bug", "answer", "wanted"), [(NeverAnew, *ANEW[0]), (OnlyAfterAnswers, *ANEW[1])])
+def test_a_planted_bug_is_found(bug: Any, answer: Answer, wanted: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing, "Backoff", bug)
-    assert pauses_between(*[silence] * ENOUGH, answer, silence)[ENOUGH + 1 :] != GROWN[:1]
+    assert pauses_after(answer) != wanted

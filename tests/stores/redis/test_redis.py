@@ -759,6 +759,25 @@ async def test_a_subscription_may_end_while_it_is_checked(url: str, name: str, m
         await asyncio.wait_for(anext(hints), 30)
 
 
+async def test_who_begins_to_listen_during_a_subscription_gets_hints(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as backend:
+        first, second = backend.broker.hints(name), backend.broker.hints(f"{name}-2")
+        hinted: list[asyncio.Future[None]] = []
+        subscribe = wake.Subscriber._subscribe
+
+        async def interrupted(subscriber: wake.Subscriber, *given: Any) -> None:
+            await subscribe(subscriber, *given)
+            if not hinted:
+                hinted.append(asyncio.ensure_future(anext(second)))
+                await until(lambda: len(subscriber._channels) == 2)
+
+        monkeypatch.setattr(wake.Subscriber, "_subscribe", interrupted)
+        await asyncio.wait_for(anext(first), 30)
+        await asyncio.wait_for(hinted[0], 30)
+
+
 def test_an_address_is_taken_apart() -> None:
     address = address_of(Url.parse("rediss://us%40er:p%2Fw@example.org:7000/3"))
     assert (address.host, address.port, address.database) == ("example.org", 7000, 3)

@@ -453,6 +453,7 @@ async def test_pauses_before_a_queue_of_sessions_begin_anew_after_an_outage(serv
         for proxy in (way.amqp, way.admin):
             proxy.refuse()
         hints = way.broker.hints(queue)
+        await until(lambda: way.broker._feeds.known(queue))
         pauses = way.broker._feeds.of(queue)._backoff
         await until(lambda: pauses._next > pauses._first)
         for proxy in (way.amqp, way.admin):

@@ -36,6 +36,7 @@ from tenure.testing.conformance import (
 from tenure.testing.faultproxy import Begin, Direction, FaultProxy, hold, late
 from tests.clocks import TurnedClock
 from tests.servers import ZooKeeper, ZooKeeperEnsemble, shared
+from tests.servers.turned_process import steps
 
 T = TypeVar("T")
 
@@ -99,12 +100,10 @@ class ZooKeeperHarness(LeaseHarness):
 
     async def pass_time(self, seconds: float) -> None:
         """Turn the clocks of the servers and of the clients, in steps; wait until they have ended what is over."""
-        while seconds > 0:
-            step = min(seconds, self.ttl * STEP)
+        for step in steps(seconds, self.ttl * STEP):
             self._clock.turned += step
             await asyncio.to_thread(self._turned.turn, step)
             await asyncio.gather(*(self._keep_up(backend) for backend in self._backends if self._is_reached(backend)))
-            seconds -= step
         while await asyncio.to_thread(self._turned.over):
             await asyncio.sleep(0.01)
 

@@ -42,6 +42,10 @@ QUIET_MAX = 100
 """Milliseconds for which hints are suppressed at most: as in hints.lua."""
 
 
+_BROKEN = (exceptions.RedisError, OSError, TimeoutError, AttributeError)
+"""What the driver raises on a broken connection; an ``AttributeError`` if it is closed while a request connects."""
+
+
 class Wake:
     """The hints of one opened backend: topics are the channels of Redis."""
 
@@ -148,7 +152,7 @@ class Subscriber:
             with suppress(exceptions.RedisError, OSError, TimeoutError, TenureError), self._polling():
                 async with self._client.at(self._endpoint).pubsub() as pubsub:
                     async with asyncio.timeout(self._client.options.timeout):
-                        await self._subscribe(pubsub, *self._channels)
+                        await self._subscribe_all(pubsub)
                     self._pubsub = pubsub
                     try:
                         await self._read(pubsub)
@@ -191,8 +195,7 @@ class Subscriber:
         if self._pubsub is not pubsub:  # it was closed meanwhile, and would take a new connection
             return
         self._heard.clear()
-        # An AttributeError is the driver's if the subscription is closed while the ping connects.
-        with suppress(exceptions.RedisError, OSError, TimeoutError, AttributeError):
+        with suppress(*_BROKEN):
             async with asyncio.timeout(self._client.options.timeout):
                 await pubsub.ping()
                 await self._heard.wait()
@@ -253,6 +256,13 @@ class Subscriber:
         for channel in unused:
             await pubsub.execute_command("SUNSUBSCRIBE", channel)
 
+    async def _subscribe_all(self, pubsub: PubSub) -> None:
+        """Subscribe to the channels of all, also of those that begin to listen meanwhile."""
+        subscribed: set[str] = set()
+        while new := [channel for channel in self._channels if channel not in subscribed]:
+            await self._subscribe(pubsub, *new)
+            subscribed.update(new)
+
     async def _subscribe(self, pubsub: PubSub, *channels: str) -> None:
         if self._endpoint is None:
             await pubsub.subscribe(*channels)
@@ -261,8 +271,10 @@ class Subscriber:
             await pubsub.execute_command("SSUBSCRIBE", channel)
 
     async def _subscribe_soon(self, pubsub: PubSub, channel: str) -> None:
+        if self._pubsub is not pubsub:  # it was closed meanwhile, and would take a new connection
+            return
         # If this fails, the connection is broken, and all channels are subscribed again.
-        with suppress(exceptions.RedisError, OSError, TimeoutError):
+        with suppress(*_BROKEN):
             async with asyncio.timeout(self._client.options.timeout):
                 await self._subscribe(pubsub, channel)
 
