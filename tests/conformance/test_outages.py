@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -249,15 +249,21 @@ async def pauses_begin_anew(which: str, refusing: set[FaultProxy], pauses: Pause
 @asynccontextmanager
 async def asking(client: Any) -> AsyncIterator[None]:
     """Ask a client something now and then inside the block: some connect only then."""
+    over = asyncio.Event()
 
     async def ask() -> None:
-        while True:
+        while not over.is_set():
             with suppress(Unavailable):
                 await client.names()
-            await asyncio.sleep(STEADY)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), STEADY)
 
-    async with beside(ask()):
-        yield
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask())
+        try:
+            yield
+        finally:
+            over.set()
 
 
 @asynccontextmanager
@@ -272,19 +278,12 @@ async def losing_what_has_lasted(listener: Listener) -> AsyncIterator[None]:
                 pass
             lasts *= 1.5
 
-    async with beside(lose()):
-        yield
-
-
-@asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do *work*, which never ends, beside the block."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)
+        losing = group.create_task(lose())
         try:
             yield
         finally:
-            task.cancel()
+            losing.cancel()
 
 
 PAUSING = {which: 1 for which in STORES if not which.startswith(OF_THEIR_DRIVERS)} | {
