@@ -83,6 +83,11 @@ WITHOUT_A_LINK = {"Memory", "Observed", "Queued", "Sqlite"}
 WITHOUT_HINTS = {"Azure"}
 OF_THEIR_DRIVERS = ("ZooKeeper",)
 """Stores whose drivers pause between connections, and begin anew, by their own rules."""
+PAUSING = {which: 1 for which in STORES if not which.startswith(OF_THEIR_DRIVERS)} | {
+    "Postgres": 2,
+    "Postgres, queues": 2,
+}
+"""How many pauses a client has: PostgreSQL one for hints, and one for requests."""
 ON_A_THREAD = ("ServiceBus", "ZooKeeper")
 """Stores whose clients connect on a thread of their own, by the true time."""
 
@@ -90,7 +95,6 @@ CONNECTIONS = {"Kubernetes": 2, "ZooKeeper": 2}
 """How many connections an attempt makes, if not one: aiohttp repeats it at once; ZooKeeper has two sessions."""
 EVERY_MIN = 1.0
 """Seconds between two attempts, once there was no answer for a while: at least, on average."""
-
 
 LASTS = LONGEST + 2 * STEADY
 """Seconds after which a client has everything back, and for long enough: some begin anew when it is lost then."""
@@ -284,13 +288,6 @@ async def losing_what_has_lasted(listener: Listener) -> AsyncIterator[None]:
             yield
         finally:
             losing.cancel()
-
-
-PAUSING = {which: 1 for which in STORES if not which.startswith(OF_THEIR_DRIVERS)} | {
-    "Postgres": 2,
-    "Postgres, queues": 2,
-}
-"""How many pauses a client has: PostgreSQL one for hints, and one for requests."""
 
 
 @pytest.mark.parametrize("which", PAUSING)

@@ -41,7 +41,6 @@ REFUSED_PAUSE_MAX = 2.0
 QUIET_MAX = 100
 """Milliseconds for which hints are suppressed at most: as in hints.lua."""
 
-
 _BROKEN = (exceptions.RedisError, OSError, TimeoutError, AttributeError)
 """What the driver raises on a broken connection; an ``AttributeError`` if it is closed while a request connects."""
 
