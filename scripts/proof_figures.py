@@ -47,6 +47,7 @@ PLANTS = {
     "tests/stores/rabbitmq/test_pauses.py": "RabbitMQ: consumers ended at once, alarms that ring late",
     "tests/stores/nats/test_standing.py": "NATS: pauses of a pull that waits",
     "tests/conformance/test_planted_cancelled.py": "claims whose caller was cancelled",
+    "tests/conformance/test_cut_off.py": "connections whose close is cut off",
     "tests/conformance/test_planted_strain.py": "stores that are full or cut off",
     "tests/conformance/test_planted_cost.py": "requests that cost too much",
 }

@@ -12,6 +12,7 @@ from nats.errors import Error
 
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NotPermitted
+from tenure._backends.nats.transport import Transport
 
 
 class Silent:
@@ -32,7 +33,7 @@ class Silent:
 class Setup:
     def __init__(self) -> None:
         self.driver = Silent()
-        self.connection = Connection(cast(Driver, self.driver), "127.0.0.1:4222")
+        self.connection = Connection(cast(Driver, self.driver), Transport(wants_tls=False), "127.0.0.1:4222")
 
     async def ask(self, subject: str) -> asyncio.Future[Any]:
         return await self.connection.begin(subject)

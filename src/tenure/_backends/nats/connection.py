@@ -39,8 +39,9 @@ def status_of(message: Msg) -> str | None:
 class Connection:
     """An open connection; it is used on the loop that opened it."""
 
-    def __init__(self, driver: Driver, server: str) -> None:
+    def __init__(self, driver: Driver, transport: Transport, server: str) -> None:
         self._driver = driver
+        self._transport = transport
         self.server: str = server
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._asked: OrderedDict[str, str] = OrderedDict()
@@ -48,6 +49,7 @@ class Connection:
         self._last = 0
         self._inbox = driver.new_inbox()
         self._lost: Disconnected | None = None
+        self._is_closing = False
         self._on_lost: set[Callable[[], None]] = set()
         self._on_refused: dict[str, set[Callable[[Exception], None]]] = {}
         self._failure: Exception | None = None  # of the last attempt to connect
@@ -59,9 +61,9 @@ class Connection:
     ) -> Connection:
         """Connect to *server*, one of the servers at *address*, within *within* seconds."""
         login = login_of(options)
-        driver = Driver()
-        driver._transport = Transport(wants_tls=options.wants_tls)  # there is no option for that
-        connection = cls(driver, server)
+        driver, transport = Driver(), Transport(wants_tls=options.wants_tls)
+        driver._transport = transport  # there is no option for that
+        connection = cls(driver, transport, server)
         more: dict[str, Any] = {"tls": tls} if tls is not None else {}
         try:
             await driver.connect(
@@ -151,11 +153,17 @@ class Connection:
             raise self._lost
 
     async def close(self) -> None:
-        """Close it; what still waits for an answer gets ``Disconnected``."""
+        """Close it; what still waits for an answer gets ``Disconnected``. A second call does nothing."""
         self._lose("this program has closed it")
-        with suppress(OSError, nats.errors.Error, TimeoutError):
-            async with asyncio.timeout(CLOSE_MAX):  # it would wait until all is written
-                await self._driver.close()
+        if self._is_closing:  # the driver returns at once then, although the first call may still write
+            return
+        self._is_closing = True
+        try:
+            with suppress(OSError, nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(CLOSE_MAX):  # it would wait until all is written
+                    await self._driver.close()
+        finally:
+            self._transport.drop()
 
     # --- requests ---
 

@@ -161,8 +161,10 @@ class TcpTransport:
         """Stop listening, and drop every connection."""
         self._closed = True
         if self._server is not None:
-            await _stop_accepting(self._server)
-            self._server.close()
+            try:
+                await _stop_accepting(self._server)
+            finally:
+                self._server.close()
         await self._tasks.cancel_all()
         self._outboxes.clear()
 

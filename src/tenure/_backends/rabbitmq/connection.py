@@ -438,11 +438,13 @@ class AmqpConnection:
         """Say goodbye, and close it; or, if it is lost, wait until nothing of it is left."""
         if self.lost is None:
             self._end(ConnectionLost(0, "the connection is closed"))
+        try:
+            if self._closing is not None:
+                await asyncio.wait({self._closing}, timeout=CLOSE_WITHIN)
+        finally:
+            self._drop()
         if self._closing is not None:
             await asyncio.wait({self._closing}, timeout=CLOSE_WITHIN)
-            self._drop()
-            await asyncio.wait({self._closing}, timeout=CLOSE_WITHIN)
-        self._drop()
         await self._tasks.cancel_all()
 
     # --- for channels ---

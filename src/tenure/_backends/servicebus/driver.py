@@ -145,12 +145,23 @@ async def _abort(client: Any) -> None:
     if (keeping := client._keep_alive_thread) is not None:
         keeping.cancel()
         client._keep_alive_thread = None
-    with suppress(Exception):
-        async with asyncio.timeout(1.0):
-            await client.close_async()
-    writer = getattr(getattr(connection, "_transport", None), "writer", None)
-    if writer is not None:
-        writer.close()
+    try:
+        with suppress(Exception):
+            async with asyncio.timeout(1.0):
+                await client.close_async()
+    finally:
+        _drop(connection)
+
+
+def _drop(connection: Any) -> None:
+    """Close the socket of a connection at once, if the library hasn't: it leaves that out when its close is cut off."""
+    if (writer := _writer_of(connection)) is not None:
+        writer.transport.abort()
+
+
+def _writer_of(connection: Any) -> asyncio.StreamWriter | None:
+    writer: asyncio.StreamWriter | None = getattr(getattr(connection, "_transport", None), "writer", None)
+    return writer
 
 
 def _lacks_session(owner: Any) -> bool:
@@ -200,13 +211,16 @@ class Connection:
     async def close(self) -> None:
         """Stop reading, and close the connection; what waits for it gets ``Disconnected``."""
         self._lose(Disconnected("the connection was closed"))
-        if tasks := [task for task in (self._reading, self._logging_in) if task is not None]:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        with suppress(Exception):
-            async with asyncio.timeout(2.0):
-                await self._owner.close()
+        try:
+            if tasks := [task for task in (self._reading, self._logging_in) if task is not None]:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            with suppress(Exception):
+                async with asyncio.timeout(2.0):
+                    await self._owner.close()
+        finally:
+            _drop(self._amqp)
 
     async def _read(self) -> None:
         try:
@@ -239,7 +253,7 @@ class Connection:
     def _give_up(self, error: Exception) -> None:
         self._lose(error)
         # Else the service would go on to deliver here what nobody reads, until the next use finds out.
-        if (writer := getattr(self._amqp._transport, "writer", None)) is not None:
+        if (writer := _writer_of(self._amqp)) is not None:
             writer.close()
 
     async def _keep_login(self) -> None:
