@@ -177,3 +177,26 @@ async def test_a_planted_bug_of_a_socket_left_open_is_found(
     monkeypatch.setattr(AmqpConnection, "_drop", lambda connection: None)
     monkeypatch.setattr(servicebus_driver, "_drop", lambda connection: None)
     assert not await way()
+
+
+async def test_a_close_of_a_namespace_that_is_cut_off_ends_its_thread_and_its_links() -> None:
+    hanging = asyncio.Event()
+
+    async def hang() -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    backend = servicebus.open(Url.parse(shared(ServiceBus).url))
+    await backend.broker.declare(QUEUE, {})
+    namespace = backend.broker._namespace
+    link = await namespace._thread.run(lambda: namespace.requests(Path(QUEUE)))
+    transport, thread = link._amqp._transport.writer.transport, namespace._thread._thread
+    namespace._at_close.insert(0, hang)
+    closing = asyncio.ensure_future(backend.close())
+    await until(hanging.is_set)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    assert transport.is_closing()
+    assert thread is not None
+    assert not thread.is_alive()

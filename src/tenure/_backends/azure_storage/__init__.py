@@ -12,6 +12,7 @@ from tenure._backends.azure_storage.leases import FOREIGN_HOLDER, TRAITS, AzureL
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 
 __all__ = [
@@ -55,6 +56,4 @@ class AzureBackend:
     async def close(self) -> None:
         """Close every connection."""
         self.leases.close()
-        await self.broker.close()
-        await self._account.close()
-        await self._queues.close()
+        await close_in_order(self.broker.close, self._account.close, self._queues.close)

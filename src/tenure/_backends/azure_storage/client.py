@@ -252,8 +252,7 @@ class Account:
         retiring = [*self._retired.items(), *((connections, loop) for loop, connections in self._connections.items())]
         self._connections.clear()
         self._retired.clear()
-        for connections, loop in retiring:
-            await on_loop(loop, connections.close)
+        await asyncio.gather(*(on_loop(loop, connections.close) for connections, loop in retiring))
 
     def _connections_here(self) -> LoopConnections:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from tenure._backends.etcd.diagnosis import diagnose, shortest_lease
 from tenure._backends.etcd.leases import TRAITS, EtcdLeases
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -49,7 +50,4 @@ class EtcdBackend:
 
     async def close(self) -> None:
         """End the places of candidates that wait, and close every connection."""
-        try:
-            await self.leases.close()
-        finally:
-            await self._client.close()
+        await close_in_order(self.leases.close, self._client.close)

@@ -12,6 +12,7 @@ from tenure._backends.kubernetes.observations import Observations
 from tenure._backends.kubernetes.watch import Watches
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 
 __all__ = ["TRAITS", "KubernetesBackend", "KubernetesLeases", "Options", "open"]
@@ -42,5 +43,4 @@ class KubernetesBackend:
 
     async def close(self) -> None:
         """End all watches, and close every connection."""
-        await self._watches.close()
-        await self._client.close()
+        await close_in_order(self._watches.close, self._client.close)

@@ -220,9 +220,7 @@ class Session:
         sessions = [*self._retired, *([self._http] if self._http is not None else [])]
         self._retired.clear()
         self._http = None
-        for http in sessions:
-            await http.close()
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*(http.close() for http in sessions), *self._closing)
 
     async def _ready(self, refused: Login | None) -> tuple[aiohttp.ClientSession, Login]:
         credential = self._access.credential
@@ -378,8 +376,7 @@ class Client:
         """Close the sessions of every loop."""
         self._closed = True
         sessions, self._sessions = self._sessions, {}
-        for loop, session in sessions.items():
-            await on_loop(loop, session.close)
+        await asyncio.gather(*(on_loop(loop, session.close) for loop, session in sessions.items()))
 
     def _session_here(self) -> Session:
         if self._closed:

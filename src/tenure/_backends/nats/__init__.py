@@ -11,6 +11,7 @@ from tenure._backends.nats.leases import TRAITS, NatsLeases
 from tenure._backends.nats.queue import QUEUE_TRAITS, NatsBroker
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 
 __all__ = ["QUEUE_TRAITS", "TRAITS", "NatsBackend", "NatsBroker", "NatsLeases", "Options", "open"]
@@ -39,6 +40,4 @@ class NatsBackend:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self.leases.close()
-        await self.broker.close()
-        await self._client.close()
+        await close_in_order(self.leases.close, self.broker.close, self._client.close)

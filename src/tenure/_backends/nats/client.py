@@ -141,8 +141,7 @@ class Client:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(task.cancel)
         connections, self._connections = self._connections, {}
-        for loop, connection in connections.items():
-            await _on_loop(loop, connection.close)
+        await asyncio.gather(*(_on_loop(loop, connection.close) for loop, connection in connections.items()))
         await asyncio.gather(*self._closing.here(), return_exceptions=True)
 
     # --- JetStream ---

@@ -15,6 +15,7 @@ from tenure._backends.postgres.script import script
 from tenure._backends.postgres.wake import Wake
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 
 __all__ = [
@@ -79,6 +80,4 @@ class PostgresBackend:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self.broker.close()
-        await self._wake.close()
-        await self._client.close()
+        await close_in_order(self.broker.close, self._wake.close, self._client.close)

@@ -13,6 +13,7 @@ from tenure._backends.rabbitmq.diagnosis import diagnose
 from tenure._backends.rabbitmq.queue import QUEUE_TRAITS, RabbitBroker
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -44,5 +45,4 @@ class RabbitBackend:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self.broker.close()
-        await self._client.close()
+        await close_in_order(self.broker.close, self._client.close)

@@ -17,6 +17,7 @@ from tenure._backends.redis.sentinel import SentinelClient, SentinelOptions, pri
 from tenure._backends.redis.wake import Wake
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -61,5 +62,4 @@ class RedisBackend:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._wake.close()
-        await self._client.close()
+        await close_in_order(self._wake.close, self._client.close)

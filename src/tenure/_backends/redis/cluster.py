@@ -94,8 +94,7 @@ class Nodes:
 
     async def close(self) -> None:
         """Close every connection."""
-        for connections in self._connections.values():
-            await connections.close()
+        await asyncio.gather(*(connections.close() for connections in self._connections.values()))
 
 
 def _slots(ranges: Any, answered_by: str) -> Iterator[tuple[int, Endpoint]]:

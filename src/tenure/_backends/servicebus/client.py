@@ -40,6 +40,7 @@ from tenure._backends.servicebus.io_thread import IoThread
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
 from tenure._runtime.clock import Clock
+from tenure._runtime.closing import close_in_order
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -190,21 +191,24 @@ class Namespace:
         """Close every link, and end the thread."""
         self._closed = True
         if self._thread.runs:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._thread.run(self._close_all), 10.0)
-            await self._thread.stop()
+            await close_in_order(self._close_there, self._thread.stop)
+
+    async def _close_there(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._thread.run(self._close_all), 10.0)
 
     async def _close_all(self) -> None:
-        for act in self._at_close:
-            with suppress(Exception):
-                await act()
+        acts = (*self._at_close, self._close_links, self._close_clients)
+        await close_in_order(*(partial(_without_errors, act) for act in acts))
+
+    async def _close_links(self) -> None:
         links = [*self._links.values(), *self._sessions]
         self._links.clear()
         await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
-        for one in (self._client, self._identity):
-            if one is not None:
-                with suppress(Exception):
-                    await one.close()
+
+    async def _close_clients(self) -> None:
+        clients = [one for one in (self._client, self._identity) if one is not None]
+        await close_in_order(*(partial(_without_errors, one.close) for one in clients))
 
     # --- links; called on the library's thread ---
 
@@ -286,6 +290,9 @@ class Namespace:
         link = wrap(owner, self.clock.now)
         link.silence_max = max(link.silence_max, self.options.timeout)
         link.start()
+        if self._closed:  # meanwhile, and those that were open then may be closed already
+            await link.close()
+            raise self._closed_meanwhile()
         return link
 
     def _receiver(self, path: Path, **options: Any) -> Any:
@@ -315,6 +322,11 @@ class Namespace:
         """The identity of the process, if that is used."""
         self._client_here()
         return self._identity
+
+
+async def _without_errors(act: Callable[[], Awaitable[object]]) -> None:
+    with suppress(Exception):
+        await act()
 
 
 def _tls(address: Address) -> ssl.SSLContext:
