@@ -19,6 +19,7 @@ from tenure._queue.looks import SharedLooks
 from tenure._queue.producer import OpenRequests
 from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock
+from tenure._runtime.closing import close_together
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.threads import in_thread
 from tenure._telemetry.callbacks import logger, run_callback
@@ -27,7 +28,6 @@ from tenure.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from tenure._election.driver import Driver
-    from tenure._queue.requests import Requests
 
 
 class Connection:
@@ -240,11 +240,10 @@ class OpenQueues:
         """Close the queues, then their requests; the other ones too if one fails."""
         queues, requests = list(self._queues.values()), self.requests.take()
         self._queues.clear()
-        # All at once: a store that is away keeps each of them waiting.
         try:
-            await _all_closed(queues)
+            await close_together(*(one.close for one in queues))
         finally:
-            await _all_closed(requests)
+            await close_together(*(one.close for one in requests))
 
     def leave_to_parent(self, refuse: Callable[[], object]) -> None:
         """In a forked child: make every use of the queues call *refuse*, which raises the reason."""
@@ -306,9 +305,3 @@ def _check_loop(*, here: bool) -> None:
             "tenure.connect() needs threads and real time, and this event loop runs in virtual time; "
             "connect with tenure.testing.connect_here('memory:')"
         )
-
-
-async def _all_closed(queues: Sequence[Queue] | Sequence[Requests]) -> None:
-    for ended in await asyncio.gather(*(one.close() for one in queues), return_exceptions=True):
-        if isinstance(ended, BaseException):
-            raise ended

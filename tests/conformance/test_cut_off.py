@@ -7,6 +7,7 @@ other stores close theirs first, and wait only then.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -179,8 +180,9 @@ async def test_a_planted_bug_of_a_socket_left_open_is_found(
     assert not await way()
 
 
-async def test_a_close_of_a_namespace_that_is_cut_off_ends_its_thread_and_its_links() -> None:
-    hanging = asyncio.Event()
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_close_of_a_namespace_that_is_cut_off_ends_its_thread_and_its_links(begins: bool) -> None:
+    hanging, may_begin = asyncio.Event(), threading.Event()
 
     async def hang() -> None:
         hanging.set()
@@ -192,11 +194,30 @@ async def test_a_close_of_a_namespace_that_is_cut_off_ends_its_thread_and_its_li
     link = await namespace._thread.run(lambda: namespace.requests(Path(QUEUE)))
     transport, thread = link._amqp._transport.writer.transport, namespace._thread._thread
     namespace._at_close.insert(0, hang)
+    if not begins:
+        namespace._thread.post(may_begin.wait)  # the thread is busy when it is asked to close
     closing = asyncio.ensure_future(backend.close())
-    await until(hanging.is_set)
+    if begins:
+        await until(hanging.is_set)
+    else:
+        await asyncio.sleep(0)
     closing.cancel()
+    await until(lambda: not namespace._thread.runs)  # it was told to end
+    may_begin.set()
     await asyncio.wait({closing})
     assert closing.cancelled()
     assert transport.is_closing()
     assert thread is not None
     assert not thread.is_alive()
+
+
+async def test_a_close_of_a_client_of_rabbitmq_that_is_cut_off_leaves_no_connection() -> None:
+    hanging = Hanging()
+    backend = rabbitmq.open(Url.parse(shared(RabbitMQ).url))
+    connection = await backend._client.connection("receiving")
+    assert connection._wire is not None
+    assert connection._wire._wire is not None
+    with hanging.planted(type(backend._client), "_wait_for_last"):
+        closing = asyncio.ensure_future(backend.close())
+        await hanging.cut_off(closing)
+        assert await is_closed(closing, connection._wire._wire)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
@@ -25,6 +26,7 @@ from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from azure.storage.queue.aio import QueueServiceClient
 
 from tenure._backends.azure_storage.address import Address, Options
+from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -157,10 +159,13 @@ class LoopConnections:
 
     async def close(self) -> None:
         """Close every connection."""
-        for one in (self._blobs, self._queues, self._identity):
-            if one is not None:
-                with suppress(AzureError, OSError):
-                    await one.close()
+        parts = [one for one in (self._blobs, self._queues, self._identity) if one is not None]
+        await close_in_order(*(partial(_close, one) for one in parts))
+
+
+async def _close(part: Any) -> None:
+    with suppress(AzureError, OSError):
+        await part.close()
 
 
 class Account:
@@ -252,7 +257,7 @@ class Account:
         retiring = [*self._retired.items(), *((connections, loop) for loop, connections in self._connections.items())]
         self._connections.clear()
         self._retired.clear()
-        await asyncio.gather(*(on_loop(loop, connections.close) for connections, loop in retiring))
+        await close_together(*(partial(on_loop, loop, connections.close) for connections, loop in retiring))
 
     def _connections_here(self) -> LoopConnections:
         loop = asyncio.get_running_loop()

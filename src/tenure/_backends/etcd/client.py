@@ -25,6 +25,7 @@ import aiohttp
 from tenure._backends.etcd.address import Address, Options
 from tenure._backends.etcd.errors import NoAnswerInTime, NoTimeLeft, Refused, translate
 from tenure._backends.etcd.requests import Json
+from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError
@@ -157,7 +158,8 @@ class Member:
         sessions = [one for one in (self._requests, self._streams) if one is not None]
         retired, self._retired = self._retired, set()
         self._requests = self._streams = None
-        await asyncio.gather(*(one.close() for one in (*sessions, *retired)), *self._closing)
+        await close_together(*(one.close for one in (*sessions, *retired)))
+        await asyncio.gather(*self._closing)
 
     def _new_session(self, limit: int) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(limit=limit, ssl=self._tls if self._tls is not None else True)
@@ -361,7 +363,7 @@ class Client:
         self._closed = True
         with suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with asyncio.timeout(self.options.timeout):
-                await asyncio.gather(*(member.close() for member in self.members))
+                await close_together(*(member.close for member in self.members))
 
 
 def _context(address: Address, options: Options) -> ssl.SSLContext:

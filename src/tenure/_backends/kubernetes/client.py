@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ import aiohttp
 from tenure._backends.kubernetes.address import Address, Options
 from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of, with_new_authority
 from tenure._backends.kubernetes.records import Json
+from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
 from tenure._url import Url
@@ -220,7 +222,8 @@ class Session:
         sessions = [*self._retired, *([self._http] if self._http is not None else [])]
         self._retired.clear()
         self._http = None
-        await asyncio.gather(*(http.close() for http in sessions), *self._closing)
+        await close_together(*(http.close for http in sessions))
+        await asyncio.gather(*self._closing)
 
     async def _ready(self, refused: Login | None) -> tuple[aiohttp.ClientSession, Login]:
         credential = self._access.credential
@@ -376,7 +379,7 @@ class Client:
         """Close the sessions of every loop."""
         self._closed = True
         sessions, self._sessions = self._sessions, {}
-        await asyncio.gather(*(on_loop(loop, session.close) for loop, session in sessions.items()))
+        await close_together(*(partial(on_loop, loop, session.close) for loop, session in sessions.items()))
 
     def _session_here(self) -> Session:
         if self._closed:

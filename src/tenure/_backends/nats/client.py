@@ -14,6 +14,7 @@ import json
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import nats.errors
@@ -30,6 +31,7 @@ from tenure._backends.nats.errors import (
     translate,
 )
 from tenure._backends.nats.login_files import BadLoginFile
+from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -141,7 +143,7 @@ class Client:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(task.cancel)
         connections, self._connections = self._connections, {}
-        await asyncio.gather(*(_on_loop(loop, connection.close) for loop, connection in connections.items()))
+        await close_together(*(partial(_on_loop, loop, connection.close) for loop, connection in connections.items()))
         await asyncio.gather(*self._closing.here(), return_exceptions=True)
 
     # --- JetStream ---

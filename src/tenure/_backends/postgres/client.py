@@ -11,6 +11,7 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import asyncpg
@@ -25,6 +26,7 @@ from asyncpg.exceptions import (
 from tenure._backends.postgres.address import Options, dsn_of
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, on_loop
 from tenure._backends.postgres.statements import VERSION, works_with
+from tenure._runtime.closing import close_together
 from tenure._tls_files import require_readable
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -269,9 +271,8 @@ class Client:
     async def close(self) -> None:
         """Close every connection, of every loop."""
         self._closed = True
-        # Concurrently: each of them waits for a server that doesn't respond.
-        closing = [on_loop(loop, connections.close) for (loop, _), connections in self._by_loop.items()]
-        await asyncio.gather(*closing)
+        closing = [partial(on_loop, loop, connections.close) for (loop, _), connections in self._by_loop.items()]
+        await close_together(*closing)
         self._by_loop.clear()
 
     def _connections(self, urgent: bool = False) -> LoopConnections:

@@ -7,6 +7,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from asyncpg.exceptions import InterfaceError, InternalClientError
 
 from tenure._backends.postgres.statements import milliseconds
 from tenure._runtime.backoff import Backoff
+from tenure._runtime.closing import close_together
 from tenure.errors import Unavailable
 
 T = TypeVar("T")
@@ -254,7 +256,7 @@ class LoopConnections:
         for connection in list(self._busy):
             connection.terminate()
         idle, self._idle = self._idle, []
-        await asyncio.gather(*(_close(connection) for connection in idle))
+        await close_together(*(partial(_close, connection) for connection in idle))
         if self._opening:
             _, late = await asyncio.wait(self._opening, timeout=1.0)
             for opening in late:

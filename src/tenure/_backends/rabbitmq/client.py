@@ -18,6 +18,7 @@ from tenure._backends.rabbitmq.address import Address, Options
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Properties, connect
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
 from tenure._backends.rabbitmq.names import PROBE
+from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -271,15 +272,26 @@ class Client:
     async def close(self) -> None:
         """Close the connections."""
         self._closed = True
-        await self._tasks.cancel_all()
+        await close_in_order(
+            self._tasks.cancel_all,
+            self._wait_for_last,
+            self._to_end.cancel_all,
+            self._stop_connecting,
+            self._close_connections,
+        )
+
+    async def _wait_for_last(self) -> None:
         if to_end := list(self._to_end):
             await asyncio.wait(to_end, timeout=CLOSE_WITHIN)
-        await self._to_end.cancel_all()
+
+    async def _stop_connecting(self) -> None:
         connecting = list(self._connecting.values())
         for task in connecting:
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
-        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+
+    async def _close_connections(self) -> None:
+        await close_together(*(connection.close for connection in self._connections.values()))
         self._connections.clear()
 
 

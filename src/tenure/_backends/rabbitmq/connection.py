@@ -39,6 +39,7 @@ from tenure._backends.rabbitmq.errors import (
     refusal_to_connect,
 )
 from tenure._backends.rabbitmq.wire import Wire, connected
+from tenure._runtime.closing import close_in_order
 from tenure._runtime.tasks import Tasks
 
 Properties = spec.Basic.Properties
@@ -438,14 +439,15 @@ class AmqpConnection:
         """Say goodbye, and close it; or, if it is lost, wait until nothing of it is left."""
         if self.lost is None:
             self._end(ConnectionLost(0, "the connection is closed"))
-        try:
-            if self._closing is not None:
-                await asyncio.wait({self._closing}, timeout=CLOSE_WITHIN)
-        finally:
-            self._drop()
+        await close_in_order(self._wait_for_goodbye, self._drop_and_wait, self._tasks.cancel_all)
+
+    async def _wait_for_goodbye(self) -> None:
         if self._closing is not None:
             await asyncio.wait({self._closing}, timeout=CLOSE_WITHIN)
-        await self._tasks.cancel_all()
+
+    async def _drop_and_wait(self) -> None:
+        self._drop()
+        await self._wait_for_goodbye()
 
     # --- for channels ---
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from redis import exceptions
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.connections import LoopConnections, on_loop, run_scripts
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
+from tenure._runtime.closing import close_together
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -307,6 +309,5 @@ class Client:
 
     async def _close(self, closing: Mapping[asyncio.AbstractEventLoop, Callable[[], Awaitable[object]]]) -> None:
         self._closed = True
-        # Concurrently: each of them waits for a server that doesn't respond.
         within = self.options.timeout
-        await asyncio.gather(*(on_loop(loop, close, within=within) for loop, close in closing.items()))
+        await close_together(*(partial(on_loop, loop, close, within=within) for loop, close in closing.items()))

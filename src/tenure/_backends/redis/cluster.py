@@ -26,6 +26,7 @@ from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, cluster_code
 from tenure._backends.redis.connections import LoopConnections, first_answer, is_unanswered, run_scripts
 from tenure._backends.redis.scripts import Answer, Argument, Call, Script
+from tenure._runtime.closing import close_together
 from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class Nodes:
 
     async def close(self) -> None:
         """Close every connection."""
-        await asyncio.gather(*(connections.close() for connections in self._connections.values()))
+        await close_together(*(connections.close for connections in self._connections.values()))
 
 
 def _slots(ranges: Any, answered_by: str) -> Iterator[tuple[int, Endpoint]]:

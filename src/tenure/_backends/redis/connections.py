@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.scripts import Answer, Argument, Call
+from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 
 T = TypeVar("T")
@@ -91,7 +92,8 @@ class LoopConnections:
     async def close(self) -> None:
         """Close every connection."""
         retired, self._retired = self._retired, set()
-        await asyncio.gather(*(redis.aclose() for redis in (self.redis, *retired)), *self._closing)
+        await close_together(*(redis.aclose for redis in (self.redis, *retired)))
+        await asyncio.gather(*self._closing)
 
 
 async def _disconnect_idle(redis: aioredis.Redis) -> None:

@@ -40,7 +40,7 @@ from tenure._backends.servicebus.io_thread import IoThread
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
 from tenure._runtime.clock import Clock
-from tenure._runtime.closing import close_in_order
+from tenure._runtime.closing import close_in_order, close_together
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -195,7 +195,8 @@ class Namespace:
 
     async def _close_there(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._thread.run(self._close_all), 10.0)
+            # Only the end of the thread cuts it off, and when it has begun: otherwise, nothing would be closed.
+            await asyncio.wait_for(asyncio.shield(self._thread.run(self._close_all)), 10.0)
 
     async def _close_all(self) -> None:
         acts = (*self._at_close, self._close_links, self._close_clients)
@@ -204,7 +205,8 @@ class Namespace:
     async def _close_links(self) -> None:
         links = [*self._links.values(), *self._sessions]
         self._links.clear()
-        await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
+        self._sessions.clear()
+        await close_together(*(link.close for link in links))
 
     async def _close_clients(self) -> None:
         clients = [one for one in (self._client, self._identity) if one is not None]

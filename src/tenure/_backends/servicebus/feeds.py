@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from tenure._backends.servicebus.client import Namespace
@@ -11,6 +10,7 @@ from tenure._backends.servicebus.feed import Feed
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.sessions import Sessions
+from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.notifier import Notifier
 from tenure.errors import ConfigError
 
@@ -42,9 +42,11 @@ class Feeds:
             self._sessions.stop_waiting(queue)
 
     async def _close(self) -> None:
-        await self._sessions.close()
-        # All at once: each waits for the service, and all of them together have a few seconds.
-        await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
+        await close_in_order(self._sessions.close, self._close_feeds)
+
+    async def _close_feeds(self) -> None:
+        # Each waits for the service, and all of them together have a few seconds.
+        await close_together(*(feed.close for feed in self._feeds.values()))
 
     def of(self, queue: str) -> Feed:
         """Return the feed of a queue, or of its dead letters."""

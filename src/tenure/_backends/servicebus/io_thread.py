@@ -61,6 +61,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        loop.run_until_complete(asyncio.sleep(0))  # what was asked for begins: a task that has not can't clean up
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()

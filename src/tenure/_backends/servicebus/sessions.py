@@ -21,6 +21,7 @@ from tenure._queue.message import SessionLock
 from tenure._queue.verdicts import LAPSED, SETTLED, Lapsed, Settled
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.tasks import Tasks
+from tenure.errors import TenureError
 
 WAIT_LONG = 60.0
 """Seconds that the service keeps a consumer waiting for a free session."""
@@ -72,7 +73,7 @@ class Sessions:
                 if path is None:
                     return
                 link = await self._namespace.session(path, None, WAIT_LONG)
-            except FAILURES as error:
+            except (*FAILURES, TenureError) as error:
                 if isinstance(error, Refused) and error.condition in NO_SESSION:
                     backoff.reset()
                     continue

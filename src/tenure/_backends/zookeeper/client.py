@@ -21,6 +21,7 @@ from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.session import Ensemble, Session
 from tenure._backends.zookeeper.touches import BEYOND
 from tenure._runtime.clock import Clock
+from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
@@ -144,7 +145,7 @@ class Client:
         self._closed = True
         sessions = list(self._sessions.values())
         self._sessions.clear()
-        await asyncio.gather(*(one.close(ends_session=not keeps(one)) for one in sessions))
+        await close_together(*(partial(one.close, ends_session=not keeps(one)) for one in sessions))
         await asyncio.gather(*self._leaving, return_exceptions=True)
         self.notifier.close()
 
