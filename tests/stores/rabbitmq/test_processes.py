@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,8 @@ async def test_a_stopped_process_loses_its_message(tmp_path: Path) -> None:
             await message.complete()
             assert await queue.stats() == Stats()
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                process.kill()
             await process.wait()
 
 
