@@ -9,10 +9,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
+from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.places import SERIALIZABLE
 from tenure._queue.broker import Broker
 from tenure._queue.outgoing import Outgoing
@@ -124,6 +125,25 @@ class TestNatsClusterQueues(BrokerSuite):
             same = [Outgoing(b"a", id=f"{number}-{which}") for which in range(5)]
             await asyncio.gather(*(one.send(name, same) for one in brokers))
         assert (await brokers[0].stats(name)).ready == 100
+
+    async def test_a_claim_that_gets_no_answer_finds_that_the_queue_was_deleted(
+        self, harness: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker, other = await harness.open(), await harness.open()
+        await broker.send(name, [Outgoing(b"a")])
+        await broker.receive(name, 1, harness.lock)
+        await other.delete(name, force=True)
+        publish, lost = Connection.publish, list[str]()
+
+        async def lose(connection: Connection, subject: str, body: bytes = b"", **more: Any) -> None:
+            if not lost and f"$JS.API.CONSUMER.MSG.NEXT.tenure_{name}." in subject:
+                lost.append(subject)  # the server that gets it has just deleted the consumer
+            else:
+                await publish(connection, subject, body, **more)
+
+        monkeypatch.setattr(Connection, "publish", lose)
+        assert list((await broker.receive(name, 1, harness.lock)).deliveries) == []
+        assert lost
 
 
 class TestNatsClusterQueueFaults(BrokerFaultSuite):

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.client import FAILURES, Client, Json
 from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
     NO_CONSUMER,
@@ -390,6 +390,15 @@ class Places:
         if found is None:
             raise Refusal(NO_CONSUMER, f"the consumer of {queue!r} was deleted as soon as it was made")
         return found
+
+    async def is_gone(self, connection: Connection, queue: str, name: str) -> bool:
+        """Return whether *queue* has no consumer *name* any more; False if that can't be found out."""
+        self.forget(queue)
+        try:
+            found = await self.consumer_of(connection, queue)
+        except FAILURES:
+            return False
+        return found is None or found.name != name
 
     async def require_consumer(self, connection: Connection, queue: str, name: str) -> None:
         """Check that *queue* has the consumer *name*, which did not answer: in a cluster, it may have no leader.

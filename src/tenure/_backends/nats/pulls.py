@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -55,10 +55,14 @@ class Inbox:
         request: dict[str, object],
         wanted: int,
         on_message: Callable[[Msg], None] | None = None,
+        *,
+        is_gone: Callable[[], Awaitable[bool]] | None = None,
+        after: float = 0.0,
     ) -> tuple[list[Msg], str | None]:
         """Send *request* to *subject*; return up to *wanted* messages, and the status that ended the answer, if any.
 
-        With *on_message*, that is called for each message as it comes, before any later answer is looked at.
+        With *on_message*, that is called for each message as it comes, before any later answer is looked at. With
+        *is_gone*, that is asked once if the pull still has to wait *after* so many seconds.
 
         Raises:
             NoJetStream: There is no such consumer.
@@ -68,7 +72,17 @@ class Inbox:
         self._wanted, self._messages, self._on_message = wanted, [], on_message
         self._number += 1
         self._status = None
-        complete = self._complete = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        complete = self._complete = loop.create_future()
+        looking: list[asyncio.Task[None]] = []
+
+        async def look(is_gone: Callable[[], Awaitable[bool]]) -> None:
+            if await is_gone() and not complete.done():
+                complete.set_exception(NoJetStream())
+
+        timer = None
+        if is_gone is not None:
+            timer = loop.call_later(after, lambda: looking.append(loop.create_task(look(is_gone))))
         lost = self._connection.when_lost(lambda: self._end(None))
         refused = self._connection.when_refused(subject, self._fail)
         try:
@@ -78,6 +92,10 @@ class Inbox:
         finally:
             lost()
             refused()
+            if timer is not None:
+                timer.cancel()
+            for one in looking:
+                one.cancel()
         if len(self._messages) < self._wanted:
             self._connection.check()
         if status == NO_RESPONDERS and not self._messages:

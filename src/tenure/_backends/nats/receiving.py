@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -53,8 +54,9 @@ SORTED_MAX = 1_000
 SORTING_SHARE = 0.125
 """The share of a lock's time after which a claim looks for no more: the locks of what it has found are running."""
 
-SILENT_FOR = 1.0
-"""Seconds after which a pull that got no answer is taken for one from a consumer that was deleted, before 2.10."""
+SILENT_FOR, SILENT_SHARE = 1.0, 0.5
+"""After so many seconds before 2.10, and after this share of ``timeout`` in a cluster, a pull that got no answer may be
+one from a consumer that was deleted."""
 
 JUST_SENT = 0.01
 """Seconds for which a claim looks again that finds nothing."""
@@ -281,23 +283,19 @@ class Receiving:
         subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
         request: dict[str, object] = {"batch": wanted, "max_bytes": bytes_max}
         request |= {"expires": round(wait * 10**9)} if wait else {"no_wait": True}
-        is_silent = connection.version < (2, 10, 0)  # if there is no such consumer
-        patience = self._client.options.timeout
-        limit = asyncio.timeout(min(SILENT_FOR, patience) if is_silent else patience)
+        timeout = self._client.options.timeout
+        # Such a pull gets no answer before 2.10, and none in a cluster while the consumer is just being deleted.
+        silent = timeout * SILENT_SHARE if self._client.is_spread(connection) else timeout
+        if connection.version < (2, 10, 0):
+            silent = min(silent, SILENT_FOR)
+        is_gone = partial(self._places.is_gone, connection, queue, consumer.name) if silent < timeout else None
         try:
-            async with limit:
-                messages, status = await inbox.pull(subject, request, wanted)
-        except NoJetStream:
-            self._places.forget(queue)  # it was deleted, and perhaps made again
-            raise
+            async with asyncio.timeout(timeout):
+                messages, status = await inbox.pull(subject, request, wanted, is_gone=is_gone, after=wait + silent)
         except BaseException as error:
             inbox.abandon(lambda strays: self.give_back(connection, [delivered_message(queue, one) for one in strays]))
-            if not is_silent or not limit.expired() or not isinstance(error, TimeoutError):
-                raise
-            self._places.forget(queue)
-            found = await self._places.consumer_of(connection, queue)
-            if found != consumer:
-                raise NoJetStream from error
+            if isinstance(error, NoJetStream):
+                self._places.forget(queue)  # it was deleted, and perhaps made again
             raise
         self._inboxes.put_back(connection, inbox)
         return [delivered_message(queue, one) for one in messages], bool(status and "MaxBytes" in status)
