@@ -210,11 +210,14 @@ async def test_a_stop_in_a_stream_counts_no_delivery(backend: tenure.Backend, ch
     """RabbitMQ takes back what is on its way to a consumer that is ended, and counts it; most stops would meet that."""
     queue = backend.queue(name)
     await queue.send(b"declares the queue")
-    stops, rate = 12, 800.0
+    stops, ended, rate = 12, 0, 800.0
     counts: list[int] = []
+    counted: set[int] = set()  # the stops that were followed by messages that had been counted
 
     async def note(message: tenure.Message) -> None:
         counts.append(message.delivery_count)
+        if message.delivery_count > 1:
+            counted.add(ended)
 
     async def stream() -> None:
         sending: set[asyncio.Task[Any]] = set()
@@ -225,15 +228,17 @@ async def test_a_stop_in_a_stream_counts_no_delivery(backend: tenure.Backend, ch
             task.add_done_callback(sending.discard)
 
     streaming = asyncio.create_task(stream())
-    for _ in range(stops):
+    while ended < stops:
         had, consuming = len(counts), asyncio.create_task(queue.consume(note))
         await until(lambda had=had: len(counts) > had + 20)  # type: ignore[misc]
         await stopped(consuming)
+        ended += 1
     await stopped(streaming)
     await queue.consume(note, until_empty=True)
     again = sum(count > 1 for count in counts)
-    print(f"{again} of {len(counts)} messages were counted by {stops} stops")
-    assert again <= stops // 2  # without what prevents it, it is about one for each stop
+    print(f"{again} of {len(counts)} messages were counted by {len(counted)} of {stops} stops")
+    # One in which a busy server stands still may count all that is on its way. Without what prevents it, most do.
+    assert len(counted) <= stops // 2
 
 
 async def test_a_message_sent_right_after_one_was_received_is_hardly_ever_counted(
