@@ -391,14 +391,18 @@ class Places:
             raise Refusal(NO_CONSUMER, f"the consumer of {queue!r} was deleted as soon as it was made")
         return found
 
+    async def has_consumer(self, connection: Connection, queue: str, name: str) -> bool:
+        """Return whether *queue* has the consumer *name*, whatever was known of it."""
+        self.forget(queue)
+        found = await self.consumer_of(connection, queue)
+        return found is not None and found.name == name
+
     async def is_gone(self, connection: Connection, queue: str, name: str) -> bool:
         """Return whether *queue* has no consumer *name* any more; False if that can't be found out."""
-        self.forget(queue)
         try:
-            found = await self.consumer_of(connection, queue)
+            return not await self.has_consumer(connection, queue, name)
         except FAILURES:
             return False
-        return found is None or found.name != name
 
     async def require_consumer(self, connection: Connection, queue: str, name: str) -> None:
         """Check that *queue* has the consumer *name*, which did not answer: in a cluster, it may have no leader.
@@ -407,8 +411,7 @@ class Places:
             NoJetStream: It has not.
         """
         self.forget(queue)
-        found = await self.consumer_of(connection, queue) if self._client.is_spread(connection) else None
-        if found is None or found.name != name:
+        if not (self._client.is_spread(connection) and await self.has_consumer(connection, queue, name)):
             raise NoJetStream
 
     async def has_undelivered(self, connection: Connection, queue: str, consumer: Consumer, after: int) -> bool:

@@ -72,17 +72,8 @@ class Inbox:
         self._wanted, self._messages, self._on_message = wanted, [], on_message
         self._number += 1
         self._status = None
-        loop = asyncio.get_running_loop()
-        complete = self._complete = loop.create_future()
-        looking: list[asyncio.Task[None]] = []
-
-        async def look(is_gone: Callable[[], Awaitable[bool]]) -> None:
-            if await is_gone() and not complete.done():
-                complete.set_exception(NoJetStream())
-
-        timer = None
-        if is_gone is not None:
-            timer = loop.call_later(after, lambda: looking.append(loop.create_task(look(is_gone))))
+        complete = self._complete = asyncio.get_running_loop().create_future()
+        looking = None if is_gone is None else asyncio.create_task(_end_if_gone(complete, is_gone, after))
         lost = self._connection.when_lost(lambda: self._end(None))
         refused = self._connection.when_refused(subject, self._fail)
         try:
@@ -92,10 +83,8 @@ class Inbox:
         finally:
             lost()
             refused()
-            if timer is not None:
-                timer.cancel()
-            for one in looking:
-                one.cancel()
+            if looking is not None:
+                looking.cancel()
         if len(self._messages) < self._wanted:
             self._connection.check()
         if status == NO_RESPONDERS and not self._messages:
@@ -148,6 +137,15 @@ class Inbox:
     def _end(self, status: str | None) -> None:
         if self._complete is not None and not self._complete.done():
             self._complete.set_result(status)
+
+
+async def _end_if_gone(
+    complete: asyncio.Future[str | None], is_gone: Callable[[], Awaitable[bool]], after: float
+) -> None:
+    """End a pull that still waits *after* so many seconds if its consumer is gone."""
+    await asyncio.sleep(after)
+    if await is_gone() and not complete.done():
+        complete.set_exception(NoJetStream())
 
 
 class Inboxes:

@@ -146,9 +146,7 @@ class Settling:
             NoJetStream: JetStream can't be asked; then nothing is known.
         """
         queue, name = held[0].found.queue, held[0].found.consumer
-        self._places.forget(queue)
-        consumer = await self._places.consumer_of(connection, queue)
-        if consumer is not None and consumer.name == name:
+        if await self._places.has_consumer(connection, queue, name):
             raise NoJetStream
         for one in held:
             one.locked_until = -math.inf
