@@ -28,10 +28,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, TypedDict, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, cast
 
 from tenure._checks import check_seconds
+from tenure._foreign import an_object
 from tenure._lease import NoAnswer
 from tenure._queue.checks import check_count, check_most, check_rate
 from tenure._queue.limits import Rate
@@ -195,6 +197,24 @@ def checked_changes(function: str, settings: QueueOptions) -> QueueOptions:
     given = cast(QueueOptions, {name: value for name, value in settings.items() if value is not None})
     QueueSettings(**given)
     return given
+
+
+def read_settings(value: object) -> QueueOptions:
+    """Return the settings in an object that a store has kept, and that anybody may have edited.
+
+    What can't work as a setting, or is none that this version knows, is left out, as if it had never been declared.
+
+    Raises:
+        Unreadable: It is no object.
+    """
+    found: dict[str, Any] = {}
+    for name, one in an_object(value).items():
+        if name in QueueOptions.__annotations__:
+            setting: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one}
+            with suppress(ConfigError):
+                QueueSettings(**setting)
+                found |= setting
+    return cast(QueueOptions, found)
 
 
 def settings_with(changes: QueueOptions, traits: QueueTraits) -> QueueSettings:

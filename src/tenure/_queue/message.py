@@ -58,6 +58,10 @@ def brief(message: Any) -> str:
     return f"{type(message).__name__}({', '.join(shown)})"
 
 
+Outcome = Literal["abandoned", "expired", "rejected"]
+"""How a delivery ended that did not settle its message for good."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A delivery that did not settle the message for good; ``at`` by the store's wall clock."""
@@ -66,7 +70,7 @@ class Attempt:
     """Which delivery it was: 1 is the first."""
     at: float
     """When it ended, by the store's wall clock, in Unix seconds."""
-    outcome: Literal["abandoned", "expired", "rejected"]
+    outcome: Outcome
     """``abandoned`` by its consumer, its lock ``expired`` (crash, hang), or ``rejected`` to the dead letters."""
     error: Failure | None = None
     """What the handler raised; None if it raised nothing, or its process died."""

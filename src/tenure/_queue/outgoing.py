@@ -5,22 +5,19 @@ A body is bytes and headers are the broker's own: no envelope.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypedDict, Unpack
 
 from tenure._checks import check_seconds
-from tenure._frozen import FrozenDict
-from tenure._queue.checks import INT_MAX, check_encodable, check_name, check_text
+from tenure._queue.checks import check_name, check_text
+from tenure._queue.headers import checked_headers
 from tenure._queue.message import NO_HEADERS, Headers, brief
 from tenure.errors import ConfigError, MessageRefused
 
 PRIORITY_MAX = 9
-HEADERS_MAX = 65_536
-"""Bytes that the headers of a message may have, names and texts as UTF-8, and 8 for each other value."""
 
 
 class NotGiven(Enum):
@@ -58,7 +55,8 @@ class Outgoing:
         body: The content, as bytes.
         id: Names the message; a second one with the same id inside the queue's dedupe window is not kept. Without,
             the broker makes one up, and nothing is remembered of it.
-        headers: Text names; values are text, whole numbers, numbers or booleans.
+        headers: Text names; values are text, whole numbers, numbers or booleans. Names that stores use for their
+            own notes are refused.
         delay: Seconds before it can be received.
         at: The moment from which it can be received: an aware ``datetime``, or Unix seconds. Not with *delay*.
         expires_in: Seconds from now after which an unreceived message is dead-lettered as ``expired``.
@@ -145,7 +143,7 @@ def _checked(message: Outgoing, body_max: int, most: int) -> Outgoing:
     if len(body) > body_max:
         raise ConfigError(_too_large(len(body), body_max, most))
     if message.headers is not NO_HEADERS:
-        changes["headers"] = _headers(message.headers)
+        changes["headers"] = checked_headers(message.headers)
     if message.at is not None:
         changes["at"] = _moment(message.at, message.delay)
     check_seconds("delay", message.delay, least=0.0)
@@ -169,32 +167,6 @@ def _too_large(size: int, body_max: int, most: int) -> str:
         f"body ({size:,} bytes) must not be larger than body_max ({body_max:,} bytes); send a reference to it, or "
         "raise that setting of the queue: await queue.declare(body_max=…)"
     )
-
-
-def _headers(headers: object) -> Headers:
-    if not isinstance(headers, Mapping):
-        raise ConfigError(f"headers must be a mapping of names to values, not {type(headers).__name__}")
-    size = 0
-    for name, value in headers.items():
-        if not isinstance(name, str):
-            raise ConfigError(f"a header's name must be text, not {name!r}")
-        check_text("a header's name", name)
-        if type(value) not in (str, int, float, bool):
-            raise ConfigError(
-                f"the header {name!r} must be text, a whole number, a number or a boolean, not {type(value).__name__}"
-            )
-        if type(value) is str:
-            check_encodable(f"the header {name!r}", value)
-        if type(value) is int and not -INT_MAX - 1 <= value <= INT_MAX:
-            raise ConfigError(f"the header {name!r} must fit into 64 bits, {value} does not; write it as text")
-        if type(value) is float and not math.isfinite(value):
-            raise ConfigError(f"the header {name!r} must be a finite number, not {value!r}")
-        size += len(name.encode()) + (len(value.encode()) if type(value) is str else 8)
-    if size > HEADERS_MAX:
-        raise ConfigError(
-            f"headers ({size:,} bytes) must not be larger than {HEADERS_MAX:,} bytes; put what is large into the body"
-        )
-    return FrozenDict(headers) if headers else NO_HEADERS
 
 
 def _moment(at: object, delay: float) -> float:
