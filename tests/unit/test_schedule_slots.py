@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tenure._checks import LONGEST
 from tenure._schedule import slots as module
 from tenure._schedule.plan import EXPRESSION_MAX, Plan, Record, plan_of
 from tenure._schedule.slots import first_after, id_of, newest, shown, slots_of
@@ -228,6 +230,24 @@ def test_without_cronsim_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -
 # --- what is kept ---
 
 
+def kept(**changes: object) -> str:
+    """Return the text of a record in which somebody has changed some values."""
+    fields = json.loads(Record(Plan(60.0), 1.0).encoded())
+    for name, value in changes.items():
+        (fields["plan"] if name in fields["plan"] else fields)[name] = value
+    return json.dumps(fields)
+
+
+def test_a_record_without_changes_is_read() -> None:
+    assert Record.decoded(kept(), "tidy") == Record(Plan(60.0), 1.0)
+
+
+@pytest.mark.parametrize("every", [0.1, 60.0, "* * * * *"])
+def test_there_is_no_slot_after_the_latest_time(every: str | float) -> None:
+    assert first_after(slots_of(plan(every)), LONGEST) is None
+    assert list(slots_of(plan(every)).after(LONGEST - 0.05)) in ([], [LONGEST])
+
+
 @given(
     st.sampled_from((*EXPRESSIONS, 60.0, 0.1)),
     st.sampled_from(["skip", "once", "all"]),
@@ -264,6 +284,24 @@ def test_the_longest_record_has_a_thousand_characters_at_most() -> None:
         '{"format":1,"plan":{"every":1},"more":1}',
         '{"format":1,"plan":{"every":[]},"settled_until":1}',
         '{"format":1,"plan":{"every":1},"settled_until":"x"}',
+        kept(every=-1),  # slots would be looked for without an end
+        kept(every=0.0001),
+        kept(every=1e300),
+        kept(every=True),
+        kept(every=[60]),
+        kept(timezone=7),
+        kept(missed="never"),
+        kept(missed_after=-1.0),
+        kept(settled_until=1e300),
+        kept(settled_until=-1.0),
+        kept(settled_until=True),
+        kept(last="now"),
+        kept(paused=1),
+        kept(more=1),
+        kept()[:-1],
+        kept().replace("60.0", "Infinity"),
+        kept().replace("1.0", "NaN"),
+        "[" * 100_000,
     ],
 )
 def test_a_record_that_can_not_be_read_is_named(text: str) -> None:

@@ -12,8 +12,9 @@ import pytest
 from tenure._queue import schedule_steps
 from tenure._queue.broker import Advanced, Schedules
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.schedule_steps import KEEP_OUT, Act, Kept, ScheduleSteps, _Wish
+from tenure._queue.schedule_steps import KEEP_OUT, KEEP_OUT_MAX, Act, Kept, ScheduleSteps, _Wish
 from tenure.errors import Unavailable
+from tests.clocks import TurnedClock
 
 T = TypeVar("T")
 
@@ -563,3 +564,40 @@ PLANTED: list[type[ScheduleSteps]] = [
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 async def test_a_planted_bug_is_found(plant: type[ScheduleSteps]) -> None:
     assert await violations(plant, races=100) != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "7", "[]", "{}", '{"by": 7}', '{"by": "x", "record": 7}', '{"by": "x", "keep_out": -1}', "[" * 100_000],
+)
+def test_a_text_of_another_form_is_a_record_that_its_reader_refuses(text: str) -> None:
+    assert Kept.read(text) == Kept(text, "")
+
+
+def test_a_claim_of_others_keeps_out_for_a_minute_at_most() -> None:
+    assert Kept.read(Kept("1", "x", 1e9).written()) == Kept("1", "x", KEEP_OUT_MAX)
+
+
+def test_a_schedule_with_an_unreadable_text_hides_no_other_and_can_be_removed() -> None:
+    async def scenario() -> None:
+        texts: dict[str, str] = {"bad": "{", "good": Kept("1", "x").written()}
+
+        class Store:
+            async def kept(self, queue: str) -> Schedules:
+                return Schedules(dict(texts), 1.0)
+
+            async def change(self, queue: str, schedule: str, act: Act[T]) -> T:
+                text, answer = act(texts.get(schedule), 1.0)
+                if text is None:
+                    texts.pop(schedule, None)
+                return answer
+
+        async def send(queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+            raise AssertionError
+
+        steps = ScheduleSteps(Store(), send, TurnedClock())
+        assert (await steps.schedules("q")).records == {"bad": "{", "good": "1"}
+        assert (await steps.advance("q", "bad", "{", None, [], 0.0)).is_done
+        assert (await steps.schedules("q")).records == {"good": "1"}
+
+    asyncio.run(scenario())

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from tenure._foreign import Unreadable, a_text, read_object, seconds
 from tenure._queue.broker import Advanced, Schedules
 from tenure._queue.outgoing import Outgoing
 from tenure._runtime.clock import Clock
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 KEEP_OUT = 5.0
 """Seconds for which others don't take over a claim, from when they have seen it first."""
+
+KEEP_OUT_MAX = 60.0
+"""The same of a claim that says another time, at most: a newer version may need longer, and anybody can write one."""
 
 SEND_WITHIN = 4.0
 """Seconds after which the owner of a claim doesn't send any more, from before the claim was written."""
@@ -71,9 +75,17 @@ class Kept:
 
     @classmethod
     def read(cls, text: str) -> Kept:
-        """Return what *text* says."""
-        given = json.loads(text)
-        return cls(given.get("record"), given["by"], given.get("keep_out"))
+        """Return what *text* says. One that is unreadable is a record as a whole: its reader says what is wrong."""
+        try:
+            given = read_object(text)
+            record, keep_out = given.get("record"), given.get("keep_out")
+            return cls(
+                None if record is None else a_text(record),
+                a_text(given.get("by")),
+                None if keep_out is None else min(seconds(keep_out), KEEP_OUT_MAX),
+            )
+        except Unreadable:
+            return cls(text, "")
 
     def written(self) -> str:
         """Return its text."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from tenure._checks import check_seconds
+from tenure._foreign import Unreadable, a_flag, an_object, read_object, seconds
 from tenure._queue.checks import check_text
 from tenure.errors import ConfigError
 
@@ -123,16 +123,31 @@ class Record:
             ConfigError: It is not of this version.
         """
         try:
-            found: dict[str, Any] = json.loads(text)
-            if found.pop("format") == FORMAT:
-                every = found["plan"]["every"]
-                plan = replace(Plan(**found.pop("plan")), every=every if isinstance(every, str) else float(every))
-                record = cls(plan, **found)
-                if math.isfinite(record.settled_until):
-                    return record
-        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls._read(text)
+        except (Unreadable, ConfigError):
             pass
         raise ConfigError(
             f"the store keeps of the schedule {schedule!r} what this tenure can't read: {text!r:.120}; a newer one may "
             "have written it. Use that one here, or remove the schedule"
         )
+
+    @classmethod
+    def _read(cls, text: str) -> Record:
+        """Return the record in *text*; a field that is missing, unknown or impossible is Unreadable or ConfigError."""
+        found = read_object(text)
+        if found.keys() != _KEPT or found["format"] != FORMAT:
+            raise Unreadable("it is not of this format")
+        given = an_object(found["plan"])
+        if given.keys() != _PLANNED:
+            raise Unreadable("its plan is not of this format")
+        last = found["last"]
+        return cls(
+            plan_of(given["every"], given["timezone"], given["missed"], given["missed_after"]),
+            seconds(found["settled_until"]),
+            None if last is None else seconds(last),
+            a_flag(found["paused"]),
+        )
+
+
+_PLANNED = {one.name for one in fields(Plan)}
+_KEPT = {"format", *(one.name for one in fields(Record))}

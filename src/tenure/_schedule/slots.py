@@ -13,11 +13,9 @@ from functools import lru_cache
 from itertools import islice, takewhile
 from typing import Protocol
 
+from tenure._checks import LONGEST
 from tenure._schedule.plan import Plan
 from tenure.errors import BackendNotInstalled, ConfigError
-
-LATEST = 250e9
-"""Unix seconds after which no slot is looked for; the last year that ``datetime`` knows ends a little later."""
 
 SPAN = 64.0
 """Seconds before a moment in which the newest slots are looked for first; then in four times as many, and so on."""
@@ -33,7 +31,7 @@ class Slots(Protocol):
     """The time zone in which they are shown."""
 
     def after(self, moment: float) -> Iterator[float]:
-        """Yield the slots after *moment*, in order. The first is found in some milliseconds."""
+        """Yield the slots after *moment*, in order, up to the latest time. The first is found in milliseconds."""
         ...
 
 
@@ -49,8 +47,8 @@ class Intervals:
         number = int(moment * 1_000 // self._every)
         while number * self._every / 1_000 <= moment:
             number += 1
-        while True:
-            yield number * self._every / 1_000
+        while (slot := number * self._every / 1_000) <= LONGEST:
+            yield slot
             number += 1
 
 
@@ -64,11 +62,13 @@ class CronSlots:
     def after(self, moment: float) -> Iterator[float]:
         from cronsim import CronSim
 
-        if moment >= LATEST:
+        if moment >= LONGEST:
             return
         newest = moment
         for slot in CronSim(self._expression, datetime.fromtimestamp(moment, self.zone)):
             at = slot.timestamp()
+            if at > LONGEST:
+                return
             if at > newest:  # of a repeated hour, it may begin with the first pass, which is over
                 newest = at
                 yield at

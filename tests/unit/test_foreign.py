@@ -1,0 +1,227 @@
+"""What others may have written is read, or refused with one error; nothing else happens, and it takes no time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure._checks import LONGEST
+from tenure._foreign import (
+    RECORD_MAX,
+    Unreadable,
+    a_count,
+    a_flag,
+    a_list,
+    a_text,
+    an_object,
+    digits,
+    read_json,
+    read_object,
+    read_or,
+    seconds,
+    texts,
+)
+from tenure._queue.broker import QueueSettings, read_settings
+from tenure._queue.checks import COUNT_MAX, INT_MAX
+from tenure._queue.failures import MESSAGE_MAX, TRACEBACK_MAX, Failure
+from tenure._queue.headers import HEADERS_MAX, RESERVED_NAMES, RESERVED_PREFIXES, checked_headers, read_headers
+from tenure._queue.message import HISTORY_MAX, Attempt
+from tenure._queue.notes import Notes, plain_attempts, read_attempts, read_deliveries, read_failure, read_reason
+from tenure._queue.outgoing import Outgoing, checked
+from tenure.errors import ConfigError, MessageRefused
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | st.integers(), inner, max_size=4),
+    max_leaves=12,
+)
+READERS: list[Callable[[object], object]] = [
+    read_json,
+    read_object,
+    an_object,
+    a_list,
+    a_count,
+    digits,
+    seconds,
+    a_text,
+    texts,
+    a_flag,
+    read_deliveries,
+    read_reason,
+    read_attempts,
+    read_failure,
+    read_headers,
+    read_settings,
+]
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+@given(value=values)
+def test_a_reader_answers_or_says_that_it_is_unreadable(reader: Callable[[object], object], value: object) -> None:
+    told = ""
+    try:
+        reader(value)
+    except Unreadable as error:
+        told = str(error)
+    assert told.isascii(), "it is shown to operators"
+    assert len(told) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "it is no text, but NoneType"),
+        ("", "it is no JSON"),
+        (b"\xff", "it is no JSON"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ("[" * 100_000 + "]" * 100_000, "it is nested too deeply"),
+        ("9" * 21, "it has a number of 21 digits"),
+        ("NaN", "it has the number NaN"),
+        ("[-Infinity]", "it has the number -Infinity"),
+        (" " * (RECORD_MAX + 1), "it is longer than 262,144 bytes"),
+    ],
+)
+def test_json_that_is_none_is_refused(text: object, why: str) -> None:
+    with pytest.raises(Unreadable, match=f"^{why}"):
+        read_json(text)
+
+
+def test_json_may_have_a_number_without_limit_as_settings_do() -> None:
+    assert read_json('{"dead_retention": Infinity}') == {"dead_retention": math.inf}
+
+
+@pytest.mark.parametrize("value", [True, 1.0, -1, INT_MAX + 1, "1", None])
+def test_a_count_is_a_whole_number_of_63_bits(value: object) -> None:
+    with pytest.raises(Unreadable):
+        a_count(value)
+
+
+@pytest.mark.parametrize("value", [True, "1", -0.1, LONGEST * 1.1, math.inf, math.nan, 10**400, None])
+def test_seconds_are_finite_and_can_be_represented(value: object) -> None:
+    with pytest.raises(Unreadable):
+        seconds(value)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1_0", "\u0661", " 1", "1" * 5_000, b"\xff", str(INT_MAX + 1), 1])
+def test_digits_are_those_of_63_bits(value: object) -> None:
+    with pytest.raises(Unreadable):
+        digits(value)
+
+
+def test_digits_may_be_text_or_bytes() -> None:
+    assert digits("017") == digits(b"17") == 17
+
+
+@pytest.mark.parametrize("value", ["\ud800", "a\0b", b"a", "x" * 11, 7])
+def test_a_text_can_be_kept_by_every_store(value: object) -> None:
+    with pytest.raises(Unreadable):
+        a_text(value, 10)
+
+
+def test_what_is_unreadable_is_replaced() -> None:
+    assert read_or(a_count, 7, None) == 7
+    assert read_or(a_count, "7", None) is None
+
+
+# --- notes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_huge_count_of_deliveries_costs_no_more_than_a_small_one() -> None:
+    found = Notes().with_expired_attempts(INT_MAX, 5.0)
+    assert [one.number for one in found.history] == list(range(INT_MAX - HISTORY_MAX + 1, INT_MAX + 1))
+
+
+def test_a_count_of_deliveries_is_clipped() -> None:
+    assert read_deliveries(10**12) == COUNT_MAX
+
+
+def test_attempts_that_are_missing_are_added_in_their_order() -> None:
+    tried = Attempt(2, 1.0, "abandoned")
+    notes = Notes(history=(Attempt(1, 0.5, "rejected"), tried), before=1).with_expired_attempts(3, 5.0)
+    assert notes.history == (
+        Attempt(1, 0.5, "rejected"),
+        Attempt(1, 5.0, "expired"),
+        tried,
+        Attempt(3, 5.0, "expired"),
+    )
+
+
+def test_attempts_from_before_it_was_redriven_leave_first() -> None:
+    notes = Notes(history=tuple(Attempt(number, 0.0, "abandoned") for number in range(1, 50)), before=49)
+    for number in (1, 2, 3):
+        notes = notes.with_attempt(Attempt(number, 1.0, "abandoned"))
+    assert (len(notes.history), notes.before) == (HISTORY_MAX, 47)
+    assert [one.number for one in notes.with_expired_attempts(3, 2.0).history[47:]] == [1, 2, 3]
+
+
+def test_a_redriven_message_keeps_its_history_only() -> None:
+    dead = Notes(history=(Attempt(1, 1.0, "abandoned", Failure("E", "m")),)).dead("bad", "very", 1, 2.0)
+    assert (dead.error, dead.deliveries) == (Failure("E", "m"), 1)
+    assert dead.redriven() == Notes(history=dead.history, before=1)
+
+
+@given(st.lists(st.builds(Attempt, st.integers(1, 99), st.floats(0, 1e9), st.just("expired")), max_size=60))
+def test_a_history_survives_its_round_trip(history: list[Attempt]) -> None:
+    assert read_attempts(read_json(json.dumps(plain_attempts(tuple(history))))) == tuple(history[-HISTORY_MAX:])
+
+
+def test_an_attempt_that_is_unreadable_hides_no_other() -> None:
+    rows = [[math.inf, 0, "x", None], [2, 5, "expired", None, "a newer column"], {"number": 3}, 7]
+    failed = {"number": 4, "at": 6.0, "outcome": "abandoned", "error": {"type": "E", "message": "m"}, "more": 1}
+    assert read_attempts([*rows, failed]) == (
+        Attempt(2, 5.0, "expired"),
+        Attempt(4, 6.0, "abandoned", Failure("E", "m")),
+    )
+
+
+def test_the_texts_of_an_exception_are_cut() -> None:
+    found = read_failure(["E" * 10**5, "m" * 10**5, "t" * 10**5])
+    assert found is not None
+    assert (len(found.message), len(found.traceback)) == (2 * MESSAGE_MAX, TRACEBACK_MAX + 1)
+
+
+def test_notes_are_shortened_step_by_step() -> None:
+    error = Failure("E", "m" * 1_000, "t" * 1_000)
+    full = Notes(history=tuple(Attempt(n, 1.0, "abandoned", error) for n in range(1, 6)), before=3, error=error)
+    sizes = [len(repr(one)) for one in full.shortened()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert [one.before for one in full.shortened()] == [3, 3, 1, 0, 0]
+
+
+# --- headers and settings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted(RESERVED_NAMES), *(f"{one}x" for one in RESERVED_PREFIXES), "Tenure-State", "X-TENURE-deliveries"]
+)
+def test_a_reserved_header_is_refused_and_not_shown(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the header '{name}' is reserved"):
+        checked_headers({name: 1})
+    with pytest.raises(MessageRefused):
+        checked([Outgoing(b"x", headers={name: 1})], 9)
+    assert read_headers({name: 1, "tenant": "blue"}) == {"tenant": "blue"}
+
+
+@given(values)
+def test_headers_that_were_read_can_be_sent(value: object) -> None:
+    found = read_or(read_headers, value, {})
+    assert checked_headers(found) == found
+
+
+def test_of_headers_that_are_too_large_the_first_are_read() -> None:
+    given = {f"{number:04}": "x" * 1_000 for number in range(100)}
+    found = read_headers(given)
+    assert list(found) == list(given)[: HEADERS_MAX // 1_004]
+    assert checked_headers(found) == found
+
+
+def test_settings_that_can_not_work_are_left_out() -> None:
+    given = read_json('{"lock": -1, "max_deliveries": 3, "dead_retention": Infinity, "rate": [5, 60], "__class__": 1}')
+    found = read_settings({**given, "paused": "yes", "body_max": 10**30, "max_locked": math.nan})
+    assert found == {"max_deliveries": 3, "dead_retention": math.inf, "rate": (5, 60)}
+    QueueSettings(**found)
