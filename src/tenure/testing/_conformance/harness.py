@@ -52,6 +52,8 @@ class LeaseHarness(ABC):
     """Whether time passes only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """The faults that this harness can make; tests that need another one are skipped."""
+    foreign: ClassVar[tuple[str, ...]] = ()
+    """Ways in which others can make the record of a lease unreadable; see ``write_foreign``."""
     scale: ClassVar[Scale | None] = None
     """The unit in which this harness counts the work of the storage, and the depths; None if it can't count."""
 
@@ -107,6 +109,10 @@ class LeaseHarness(ABC):
 
     def away(self) -> AbstractAsyncContextManager[None]:
         """Inside the block, the tables, keys or containers of the leases are missing or can't be used."""
+        raise NotImplementedError
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        """Change what is stored of *name*, which was acquired before, as others could; *how* is of ``foreign``."""
         raise NotImplementedError
 
     async def restart(self) -> None:
@@ -339,6 +345,8 @@ class QueueHarness(ABC):
     """Whether time passes for locks only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """The faults that this harness can make; tests that need another one are skipped."""
+    foreign: ClassVar[tuple[str, ...]] = ()
+    """Ways in which others can make a message unreadable; see ``write_foreign``."""
     scale: ClassVar[Scale | None] = None
     """The unit in which this harness counts the work of the storage, and the depths; None if it can't count."""
 
@@ -382,6 +390,13 @@ class QueueHarness(ABC):
 
     def away(self) -> AbstractAsyncContextManager[None]:
         """Inside the block, the tables, keys or containers of the messages are missing or can't be used."""
+        raise NotImplementedError
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        """Write a message to *queue* as another program could; *how* is of ``foreign``.
+
+        Its body begins with ``foreign``. The queue may be one of dead letters.
+        """
         raise NotImplementedError
 
     async def restart(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tenure.testing._conformance.leases.acquisition import AcquisitionTests
 from tenure.testing._conformance.leases.ending import EndingTests
+from tenure.testing._conformance.leases.foreign import ForeignRecordTests
 from tenure.testing._conformance.leases.hints import HintTests
 from tenure.testing._conformance.leases.inspection import InspectionTests
 from tenure.testing._conformance.leases.leftovers import LeftoverTests
@@ -17,5 +18,6 @@ class LeaseStoreSuite(
     LeftoverTests,
     InspectionTests,
     HintTests,
+    ForeignRecordTests,
 ):
     """The promises of :class:`tenure.ports.LeaseStore`, one test for each."""

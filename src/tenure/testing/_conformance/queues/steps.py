@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING, Broker, Claim
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import Failure
 from tenure._queue.message import DeadMessage, Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
@@ -101,6 +102,14 @@ async def dead_letter(
     """Send messages, and dead-letter them at once."""
     await send(broker, name, *contents)
     await settle(broker, await receive(broker, name, harness), DeadLetter(reason, "", ERROR))
+
+
+async def place(broker: Broker, harness: QueueHarness, queue: str, body: bytes) -> None:
+    """Send a message to *queue*; if that is one of dead letters, it dies, and nothing else may be ready."""
+    if queue.endswith(DEAD_SUFFIX):
+        await dead_letter(broker, harness, queue.removesuffix(DEAD_SUFFIX), body)
+    else:
+        await send(broker, queue, body)
 
 
 async def expect_stats(broker: Broker, harness: QueueHarness, name: str, wanted: Stats) -> None:

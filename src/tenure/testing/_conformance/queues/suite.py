@@ -6,6 +6,7 @@ from tenure.testing._conformance.queues.dead_letters import DeadLetterTests
 from tenure.testing._conformance.queues.defer import DeferTests
 from tenure.testing._conformance.queues.deletion import DeletionTests
 from tenure.testing._conformance.queues.expiry import ExpiryTests
+from tenure.testing._conformance.queues.foreign import ForeignMessageTests
 from tenure.testing._conformance.queues.limits import LimitTests
 from tenure.testing._conformance.queues.model import ModelTests
 from tenure.testing._conformance.queues.receive import ReceiveTests
@@ -34,6 +35,7 @@ class BrokerSuite(
     ScheduleTests,
     DeletionTests,
     LimitTests,
+    ForeignMessageTests,
     ModelTests,
 ):
     """The promises of :class:`tenure.ports.Broker`, one test for each."""
