@@ -684,7 +684,7 @@ def test_names() -> None:
 
 def test_portions_of_a_transfer() -> None:
     def sized(*sizes: int) -> list[Encoded]:
-        return [Encoded(None, bytes(size)) for size in sizes]
+        return [Encoded(bytes(size)) for size in sizes]
 
     def sizes_of(messages: list[Encoded], size_max: int, batch_max: int) -> list[list[int]]:
         return [[len(one.data) for one in portion] for portion in portions(messages, size_max, batch_max)]

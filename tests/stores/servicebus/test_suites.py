@@ -7,13 +7,21 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
+from typing import Any
 
 import pytest
+from proton import char, decimal32, timestamp, ulong
 
 from tenure._backends import servicebus
 from tenure._backends.servicebus import QUEUE_TRAITS
+from tenure._backends.servicebus.codec import Encoded
+from tenure._backends.servicebus.message_format import DEATH, DELIVERIES, DESCRIPTION, HISTORY, REASON
 from tenure._queue.broker import Broker
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.verdicts import DeadLetter
 from tenure._url import Url
+from tenure.testing import until
+from tenure.testing._conformance.queues.steps import receive, settle
 from tenure.testing.conformance import (
     BrokerCapacitySuite,
     BrokerFaultSuite,
@@ -28,7 +36,8 @@ from tenure.testing.conformance import (
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import ServiceBus, private, shared
 from tests.servers.servicebus import NAMESPACE
-from tests.stores.servicebus.opened import MovedClock, look_shortly
+from tests.stores.servicebus.opened import MovedClock, inside, look_shortly
+from tests.stores.servicebus.raw import message
 
 
 class Proxied:
@@ -62,8 +71,24 @@ class Proxied:
             await proxy.__aexit__(None, None, None)
 
 
+MESSAGES: dict[str, tuple[dict[Any, Any], list[Any] | None]] = {
+    "a history of another form": ({HISTORY: '[[Infinity,0,"x",null]]'}, None),
+    "a deep history": ({HISTORY: "[" * 20_000}, None),
+    "a history that is no text": ({HISTORY: [1, {"x": 2}]}, None),
+    "a huge count": ({DELIVERIES: 2**62}, None),
+    "a count as text": ({DELIVERIES: "many"}, None),
+    "an odd death": ({DEATH: '[1e999, -1, "x"]', REASON: 7, DESCRIPTION: [1]}, None),
+    "values of other types": ({"c": char("x"), "d": decimal32(5), "l": [1, None], "t": timestamp(2**62)}, None),
+    "names of other types": ({"x" * 300: 1, "\u202e": "y"}, None),
+    "a user": ({}, ["id", b"\xffuser"]),
+    "an id of another type": ({}, [ulong(2**64 - 1)]),
+}
+"""What another program may write beside a body, by what that is: application properties and properties."""
+
+
 class ServiceBusHarness(QueueHarness):
     traits = QUEUE_TRAITS
+    foreign = tuple(MESSAGES)
     lock = 30.0  # that of a queue that is created without settings
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late"})
@@ -78,6 +103,20 @@ class ServiceBusHarness(QueueHarness):
     @cached_property
     def _server(self) -> ServiceBus:
         return shared(ServiceBus)
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        broker = next(iter(self._ways.values())).backend.broker
+        home = queue.removesuffix(DEAD_SUFFIX)
+        await broker.settings(home)  # it creates the queue
+        raw = message(f"foreign: {how}".encode(), *MESSAGES[how])
+        await inside(broker, broker._sending.send(home, [Encoded(raw)]))
+        if queue != home:
+
+            async def is_dead() -> bool:  # one with a huge count dies by itself
+                await settle(broker, await receive(broker, home, self), DeadLetter("theirs"))
+                return not (await broker.stats(home)).ready
+
+            await until(is_dead)
 
     async def open(self) -> Broker:
         way = Proxied(self._server, self._clock)

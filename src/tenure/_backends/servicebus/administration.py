@@ -10,7 +10,7 @@ from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.core.exceptions import AzureError, HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
@@ -18,6 +18,7 @@ from tenure._backends.servicebus.address import connected
 from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.service_clock import ServiceClock
+from tenure.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -97,9 +98,9 @@ class Administration:
             try:
                 found: Any
                 if path.subscription is None:
-                    found = await client.get_queue(path.entity)
+                    found = await self._read(client.get_queue(path.entity))
                 else:
-                    found = await client.get_subscription(path.entity, path.subscription)
+                    found = await self._read(client.get_subscription(path.entity, path.subscription))
                 for name, value in change(_entity(path, found)).items():
                     setattr(found, name, value)
                 if path.subscription is None:
@@ -132,14 +133,14 @@ class Administration:
             found: Any
             try:
                 if path.subscription is None:
-                    found = await client.get_queue_runtime_properties(path.entity)
-                    return Counts(
-                        found.active_message_count, found.scheduled_message_count, found.dead_letter_message_count
-                    )
-                found = await client.get_subscription_runtime_properties(path.entity, path.subscription)
+                    found = await self._read(client.get_queue_runtime_properties(path.entity))
+                    scheduled = _count(found.scheduled_message_count)
+                else:
+                    asked = client.get_subscription_runtime_properties(path.entity, path.subscription)
+                    found, scheduled = await self._read(asked), 0
             except ResourceNotFoundError:
                 return None
-            return Counts(found.active_message_count, 0, found.dead_letter_message_count)
+            return Counts(_count(found.active_message_count), scheduled, _count(found.dead_letter_message_count))
 
         return await self._allowed(count)
 
@@ -152,18 +153,21 @@ class Administration:
         # A page begins behind a number of queues, not behind a queue: if one of them is deleted meanwhile, another one
         # is missing. So if there are several pages, they are read until nothing new is found.
         for _ in range(LISTINGS_MAX):
-            some = {one.name: one.user_metadata or "" async for one in self._here().list_queues()}
+            some = await self._read(self._listed())
             known = found.keys() & some.keys()
             found |= some
             if len(known) == len(some) or len(some) < PAGE:
                 break
         return list(found.items())
 
+    async def _listed(self) -> dict[str, str]:
+        return {str(one.name): str(one.user_metadata or "") async for one in self._here().list_queues()}
+
     async def tier(self) -> str:
         """Return the tier of the namespace: Standard or Premium, say."""
 
         async def read() -> str:
-            found = await self._here().get_namespace_properties()
+            found = await self._read(self._here().get_namespace_properties())
             return str(found.messaging_sku)
 
         return await self._allowed(read)
@@ -174,18 +178,18 @@ class Administration:
         try:
             if path.subscription is None:
                 try:
-                    found = await client.get_queue(path.entity)
+                    found = await self._read(client.get_queue(path.entity), (AttributeError,))
                 except AttributeError:  # the library has looked for a queue in the description of a topic
                     return await self._topic(path.entity)
             else:
-                found = await client.get_subscription(path.entity, path.subscription)
+                found = await self._read(client.get_subscription(path.entity, path.subscription))
         except ResourceNotFoundError:
             return None
         return _entity(path, found)
 
     async def _topic(self, name: str) -> Entity:
         """Return a topic, which is only sent to: locks and deliveries are those of its subscriptions."""
-        found: Any = await self._here().get_topic(name)
+        found: Any = await self._read(self._here().get_topic(name))
         window = found.duplicate_detection_history_time_window if found.requires_duplicate_detection else None
         return Entity(30.0, 10, False, _seconds(window), False, found.user_metadata or "")
 
@@ -200,6 +204,23 @@ class Administration:
             raise
         self.may_manage = True
         return answer
+
+    async def _read(self, answer: Awaitable[T], passed: tuple[type[Exception], ...] = ()) -> T:
+        """Return an answer. The library fails with errors of any kind at one that it can't read; some are *passed* on.
+
+        Raises:
+            Unavailable: It can't be read.
+        """
+        try:
+            return await answer
+        except (AzureError, OSError):
+            raise
+        except Exception as error:
+            if isinstance(error, passed) or self._namespace.is_closed:  # closed, it fails with anything
+                raise
+            raise Unavailable(
+                f"{self._namespace.url} gave an answer for management that can't be read: {error!r:.200}"
+            ) from error
 
     def _here(self) -> ServiceBusAdministrationClient:
         if self._client is None:
@@ -224,7 +245,7 @@ class Administration:
 
     def _learn(self, headers: Any) -> None:
         """Note the service's clock, which every answer shows in whole seconds."""
-        with suppress(TypeError, ValueError, KeyError):
+        with suppress(TypeError, ValueError, KeyError, OverflowError):
             at = parsedate_to_datetime(headers["Date"]).timestamp()
             self._clock.learn(at, at + 1.0, self._asked_at)
 
@@ -261,6 +282,10 @@ def _entity(path: Path, found: Any) -> Entity:
         bool(found.dead_lettering_on_message_expiration),
         found.user_metadata or "",
     )
+
+
+def _count(number: Any) -> int:
+    return number if isinstance(number, int) and number > 0 else 0
 
 
 def _seconds(length: Any) -> float | None:

@@ -108,10 +108,12 @@ class Claiming:
 
     def _hold(self, queue: str, path: Path, one: Arrived, link: ReceiveLink | None, feed: Feed, lock: float) -> Held:
         found = received(queue, one.message)
-        if self._places.may_read:  # else the lock's length is not known
-            self._clock.learn(found.locked_until - lock, found.locked_until - lock, one.asked_at)
-        began = feed.times.began(found.locked_until, one.asked_at, one.at)
-        feed.times.learn(found.locked_until, one.asked_at, one.at)
+        began = one.asked_at
+        if found.locked_until > 0.0:
+            if self._places.may_read:  # else the lock's length is not known
+                self._clock.learn(found.locked_until - lock, found.locked_until - lock, one.asked_at)
+            began = feed.times.began(found.locked_until, one.asked_at, one.at)
+            feed.times.learn(found.locked_until, one.asked_at, one.at)
         return Held(queue, path, one.token, found, one.message, began + lock, one, link)
 
     async def receive_deferred(self, queue: str, sequences: list[int]) -> Claim:

@@ -1,35 +1,59 @@
-"""Messages and values in the form of AMQP, encoded and decoded by the client library's own functions.
+"""Messages and values in the form of AMQP: encoded by the client library's own functions, and read by ours (``amqp``).
+
+What comes from others is read section by section, and property by property: what is unreadable is missing, and nothing
+else is. What is sent again is as it came, byte by byte, but for the few values that change.
 
 It touches names of the library with an underscore, as ``driver`` says.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from azure.servicebus._pyamqp._decode import decode_payload
-from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp._encode import encode_payload, encode_value
 from azure.servicebus._pyamqp.message import BatchMessage, Header, Message, Properties
 from azure.servicebus._pyamqp.utils import amqp_array_value, amqp_long_value, amqp_timestamp_value, amqp_uint_value
+
+from tenure._backends.servicebus import amqp
+from tenure._foreign import Unreadable, read_or
 
 TTL_MAX = 2**32 - 1
 """The longest life in milliseconds that fits into a header."""
 
-PARTITION = b"x-opt-partition-key"
+PARTITION = "x-opt-partition-key"
 
 END_OF_TIME = 253_402_300_799_999
 """The last moment of the year 9999, which the service can't pass, in milliseconds."""
+
+ONE, MANY = 0, 0x80013700
+"""The format of a transfer: of one message, or of several."""
+
+ID, REPLY_TO, CORRELATION, CONTENT_TYPE, EXPIRES, CREATED, GROUP, PROPERTIES_MAX = 0, 4, 5, 6, 8, 9, 10, 13
+"""Places among the properties of a message, and their number."""
+
+DURABLE, PRIORITY, TTL, COUNT, HEADER_MAX = 0, 1, 2, 4, 5
+"""The same of its header."""
 
 
 class Encoded(NamedTuple):
     """A message as it is sent."""
 
-    message: Any
     data: bytes
-    """The same in bytes, as it is part of a batch."""
+    id: Any = None
+    """Its message id, and its session: by them, the service chooses the partition of a batch."""
+    session: Any = None
+
+
+class Transfer(NamedTuple):
+    """What is sent at once: a message, or several."""
+
+    payload: bytes
+    format: int = ONE
 
 
 def encoded(
@@ -45,27 +69,160 @@ def encoded(
     due_at: float | None,
 ) -> Encoded:
     """Return a message as it is sent."""
+    expires, created = _lifetime(ttl)
     properties = Properties(
         message_id=message_id,
         group_id=session,
         reply_to=reply_to,
         correlation_id=correlation_id,
         content_type=content_type,
-        **_lifetime(ttl),
+        absolute_expiry_time=expires,
+        creation_time=created,
     )
-    return _encoded(
-        Message(
-            header=_header(ttl),
-            message_annotations=_annotations(due_at),
-            properties=properties,
-            application_properties={name: _wide(value) for name, value in application.items()} or None,
-            data=[body],
-        )
+    message = Message(
+        header=_header(ttl),
+        message_annotations=_annotations(due_at),
+        properties=properties,
+        application_properties={name: _wide(value) for name, value in application.items()} or None,
+        data=[body],
     )
+    return Encoded(_payload(message), message_id, session)
+
+
+# --- read --------------------------------------------------------------------------------------------------------
+
+
+class Incoming(NamedTuple):
+    """A message as it came: what can be read of it. Texts and symbols are text, moments are milliseconds."""
+
+    header: Sequence[Any]
+    """As many as there can be; None for those that are missing. The properties, too."""
+    annotations: Mapping[Any, Any]
+    properties: Sequence[Any]
+    application: Mapping[Any, Any]
+    data: tuple[bytes, ...]
+    """The parts of the body, if it is binary."""
+    parts: Mapping[int, bytes]
+    """Other sections that copies keep as they came, still encoded, by their codes; sequences one behind the other."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of its body."""
+        parts = self.parts
+        return sum(map(len, self.data)) + len(parts.get(amqp.VALUE, b"")) + len(parts.get(amqp.SEQUENCE, b""))
+
+    @property
+    def body(self) -> bytes:
+        """The content: binary, or a text, as it is; any other value as JSON; one that is unreadable as AMQP has it."""
+        if self.data:
+            return self.data[0] if len(self.data) == 1 else b"".join(self.data)
+        for code in (amqp.VALUE, amqp.SEQUENCE):
+            part = self.parts.get(code)
+            if part is not None:
+                try:
+                    return bytes_of(
+                        amqp.value_of(part) if code == amqp.VALUE else [*map(amqp.value_of, _sequences(part))]
+                    )
+                except Unreadable:
+                    return part
+        return b""
+
+
+def incoming(message: memoryview) -> Incoming:
+    """Return what can be read of an encoded message."""
+    header: Sequence[Any] = _NO_HEADER
+    properties: Sequence[Any] = _NO_PROPERTIES
+    annotations: Mapping[Any, Any] = {}
+    application: Mapping[Any, Any] = {}
+    parts: dict[int, bytes] = {}
+    data: list[bytes] = []
+    sequences: list[memoryview] = []
+    at = 0
+    try:
+        for code, value, end in amqp.sections(message):
+            if code == amqp.DATA:
+                data.append(_data(value))
+            elif code == amqp.HEADER:
+                header = amqp.list_of(bytes(value), HEADER_MAX)
+            elif code == amqp.ANNOTATIONS:
+                annotations = amqp.map_of(bytes(value))
+            elif code == amqp.SEQUENCE:
+                sequences.append(value)
+            elif code in _KEPT:
+                parts[code] = bytes(value)
+            at = end
+    except Unreadable:  # from here on, nothing can be told apart
+        if not data and not sequences and amqp.VALUE not in parts:
+            data.append(bytes(message[at:]))
+    if sequences:
+        parts[amqp.SEQUENCE] = b"".join(sequences)
+    if (part := parts.get(amqp.PROPERTIES)) is not None:
+        properties = amqp.list_of(part, PROPERTIES_MAX)
+    if (part := parts.get(amqp.APPLICATION)) is not None:
+        application = amqp.map_of(part)
+    return Incoming(header, annotations, properties, application, tuple(data), parts)
+
+
+_KEPT = frozenset((amqp.PROPERTIES, amqp.APPLICATION, amqp.VALUE, amqp.FOOTER))
+
+_NO_HEADER, _NO_PROPERTIES = (None,) * HEADER_MAX, (None,) * PROPERTIES_MAX
+
+
+def _data(value: memoryview) -> bytes:
+    """Return a part of a binary body, of whatever type it is."""
+    found = amqp.binary_in(value)
+    return bytes_of(read_or(amqp.value_of, bytes(value), bytes(value))) if found is None else found
+
+
+def _sequences(part: bytes) -> list[bytes]:
+    """Return values that stand one behind the other, each still encoded."""
+    at, found = 0, []
+    while at < len(part):  # each has an end: it was found when the message was read
+        begin, at = at, amqp.end_of(part, at)
+        found.append(part[begin:at])
+    return found
+
+
+def bytes_of(value: object) -> bytes:
+    """Return what stands where bytes are expected: bytes, a text in UTF-8, or another value as JSON."""
+    match value:
+        case bytes():
+            return value
+        case bytearray() | memoryview():
+            return bytes(value)
+        case str():
+            return value.encode(errors="replace")
+        case None:
+            return b""
+    return json.dumps(plain(value)).encode()
+
+
+def plain(value: Any) -> Any:
+    """Return a value of AMQP as JSON takes it."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case bytes():
+            return value.decode(errors="replace")
+        case dict():
+            return {_key(name): plain(each) for name, each in value.items()}
+        case list():
+            return [plain(each) for each in value]
+    return str(value)
+
+
+def _key(name: Any) -> str:
+    found = plain(name)
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+# --- sent again --------------------------------------------------------------------------------------------------
 
 
 def encoded_again(
-    message: Any,
+    message: Incoming,
     *,
     message_id: str | None,
     application: Mapping[str, object],
@@ -73,29 +230,62 @@ def encoded_again(
     ttl: float | None,
     due_at: float | None,
 ) -> Encoded:
-    """Return a received *message* as it is sent again, with all that its sender has set but a few values.
-
-    The library doesn't tell texts from bytes when it reads; what can be text becomes text.
-    """
-    given = {text_of(name): _as_text(value) for name, value in (message.application_properties or {}).items()}
-    kept = {name: value for name, value in given.items() if name not in dropped}
-    properties = Properties(*[_as_text(value) for value in message.properties or ()])
-    properties = properties._replace(creation_time=None, absolute_expiry_time=None, **_lifetime(ttl))
-    if message_id is not None:
-        properties = properties._replace(message_id=message_id)
-    header = message.header
-    return _encoded(
-        Message(
-            header=_header(ttl, None if header is None else header[0], None if header is None else header[1]),
-            message_annotations=_annotations(due_at, (message.message_annotations or {}).get(PARTITION)),
-            footer=message.footer,
-            properties=properties,
-            application_properties={name: _wide(value) for name, value in {**kept, **application}.items()} or None,
-            data=message.data,
-            value=message.value,
-            sequence=message.sequence,
+    """Return a received *message* as it is sent again, with all that its sender has set but a few values."""
+    durable, priority = message.header[DURABLE], message.header[PRIORITY]
+    partition = message.annotations.get(PARTITION)
+    head = Message(
+        header=_header(
+            ttl,
+            durable if isinstance(durable, bool) else None,
+            priority if type(priority) is int and 0 <= priority <= 255 else None,
+        ),
+        message_annotations=_annotations(due_at, partition if isinstance(partition, str) else None),
+    )
+    data = b"".join(
+        (
+            _payload(head),
+            _properties_again(message, message_id, ttl),
+            _application_again(message, application, dropped),
+            *(amqp.section(amqp.DATA, amqp.binary(one)) for one in message.data),
+            *_body_again(message),
         )
     )
+    id_ = message_id or message.properties[ID]
+    session = message.properties[GROUP]
+    return Encoded(data, id_ if _is_id(id_) else None, session if isinstance(session, str) else None)
+
+
+def _properties_again(message: Incoming, message_id: str | None, ttl: float | None) -> bytes:
+    fields = read_or(amqp.parts_of, message.parts.get(amqp.PROPERTIES), [])[:PROPERTIES_MAX]
+    fields += [amqp.NULL] * (PROPERTIES_MAX - len(fields))
+    fields[EXPIRES], fields[CREATED] = (
+        amqp.NULL if one is None else _value(amqp_timestamp_value(one)) for one in _lifetime(ttl)
+    )
+    if message_id is not None:
+        fields[0] = _value(message_id)
+    return amqp.section(amqp.PROPERTIES, amqp.joined_list(fields))
+
+
+def _application_again(message: Incoming, application: Mapping[str, object], dropped: Container[str]) -> bytes:
+    parts: list[bytes] = []
+    for key, value in read_or(amqp.pairs_of, message.parts.get(amqp.APPLICATION), []):
+        name = read_or(amqp.value_of, key, None)
+        if not isinstance(name, str) or (name not in dropped and name not in application):
+            parts += (key, value)
+    for name, own in application.items():
+        parts += (_value(name), _value(_wide(own)))
+    return amqp.section(amqp.APPLICATION, amqp.joined_map(parts)) if parts else b""
+
+
+def _body_again(message: Incoming) -> list[bytes]:
+    found = [amqp.section(amqp.SEQUENCE, one) for one in _sequences(message.parts.get(amqp.SEQUENCE, b""))]
+    others = (code for code in (amqp.VALUE, amqp.FOOTER) if code in message.parts)
+    return found + [amqp.section(code, message.parts[code]) for code in others]
+
+
+def _is_id(value: Any) -> bool:
+    """Return whether it is a message id that the library can encode."""
+    return isinstance(value, (str, bytes, UUID)) or (type(value) is int and 0 <= value < 2**64)
 
 
 def _header(ttl: float | None, durable: bool | None = None, priority: int | None = None) -> Any:
@@ -105,34 +295,42 @@ def _header(ttl: float | None, durable: bool | None = None, priority: int | None
     return Header(durable=durable, priority=priority, ttl=life)
 
 
-def _lifetime(ttl: float | None) -> dict[str, Any]:
-    """Return the properties that say how long a message lives if that doesn't fit into its header: over 49 days."""
+def _lifetime(ttl: float | None) -> tuple[int | None, int | None]:
+    """Return the end of a life and its beginning, if its length doesn't fit into a header: over 49 days."""
     if ttl is None or ttl * 1_000 < TTL_MAX:
-        return {}
+        return None, None
     created = int(time.time() * 1_000)  # only the difference of the two counts
-    return {"creation_time": created, "absolute_expiry_time": min(created + int(ttl * 1_000), END_OF_TIME)}
+    return min(created + int(ttl * 1_000), END_OF_TIME), created
 
 
-def _annotations(due_at: float | None, partition: Any = None) -> Any:
+def _annotations(due_at: float | None, partition: str | None = None) -> Any:
     found: dict[bytes, Any] = {}
     if due_at is not None:
-        found[b"x-opt-scheduled-enqueue-time"] = amqp_timestamp_value(int(due_at * 1_000))
+        found[b"x-opt-scheduled-enqueue-time"] = amqp_timestamp_value(min(int(due_at * 1_000), END_OF_TIME))
     if partition is not None:
-        found[PARTITION] = _as_text(partition)
+        found[PARTITION.encode()] = partition
     return found or None
 
 
-def _encoded(message: Any) -> Encoded:
+def _payload(message: Any) -> bytes:
     output = bytearray()
     encode_payload(output, message)
-    return Encoded(message, bytes(output))
+    return bytes(output)
 
 
-def batch_of(messages: Sequence[Encoded]) -> Any:
-    """Return several messages as one transfer. Partitioned entities take it for one message like the first."""
-    first = messages[0].message.properties
-    envelope = Properties(message_id=first.message_id, group_id=first.group_id)
-    return BatchMessage(properties=envelope, data=[one.data for one in messages])
+def _value(value: Any) -> bytes:
+    output = bytearray()
+    encode_value(output, value)
+    return bytes(output)
+
+
+def transfer_of(messages: Sequence[Encoded]) -> Transfer:
+    """Return messages as one transfer. Partitioned entities take several for one message like the first."""
+    first = messages[0]
+    if len(messages) == 1:
+        return Transfer(first.data)
+    envelope = Properties(message_id=first.id, group_id=first.session)
+    return Transfer(_payload(BatchMessage(properties=envelope, data=[one.data for one in messages])), MANY)
 
 
 def _wide(value: object) -> object:
@@ -142,17 +340,16 @@ def _wide(value: object) -> object:
     return value
 
 
-def _as_text(value: Any) -> Any:
-    if isinstance(value, bytes):
-        with suppress(UnicodeDecodeError):
-            return value.decode()
-    return value
-
-
-def received_in(value: Any) -> list[tuple[Any, Any]]:
+def received_in(value: Any) -> list[tuple[Incoming, Any]]:
     """Return the messages in the answer of the management node, each with its lock token, which may be None."""
     found = (value or {}).get(b"messages") or []
-    return [(decode_payload(memoryview(one[b"message"])), one.get(b"lock-token")) for one in found]
+    return [(incoming(memoryview(one[b"message"])), one.get(b"lock-token")) for one in found]
+
+
+def state_in(answer: Any) -> bytes | None:
+    """Return the state of a session in the answer of the management node; None if it has none."""
+    state = (answer or {}).get(b"session-state")
+    return None if state is None else bytes_of(state)
 
 
 def array_of_longs(numbers: Sequence[int]) -> Any:

@@ -20,7 +20,7 @@ from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._queue.broker import Selection
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, dead_message_of
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, MessageRefused
 
 
 class DeadLetters:
@@ -64,7 +64,22 @@ class DeadLetters:
         async def send(chosen: list[tuple[Received, Arrived]], done: Callable[[int], None]) -> None:
             has_session = any(found.session is not None for found, _ in chosen)
             encoded = [_again(queue, found, arrived, is_new=is_new) for found, arrived in chosen]
-            await self._sending.send(target, encoded, sessions=has_session, sent=done)
+            sent = 0
+
+            def note(number: int) -> None:
+                nonlocal sent
+                sent += number
+                done(number)
+
+            while sent < len(encoded):
+                try:
+                    await self._sending.send(target, encoded, sessions=has_session, sent=note)
+                except MessageRefused as refused:  # one is too large with its history
+                    found, arrived = chosen[refused.index]
+                    short = _again(queue, found, arrived, is_new=is_new, is_short=True)
+                    if sent or len(short.data) >= len(encoded[refused.index].data):
+                        raise
+                    encoded[refused.index] = short
 
         return await self._remove(queue, which, limit, send, dry_run=dry_run)
 
@@ -92,9 +107,10 @@ class DeadLetters:
         return await remove(source, is_selected, limit, act, dry_run=dry_run)
 
 
-def _again(queue: str, found: Received, arrived: Arrived, *, is_new: bool) -> Encoded:
+def _again(queue: str, found: Received, arrived: Arrived, *, is_new: bool, is_short: bool = False) -> Encoded:
     """Return a dead letter as it is sent again. With an id that *is new*, it is the same for each attempt."""
-    notes = replace(found.notes, history=found.death.history, deliveries=0, died_at=None, died_after=None)
+    history = () if is_short else found.death.history
+    notes = replace(found.notes, history=history, deliveries=0, died_at=None, died_after=None)
     place = f"{queue} {found.sequence} {found.enqueued_at}"  # not the lock: that is another one at each attempt
     new_id = uuid.uuid5(uuid.NAMESPACE_OID, place).hex if is_new else None
     return copied(found, arrived.message, notes, new_id=new_id)

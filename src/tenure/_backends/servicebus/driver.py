@@ -104,7 +104,7 @@ def check_library() -> None:
         (CBSAuthenticator, ("handle_token",)),
         (ManagementLink, ("open", "execute_operation", "cancel_operation")),
         (ReceiverLink, ("flow", "get_state", "_incoming_flow", "_incoming_disposition", "_incoming_transfer")),
-        (SenderLink, ("send_transfer", "get_state")),
+        (SenderLink, ("send_transfer", "get_state", "_outgoing_transfer")),
         (ServiceBusClient, ("_create_session_browser",)),
         (Session, ("create_request_response_link_pair", "_outgoing_disposition", "_outgoing_transfer")),
     )

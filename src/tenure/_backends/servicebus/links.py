@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,10 +11,10 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from azure.core.exceptions import AzureError
-from azure.servicebus._pyamqp.constants import LinkDeliverySettleReason
+from azure.servicebus._pyamqp.constants import LinkDeliverySettleReason, SessionTransferState
 from azure.servicebus._pyamqp.performatives import DispositionFrame
 
-from tenure._backends.servicebus.codec import Encoded, batch_of, text_of
+from tenure._backends.servicebus.codec import Encoded, Incoming, Transfer, incoming, text_of, transfer_of
 from tenure._backends.servicebus.driver import RELEASED, Connection, Disconnected, Outcome, Refused, readable
 
 DRAIN_MAX = 5.0
@@ -31,8 +32,7 @@ class Arrived(NamedTuple):
 
     delivery_id: int
     tag: bytes
-    message: Any
-    """As the library decodes it."""
+    message: Incoming
     asked_at: float
     """When the credit for it was given: its lock can't have begun before."""
     at: float
@@ -41,7 +41,7 @@ class Arrived(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of its body."""
-        return sum(map(len, self.message.data or ()))
+        return self.message.size
 
     @property
     def token(self) -> UUID:
@@ -55,6 +55,7 @@ class SendLink(Connection):
     def __init__(self, owner: Any, clock: Callable[[], float]) -> None:
         super().__init__(owner, clock)
         self._free = asyncio.Semaphore(100)
+        self._link._outgoing_transfer = self._write
 
     @property
     def size_max(self) -> int:
@@ -75,7 +76,7 @@ class SendLink(Connection):
         Raises:
             Refused: It was not.
         """
-        transfer: Any = messages[0].message if len(messages) == 1 else batch_of(messages)
+        transfer = transfer_of(messages)
         async with self._free:
             answer = self._future()
 
@@ -93,6 +94,29 @@ class SendLink(Connection):
             raise Disconnected("the link was detached before the answer came")
         if "accepted" not in state:
             raise _refusal(state)
+
+    # --- called by the library ---
+
+    async def _write(self, delivery: Any) -> bool:
+        """Write a transfer as it is: the library would encode a message of its own."""
+        transfer: Transfer = delivery.message
+        number = self._link.delivery_count + 1
+        fields = ("rcv_settle_mode", "state", "resume", "aborted", "batchable")
+        delivery.frame = {
+            **dict.fromkeys(fields),
+            "handle": self._link.handle,
+            "delivery_tag": struct.pack(">I", number % 2**32),
+            "message_format": transfer.format,
+            "settled": False,
+            "more": False,
+            "payload": transfer.payload,
+        }
+        await self._session._outgoing_transfer(delivery, None)
+        if delivery.transfer_state == SessionTransferState.OKAY:
+            self._link.delivery_count = number
+            self._link.current_link_credit -= 1
+            delivery.sent = True
+        return False  # it is not settled before the answer
 
 
 class ReceiveLink(Connection):
@@ -117,7 +141,7 @@ class ReceiveLink(Connection):
         """Whether leave was to be taken back, and the service has not answered yet."""
         self.is_new = True
         """Whether it was not looked for messages yet."""
-        self._link._on_transfer = self._on_message
+        self._link._incoming_transfer = self._on_transfer
         self._link._incoming_flow = self._on_flow
         self._link._incoming_disposition = self._on_disposition
 
@@ -256,7 +280,23 @@ class ReceiveLink(Connection):
 
     # --- called by the library, from the reading task ---
 
-    async def _on_message(self, frame: Any, message: Any) -> None:
+    async def _on_transfer(self, frame: Any) -> None:
+        """Take a frame of a message. The library's own function fails with the connection at what it can't read."""
+        link, is_last = self._link, not frame[5]
+        if frame[1] is not None and not link._received_payload:
+            link._first_frame = frame
+        if is_last:
+            link.delivery_count += 1
+            link.current_link_credit -= 1
+        payload = frame[11]
+        if link._received_payload or not is_last:
+            link._received_payload.extend(payload)
+            payload = link._received_payload
+        if is_last:
+            link._received_payload = bytearray()
+            self._on_message(link._first_frame, incoming(memoryview(payload)))
+
+    def _on_message(self, frame: Any, message: Incoming) -> None:
         self.unsettled.add(frame[1])
         self._wanted = max(0, self._wanted - 1)
         one = Arrived(frame[1], bytes(frame[2]), message, self._asked_at, self._now())

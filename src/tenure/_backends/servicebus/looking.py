@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from tenure._backends.servicebus.client import Namespace
-from tenure._backends.servicebus.codec import long_of, received_in
+from tenure._backends.servicebus.codec import Incoming, long_of, received_in
 from tenure._backends.servicebus.driver import NOT_FOUND, Refused
 from tenure._backends.servicebus.message_format import Received, received
 from tenure._backends.servicebus.names import Path
@@ -19,7 +18,7 @@ ACTIVE, DEFERRED, SCHEDULED = 0, 1, 2
 
 async def looked_at(
     namespace: Namespace, path: Path | None, queue: str, after: int = 0
-) -> AsyncIterator[tuple[Received, Any]]:
+) -> AsyncIterator[tuple[Received, Incoming]]:
     """Yield the messages of an entity with a sequence above *after*, in order; none if there is no such entity."""
     while path is not None and after < INT_MAX:
         body = {"from-sequence-number": long_of(after + 1), "message-count": PAGE}

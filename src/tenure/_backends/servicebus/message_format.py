@@ -7,32 +7,57 @@ verdict; a message that never failed has none.
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from decimal import Decimal
+from typing import Any, TypeVar
+from uuid import UUID
 
-from tenure._backends.servicebus.codec import Encoded, encoded, encoded_again
+from tenure._backends.servicebus import amqp, codec
+from tenure._backends.servicebus.codec import (
+    CORRELATION,
+    COUNT,
+    CREATED,
+    EXPIRES,
+    GROUP,
+    REPLY_TO,
+    TTL,
+    Encoded,
+    Incoming,
+    encoded,
+    encoded_again,
+    plain,
+)
+from tenure._checks import LONGEST
+from tenure._foreign import Unreadable, a_count, a_list, a_text, read_json, read_or, seconds
+from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.failures import Failure
+from tenure._queue.headers import read_headers
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     EXPIRED,
     HISTORY_MAX,
     MAX_DELIVERIES,
+    NO_HEADERS,
     Attempt,
     Death,
     Delivery,
     Headers,
-    HeaderValue,
     Token,
     newest_error,
 )
+from tenure._queue.notes import read_attempts, read_deliveries, read_reason
 from tenure._queue.outgoing import Outgoing
 
-OURS = "tenure-"
+T = TypeVar("T")
+Otherwise = TypeVar("Otherwise")
+
 ID, DELIVERIES, HISTORY, DEATH = "tenure-id", "tenure-deliveries", "tenure-history", "tenure-death"
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
+NOTED = (ID, DELIVERIES, HISTORY, DEATH, REASON, DESCRIPTION)
+"""The application properties that are not the sender's."""
 CONTENT_TYPE = "content-type"
 
 REASONS = {"MaxDeliveryCountExceeded": MAX_DELIVERIES, "TTLExpiredException": EXPIRED}
@@ -62,15 +87,15 @@ class Notes:
     died_after: int | None = None
     """After how many deliveries."""
 
-    def properties(self, headers: Headers) -> dict[str, str | int]:
-        """Return it as application properties, beside the sender's: the history takes the room that they leave."""
+    def properties(self, taken: int) -> dict[str, str | int]:
+        """Return it as application properties, beside *taken* bytes of others: the history takes what they leave."""
         found: dict[str, str | int] = {}
         if self.id is not None:
             found[ID] = self.id
         if self.deliveries:
             found[DELIVERIES] = self.deliveries
         if self.history:
-            found[HISTORY] = _written(self.history, min(PROPERTY_MAX, HEADERS_MAX - size_of(headers)))
+            found[HISTORY] = _written(self.history, min(PROPERTY_MAX, HEADERS_MAX - taken))
         if self.died_at is not None:
             found[DEATH] = json.dumps([self.died_at, self.died_after])
         return found
@@ -95,6 +120,8 @@ class Received:
     id: str
     body: bytes
     headers: Headers
+    taken: int
+    """The bytes of the application properties that are not tenure's."""
     count: int
     """How often it was handed out before."""
     enqueued_at: float
@@ -118,7 +145,7 @@ class Received:
         if at is None and notes.history:
             at = notes.history[-1].at
         if at is None:
-            at = self.enqueued_at + (self.ttl or 0.0 if reason == EXPIRED else 0.0)
+            at = min(self.enqueued_at + (self.ttl or 0.0 if reason == EXPIRED else 0.0), LONGEST)
         history = notes.history
         if reason == MAX_DELIVERIES:
             last = max((one.number for one in history), default=0)
@@ -153,45 +180,61 @@ class Received:
         )
 
 
-def received(queue: str, message: Any) -> Received:
-    """Return what is in *message*, as the library decodes it."""
-    annotations = message.message_annotations or {}
+def received(queue: str, message: Incoming) -> Received:
+    """Return what is in *message*. It raises nothing: its messages are locked, perhaps with others."""
+    annotations = message.annotations
+    application = message.application
     properties, header = message.properties, message.header
-    application = {_text(name): value for name, value in (message.application_properties or {}).items()}
-    sequence = int(annotations.get(b"x-opt-sequence-number", 0))
-    notes = _notes(application)
-    named = None if properties is None else properties[0]
-    content_type = None if properties is None else properties[6]
-    headers = {
-        name: _value(value)
-        for name, value in application.items()
-        if not name.startswith(OURS) and name not in (REASON, DESCRIPTION)
-    }
-    if content_type is not None:
-        headers.setdefault(CONTENT_TYPE, _text(content_type))
-    due = annotations.get(b"x-opt-scheduled-enqueue-time")
-    ttl = None if header is None or header[2] is None else header[2] / 1_000
-    if properties is not None and properties[8] is not None and properties[9] is not None:
-        ttl = _seconds(properties[8]) - _seconds(properties[9])
-    reason = application.get(REASON)
+    notes = _NO_NOTES if _NOTED.isdisjoint(application) else _notes(application)
+    sequence = read_or(a_count, annotations.get("x-opt-sequence-number"), 0)
+    named = _shown(properties[codec.ID])
+    due = annotations.get("x-opt-scheduled-enqueue-time")
     return Received(
         sequence,
-        notes.id or (f"{queue}{ID_MARK}{sequence}" if named is None else _text(named)),
-        _body(message),
-        headers,
-        notes.deliveries + (header[4] or 0 if header is not None else 0),
-        _seconds(annotations.get(b"x-opt-enqueued-time")),
-        _seconds(annotations.get(b"x-opt-locked-until")),
-        _optional(properties, 10),
-        _optional(properties, 4),
-        _optional(properties, 5),
-        ttl,
-        None if due is None else _seconds(due),
-        int(annotations.get(b"x-opt-message-state", 0)),
+        notes.id or named or f"{queue}{ID_MARK}{sequence}",
+        message.body,
+        _headers(message),
+        _taken(message) if application else 0,
+        min(notes.deliveries + read_or(a_count, header[COUNT], 0), COUNT_MAX - 1),
+        _moment(annotations.get("x-opt-enqueued-time")),
+        _moment(annotations.get("x-opt-locked-until")),
+        _text(properties[GROUP]),
+        _shown(properties[REPLY_TO]),
+        _shown(properties[CORRELATION]),
+        _ttl(message),
+        None if due is None else _moment(due),
+        read_or(a_count, annotations.get("x-opt-message-state", 0), 0),
         notes,
-        None if reason is None else _text(reason),
-        _text(application.get(DESCRIPTION, "")),
+        read_or(read_reason, _text(application.get(REASON)), None),
+        read_or(read_reason, _text(application.get(DESCRIPTION)), ""),
     )
+
+
+def _headers(message: Incoming) -> Headers:
+    """Return what a sender can have set as headers; values of other types become text."""
+    content_type = message.properties[codec.CONTENT_TYPE]
+    if not message.application and content_type is None:
+        return NO_HEADERS
+    found = {name: _value(value) for name, value in message.application.items() if name not in NOTED}
+    if content_type is not None:
+        found.setdefault(CONTENT_TYPE, _text(content_type))
+    return read_headers(found)
+
+
+def _taken(message: Incoming) -> int:
+    """Return the bytes of the application properties that are not tenure's, as they came."""
+    section = message.parts.get(amqp.APPLICATION, b"")
+    ours = (value for name, value in message.application.items() if name in NOTED)
+    return len(section) - sum(len(value.encode()) for value in ours if isinstance(value, str))
+
+
+def _ttl(message: Incoming) -> float | None:
+    """Return how long a message lives in all, in seconds; None: for ever, as far as it can be read."""
+    expires, created = message.properties[EXPIRES], message.properties[CREATED]
+    if type(expires) is int and type(created) is int and expires > created:
+        return min((expires - created) / 1_000, LONGEST)
+    life = read_or(a_count, message.header[TTL], None)
+    return None if life is None else min(life / 1_000, LONGEST)
 
 
 def outgoing(message: Outgoing, now: float, changes: Mapping[str, str | int] | None = None) -> Encoded:
@@ -214,7 +257,7 @@ def outgoing(message: Outgoing, now: float, changes: Mapping[str, str | int] | N
 
 def copied(
     found: Received,
-    message: Any,
+    message: Incoming,
     notes: Notes,
     *,
     new_id: str | None,
@@ -230,32 +273,33 @@ def copied(
     return encoded_again(
         message,
         message_id=new_id,
-        application=notes.properties(found.headers),
-        dropped=(ID, DELIVERIES, HISTORY, DEATH, REASON, DESCRIPTION),
+        application=notes.properties(found.taken),
+        dropped=NOTED,
         ttl=ttl,
         due_at=due_at,
     )
 
 
-def _notes(application: Mapping[str, Any]) -> Notes:
-    """Return what tenure has noted; what it can't have written is ignored."""
-    named, count = application.get(ID), application.get(DELIVERIES, 0)
-    try:
-        died_at, died_after = json.loads(_text(application[DEATH])) if DEATH in application else (None, None)
-        written = json.loads(_text(application[HISTORY])) if HISTORY in application else []
-        history = tuple(
-            Attempt(int(number), float(at), outcome, None if error is None else Failure(*map(str, error)))
-            for number, at, outcome, error in written
-        )
-        return Notes(
-            None if named is None else _text(named),
-            count if isinstance(count, int) and count >= 0 else 0,
-            history,
-            None if died_at is None else float(died_at),
-            None if died_after is None else int(died_after),
-        )
-    except (ValueError, TypeError):
-        return Notes()
+def _notes(application: Mapping[Any, Any]) -> Notes:
+    """Return what tenure has noted; of that, what it can't have written is ignored."""
+    died_at, died_after = read_or(_read_death, application.get(DEATH), (None, None))
+    return Notes(
+        read_or(a_text, application.get(ID), None) or None,
+        read_or(read_deliveries, application.get(DELIVERIES), 0),
+        read_or(lambda text: read_attempts(read_json(text)), application.get(HISTORY), ()),
+        died_at,
+        died_after,
+    )
+
+
+_NO_NOTES, _NOTED = Notes(), frozenset(NOTED)
+
+
+def _read_death(text: object) -> tuple[float | None, int | None]:
+    found = a_list(read_json(text))
+    if len(found) < 2:
+        raise Unreadable("it is no death")
+    return read_or(seconds, found[0], None), read_or(read_deliveries, found[1], None)
 
 
 def size_of(headers: Headers) -> int:
@@ -292,48 +336,37 @@ def _shortened(error: Failure | None, most: int) -> list[str] | None:
     return [error.type, error.message[: most + 200], error.traceback[-most:] if most else ""]
 
 
-def _body(message: Any) -> bytes:
-    data = message.data
-    if data is not None:
-        return bytes(data[0]) if len(data) == 1 else b"".join(map(bytes, data))
-    if message.value is not None:
-        value = message.value
-        return value if isinstance(value, bytes) else json.dumps(_plain(value)).encode()
-    if message.sequence:
-        return json.dumps(_plain(message.sequence)).encode()
-    return b""
-
-
-def _plain(value: Any) -> Any:
+def _value(value: Any) -> Any:
+    """Return a value as a header: what senders of tenure's can't set becomes text."""
     match value:
-        case bytes():
-            return value.decode(errors="replace")
-        case dict():
-            return {str(_plain(name)): _plain(each) for name, each in value.items()}
-        case list() | tuple():
-            return [_plain(each) for each in value]
-        case bool() | int() | float() | str() | None:
+        case bool() | str() | None:
             return value
-    return str(value)
-
-
-def _value(value: Any) -> HeaderValue:
-    if isinstance(value, (bool, int, float)):
-        return value
+        case int():
+            return value if -INT_MAX - 1 <= value <= INT_MAX else str(value)
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict() | list():
+            return json.dumps(plain(value))
     return _text(value)
 
 
-def _optional(properties: Any, index: int) -> str | None:
-    found = None if properties is None else properties[index]
-    return None if found is None else _text(found)
+def _shown(value: Any) -> str | None:
+    """Return an id, or an address, that every store can keep."""
+    return read_or(a_text, _text(value), None)
 
 
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, (bytes, bytearray)) else str(value)
+def _text(value: Any) -> str | None:
+    """Return a simple value as text."""
+    match value:
+        case str():
+            return value
+        case bytes():
+            return value.decode(errors="replace")
+        case int() | float() | Decimal() | UUID():
+            return str(value)
+    return None
 
 
-def _seconds(value: Any) -> float:
-    """Return a moment in Unix seconds."""
-    if value is None:
-        return 0.0
-    return value.timestamp() if isinstance(value, datetime) else value / 1_000
+def _moment(value: Any) -> float:
+    """Return a moment in Unix seconds; 0 if it is none, and the latest if it is later."""
+    return min(max(0.0, value / 1_000), LONGEST) if type(value) is int else 0.0

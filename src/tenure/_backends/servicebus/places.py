@@ -19,9 +19,10 @@ from tenure._backends.servicebus.client import NO_RIGHTS, Namespace
 from tenure._backends.servicebus.codec import long_of, received_in
 from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, Refused
 from tenure._backends.servicebus.names import SCHEDULES, Path, entity_of, home_of, may_be_subscription, subscription_of
-from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
-from tenure._queue.checks import DEAD_SUFFIX
-from tenure.errors import ConfigError
+from tenure._foreign import Unreadable, a_flag, a_list, a_text, an_object, read_object, read_or, seconds
+from tenure._queue.broker import QueueOptions, QueueSettings, read_settings, undeclared
+from tenure._queue.checks import DEAD_SUFFIX, check_name
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 LOCK_LEAST = 5.0
 """Seconds: the shortest lock that Service Bus allows. It is what is trusted where the lock can't be read."""
@@ -63,20 +64,22 @@ class Noted:
 
     @classmethod
     def read(cls, metadata: str) -> Noted | None:
-        """Return what is noted; None if tenure has noted nothing."""
+        """Return what is noted; None if tenure has noted nothing. What it can't have noted is left out."""
         try:
-            found: dict[str, Any] = json.loads(metadata)["tenure"]
-            return cls(
-                found.get("name"),
-                tuple(map(str, found.get("declared", ()))),
-                found.get("body_max"),
-                found.get("dead_retention"),
-                found.get("idle_at"),
-                bool(found.get("open")),
-                found.get("maker"),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError):
+            found = an_object(read_object(metadata).get("tenure"))
+        except Unreadable:
             return None
+        settings = read_settings({name: found.get(name) for name in ("body_max", "dead_retention")})
+        names = (read_or(a_text, one, None) for one in read_or(a_list, found.get("declared"), ()))
+        return cls(
+            read_or(a_text, found.get("name"), None),
+            tuple(name for name in names if name is not None),
+            settings.get("body_max"),
+            _retention(settings),
+            read_or(seconds, found.get("idle_at"), None),
+            read_or(a_flag, found.get("open"), False),
+            read_or(a_text, found.get("maker"), None),
+        )
 
     def written(self) -> str:
         """Return it as user metadata."""
@@ -254,7 +257,7 @@ class Places:
             unmarked = replace(_noted(entity, noted), maker=None)
             return {"user_metadata": unmarked.written(), "status": "Active"}
 
-        with suppress(*FAILURES, NoRights):
+        with suppress(*FAILURES, NoRights, TenureError):
             async with asyncio.timeout(self._namespace.options.timeout):
                 if await self._is_marked(path, ours):
                     await self._administration.update(path, unmark)
@@ -302,7 +305,7 @@ class Places:
             return self._namespace.options.create  # one that is created then does
         if path.subscription is not None:
             return False
-        with suppress(AzureError, OSError):
+        with suppress(AzureError, OSError, Unavailable):
             await self.settings(home)
         return self._dedupes.get(home, True)
 
@@ -342,7 +345,7 @@ class Places:
         except NoRights:
             options = self._namespace.options
             found = QueueSettings(options.lock or LOCK_LEAST, options.max_deliveries or DELIVERIES_USUAL)
-        except (AzureError, OSError):
+        except (AzureError, OSError, Unavailable):
             if known is None or fresh:
                 raise
             found = known[1]  # messages go another way, which may well be open
@@ -506,7 +509,8 @@ def declared_of(entity: Entity) -> QueueOptions:
     """Return the settings that were declared: of an entity that tenure did not create, all that it has."""
     noted, holds = Noted.read(entity.metadata), settings_of(entity)
     names = NATIVE if noted is None else noted.declared
-    return cast(QueueOptions, {name: getattr(holds, name) for name in names})
+    known = [name for name in names if name in QueueOptions.__annotations__]
+    return cast(QueueOptions, {name: getattr(holds, name) for name in known})
 
 
 def _native(changes: QueueOptions, entity: Entity, name: str) -> dict[str, Any]:
@@ -586,7 +590,16 @@ def _missing(namespace: Namespace, name: str) -> ConfigError:
 
 def names_of(rows: list[tuple[str, str]]) -> list[str]:
     """Return the names of queues, from those of their entities and their user metadata."""
-    return sorted((Noted.read(metadata) or Noted()).name or entity for entity, metadata in rows if entity != SCHEDULES)
+    return sorted(_name_of(entity, Noted.read(metadata)) for entity, metadata in rows if entity != SCHEDULES)
+
+
+def _name_of(entity: str, noted: Noted | None) -> str:
+    """Return the name of a queue: the one that is noted, if it is a name whose entity this is."""
+    if noted is not None and noted.name is not None:
+        with suppress(ConfigError):
+            name = check_name(noted.name)
+            return name if entity_of(name).lower() == entity.lower() else entity
+    return entity
 
 
 def idle_among(rows: list[tuple[str, str]], now: float) -> list[str]:
@@ -595,5 +608,5 @@ def idle_among(rows: list[tuple[str, str]], now: float) -> list[str]:
     for entity, metadata in rows:
         noted = Noted.read(metadata)
         if noted is not None and noted.idle_at is not None and noted.idle_at <= now:
-            found.append(noted.name or entity)
+            found.append(_name_of(entity, noted))
     return found

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from tenure._backends.servicebus.administration import Administration, NoRights
 from tenure._backends.servicebus.claiming import Claiming
 from tenure._backends.servicebus.client import Namespace
+from tenure._backends.servicebus.codec import state_in
 from tenure._backends.servicebus.dead_letters import DeadLetters
 from tenure._backends.servicebus.driver import FAILURES
 from tenure._backends.servicebus.feeds import Feeds
@@ -258,10 +259,7 @@ class ServiceBusBroker(WithoutInbox):
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
         """Return the state last stored for this session."""
         answer = await self._run(partial(self._sessions.ask, held, "get-session-state"))
-        if isinstance(answer, Lapsed):
-            return LAPSED
-        state = answer.get(b"session-state")
-        return None if state is None else bytes(state)
+        return LAPSED if isinstance(answer, Lapsed) else state_in(answer)
 
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         """Store *state* for this session."""
@@ -323,7 +321,7 @@ class ServiceBusBroker(WithoutInbox):
         stats = await self.stats(queue)
         if count_of(stats) and not force:
             return NotEmpty(stats)
-        schedules = await self._kept.kept(queue)
+        texts = await self._kept.texts(queue)
 
         async def delete() -> None:
             path = await self._places.existing(queue)
@@ -332,8 +330,8 @@ class ServiceBusBroker(WithoutInbox):
                 await self._namespace.forget(path.node)
             self._receipts.forget_queue(queue)
             self._places.forget(queue)
-            if schedules.records:
-                await self._kept.forget(queue, schedules.records)
+            if texts is None or texts:
+                await self._kept.forget(queue, texts)
 
         await self._run(delete)
         return Deleted(stats)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import secrets
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
+from tenure._backends.servicebus.codec import Incoming
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.message_format import Received
 from tenure._backends.servicebus.names import Path
@@ -53,7 +53,7 @@ class Held:
     path: Path
     token: UUID
     received: Received
-    message: Any
+    message: Incoming
     until: float
     """When its lock ends by this process's clock, for statistics; the service judges."""
     arrived: Arrived | None = None

@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 
 from tenure._backends.servicebus.administration import Administration, NoRights
 from tenure._backends.servicebus.client import LOST, NO_SESSION, Namespace
+from tenure._backends.servicebus.codec import state_in
 from tenure._backends.servicebus.driver import NOT_FOUND, Refused
 from tenure._backends.servicebus.links import ReceiveLink
 from tenure._backends.servicebus.names import SCHEDULES, Path, home_of
 from tenure._backends.servicebus.places import Places, no_rights
 from tenure._backends.servicebus.service_clock import ServiceClock
+from tenure._foreign import Unreadable, a_text, read_object, read_or
 from tenure._queue.broker import Schedules
 from tenure._queue.schedule_steps import Act
 from tenure.errors import ConfigError
@@ -37,7 +39,14 @@ RETRY = 0.2
 WAIT = 5.0
 """Seconds that the service may take to lock a session."""
 
+STATE_MAX = 4_194_304
+"""Bytes of the longest state that is read: thousands of schedules."""
+
 _PATH = Path(SCHEDULES)
+
+
+class UnreadableState(ConfigError):
+    """What is kept of the schedules of a queue is unreadable."""
 
 
 class ServiceBusSchedules:
@@ -72,6 +81,13 @@ class ServiceBusSchedules:
 
         return await self._namespace.run(read)
 
+    async def texts(self, queue: str) -> Mapping[str, str] | None:
+        """Return the texts that are kept of *queue*, for ``forget``; None if they are unreadable."""
+        try:
+            return (await self.kept(queue)).records
+        except UnreadableState:
+            return None
+
     async def change(self, queue: str, schedule: str, act: Act[T]) -> T:
         """Replace the text of one schedule by that of *act*; create the entities first that are missing."""
 
@@ -89,11 +105,18 @@ class ServiceBusSchedules:
 
         return await self._namespace.run(change)
 
-    async def forget(self, queue: str, texts: Mapping[str, str]) -> None:
-        """Forget those of *texts* that are still kept of *queue*, which was deleted. On the library's thread."""
+    async def forget(self, queue: str, texts: Mapping[str, str] | None) -> None:
+        """Forget those of *texts* that are still kept of *queue*, which was deleted. On the library's thread.
+
+        None: they were unreadable, and are forgotten if they still are.
+        """
         async with self._locked(queue) as link:
-            kept = await self._read(queue, link)
-            left = {schedule: text for schedule, text in kept.items() if texts.get(schedule) != text}
+            try:
+                kept = await self._read(queue, link)
+            except UnreadableState:
+                await self._write(queue, link, {})
+                return
+            left = {schedule: text for schedule, text in kept.items() if (texts or {}).get(schedule) != text}
             if left != kept:
                 await self._write(queue, link, left)
 
@@ -133,9 +156,16 @@ class ServiceBusSchedules:
             await asyncio.sleep(random.uniform(RETRY / 4, RETRY))
 
     async def _read(self, queue: str, link: ReceiveLink) -> dict[str, str]:
-        answer = await self._ask(queue, link, "get-session-state", {})
-        state = (answer or {}).get(b"session-state")
-        return {} if state is None else dict(json.loads(bytes(state)))
+        state = state_in(await self._ask(queue, link, "get-session-state", {}))
+        if state is None:
+            return {}
+        try:
+            return _texts(state)
+        except Unreadable as error:
+            raise UnreadableState(
+                f"the schedules of {queue!r} can't be read: the state of the session {_session_of(queue)!r} of "
+                f"{SCHEDULES!r} was written by another program ({error}); set it to nothing, and they begin anew"
+            ) from None
 
     async def _write(self, queue: str, link: ReceiveLink, texts: dict[str, str]) -> None:
         state = bytearray(json.dumps(texts, ensure_ascii=False).encode()) if texts else None
@@ -160,6 +190,13 @@ class ServiceBusSchedules:
             await self._administration.create(SCHEDULES, options)
         except NoRights:
             raise no_rights(self._namespace, f"creating {SCHEDULES!r} (?create=yes)") from None
+
+
+def _texts(state: bytes) -> dict[str, str]:
+    """Return the texts of schedules in a state. Of one that is none, its JSON: its reader says what is wrong."""
+    kept = read_object(state, STATE_MAX)
+    texts = {schedule: read_or(a_text, one, None) or json.dumps(one) for schedule, one in kept.items()}
+    return {schedule: text for schedule, text in texts.items() if read_or(a_text, schedule, None)}
 
 
 def _session_of(queue: str) -> str:

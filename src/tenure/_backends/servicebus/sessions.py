@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tenure._backends.servicebus.client import LOST, NO_RIGHTS, NO_SESSION, Namespace
-from tenure._backends.servicebus.codec import moment_of
+from tenure._backends.servicebus.codec import moment_of, state_in
 from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, RELEASED, Connection, Disconnected, Refused
 from tenure._backends.servicebus.feed import CREDIT_MAX, FIRST_LOOK, HOLD, LOOK, REOPEN
 from tenure._backends.servicebus.links import DRAIN_MAX, ReceiveLink
@@ -127,10 +127,9 @@ class Sessions:
         except BaseException:
             await self._namespace.end_session(link)
             raise
-        state = (answer or {}).get(b"session-state")
         token = self._receipts.new_token()
         self._receipts.add_session(token, HeldSession(found, queue, path, link, until))
-        return SessionLock(queue, found, token, until, None if state is None else bytes(state))
+        return SessionLock(queue, found, token, until, state_in(answer))
 
     async def renew(self, lock: SessionLock) -> float | None:
         """Extend a session's lock; return its end by the service's clock, or None if it is over."""

@@ -253,7 +253,7 @@ class Settling:
         if expires_at is not None and expires_at <= now:
             return self._bury(held, EXPIRED, EXPIRED_DESCRIPTION, "abandoned", verdict.error, SETTLED_DEAD)
         notes = received.notes.with_attempt(Attempt(count, now, "abandoned", verdict.error))
-        changes = notes.properties(received.headers)
+        changes = notes.properties(received.taken)
         if verdict.delay < DELAY_NONE or held.arrived is None:
             return Decision(modified(changes if verdict.error else {}), SETTLED)
         if held.session is not None:
@@ -279,7 +279,7 @@ class Settling:
     ) -> Decision:
         count, now = held.received.count + 1, self._clock.now()
         notes = held.received.notes.with_attempt(Attempt(count, now, how, error))
-        changes = replace(notes, died_at=now, died_after=count).properties(held.received.headers)
+        changes = replace(notes, died_at=now, died_after=count).properties(held.received.taken)
         return Decision(rejected(NATIVE_REASONS.get(reason, reason), description, changes), answer)
 
     def _decide_dead(self, held: Held, verdict: Verdict) -> Decision:
@@ -293,7 +293,7 @@ class Settling:
         died_at = received.death.at
         notes = replace(received.notes, history=history, died_at=died_at, died_after=received.deaths_count)
         named = {REASON: verdict.reason, DESCRIPTION: verdict.description}
-        return Decision(modified({**notes.properties(held.received.headers), **named}), SETTLED)
+        return Decision(modified({**notes.properties(held.received.taken), **named}), SETTLED)
 
 
 def _usable(held: Held) -> ReceiveLink | None:
