@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import secrets
 import threading
 import time
@@ -13,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import aio_pika
-import pika
 import pytest
 from aiormq import spec
 
@@ -46,7 +46,7 @@ from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import RabbitMQ, patient, private, shared, url_of
 from tests.servers.rabbitmq import US
-from tests.stores.rabbitmq.opened import complete, opened, received, until_found
+from tests.stores.rabbitmq.opened import complete, gotten, opened, received, until_found
 
 
 @pytest.fixture
@@ -712,8 +712,6 @@ async def test_a_copy_goes_to_no_other_queue(name: str) -> None:
         [again] = await until_found(lambda: received(broker, name))
         assert await received(broker, f"{name}-2") == ()
         await complete(broker, again)
-        with pytest.raises(MessageRefused, match="'BCC' into other queues"):
-            await broker.send(name, [Outgoing(b"a", headers={"BCC": "all"})])
 
 
 async def test_a_message_without_room_for_a_reason_is_moved_as_it_is(name: str) -> None:
@@ -746,19 +744,6 @@ async def recent_max_deliveries(broker: Any, name: str, wanted: int) -> bool:
 async def has_dead(broker: Any, name: str, wanted: int) -> bool:
     await broker.receive(name, 5, 1.0)
     return len(await broker.peek_dead(name, EVERYTHING, 10)) == wanted
-
-
-async def test_an_error_tells_of_a_message_that_the_driver_can_not_read(own: RabbitMQ, name: str) -> None:
-    """Such as one whose time is in microseconds. It ends the connection, whoever receives it."""
-    async with opened(own.url) as [broker]:
-        await broker.declare(name, {})
-        with pika.BlockingConnection(pika.URLParameters(own.address)) as theirs:
-            properties = pika.BasicProperties(timestamp=int(time.time() * 1e6))
-            theirs.channel().basic_publish("", name, b"a", properties)
-        with pytest.raises(Unavailable, match="remove it from its queue with another client"):
-            await received(broker, name)
-        with pika.BlockingConnection(pika.URLParameters(own.address)) as theirs:
-            theirs.channel().queue_purge(name)
 
 
 # --- policies ---
@@ -827,6 +812,37 @@ async def test_records_are_made_where_a_process_has_died_before_it_wrote_them(na
         async with opened(server.url) as [broker]:
             await broker.declare(name, {"max_deliveries": 3})
             assert (await broker.settings(name)).max_deliveries == 3
+
+
+async def test_records_that_another_program_has_changed_hang_nothing(own: RabbitMQ, name: str) -> None:
+    odd = aio_pika.Message(b"odd")
+    async with opened(own.url, own.url) as (one, other):
+        await one.declare(name, {"max_deliveries": 3})
+        await publish(own.address, RECORDS, odd, aio_pika.Message(b"\xff"))
+        assert (await other.settings(name)).max_deliveries == 3
+        assert name in await other.names()
+        known = json.loads(await taken(own.address, RECORDS))
+        known["queues"] |= {"odd": 5, name: {"settings": 5}}
+        await publish(own.address, RECORDS, aio_pika.Message(json.dumps(known).encode()))
+        await other.declare(f"{name}-2", {"max_deliveries": 4})
+        assert (await other.settings(name)).max_deliveries == 10
+        await taken(own.address, RECORDS)
+        await publish(own.address, RECORDS, odd)
+        for request in (one.names(), one.settings(name), one.declare(name, {"max_deliveries": 5})):
+            with pytest.raises(ConfigError, match="or remove it"):
+                await request
+        await taken(own.address, RECORDS)
+        await one.declare(name, {"max_deliveries": 5})
+        assert (await other.settings(name)).max_deliveries == 5
+
+
+async def taken(url: str, name: str) -> bytes:
+    """Take a message as another program does."""
+    async with await aio_pika.connect(url) as theirs:
+        queue = await (await theirs.channel()).get_queue(name)
+        [message] = await until_found(lambda: gotten(queue))
+        await message.ack()
+        return bytes(message.body)
 
 
 # --- sending ---

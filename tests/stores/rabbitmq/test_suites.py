@@ -10,17 +10,22 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any, ClassVar, cast
 
+import pika
 import pytest
 
 from tenure._backends import rabbitmq
+from tenure._backends.rabbitmq.names import amqp_name, dead_letters_name
 from tenure._backends.rabbitmq.queue import QUEUE_TRAITS
 from tenure._queue.broker import Broker
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Abandon
 from tenure._url import Url
 from tenure.testing import ManualClock
+from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -64,8 +69,33 @@ def _is_timed(value: object) -> bool:
     return False
 
 
+MESSAGES: dict[str, dict[str, Any]] = {
+    "a huge count": {"headers": {"x-tenure-deliveries": 10**12}},
+    "the last count": {"headers": {"x-tenure-deliveries": 2**63 - 1}},
+    "a count as text": {"headers": {"x-tenure-deliveries": "many"}},
+    "a history of another form": {"headers": {"x-tenure-history": '[[1e999,0,"x",null]]'}},
+    "a deep history": {"headers": {"x-tenure-history": "[" * 5_000}},
+    "a history that is no text": {"headers": {"x-tenure-history": [1, {"x": 2}]}},
+    "an odd death": {"headers": {"x-tenure-reason": "x", "x-tenure-died-at": -1, "x-tenure-error": "{"}},
+    "deaths that are no list": {"headers": {"x-death": 5}},
+    "deaths of another form": {"headers": {"x-death": [7, {"queue": 5, "reason": [], "time": "now"}]}},
+    "a sequence at its end": {"headers": {"x-tenure-sequence": 2**63 - 1, "x-tenure-sent-at": 2**63 - 1}},
+    "an end that is never": {"headers": {"x-tenure-expires-at": 2**63 - 1}},
+    "a large number": {"headers": {"x": 2**63 - 1}},
+    "a late time": {"headers": {"x": datetime(9999, 12, 31, tzinfo=UTC)}},
+    "a time in microseconds": {"timestamp": int(time.time() * 1e6)},
+    "bytes": {"headers": {"x": b"\xff", "y": [[[1, {"z": None}]]]}},
+    "a long time to live": {"expiration": "4294967295"},
+    "long texts": {"message_id": "x" * 255, "reply_to": "y" * 255, "correlation_id": "z" * 255},
+    "a content type": {"content_type": "\ud7ff/\u202e"},
+    "a priority": {"priority": 255},
+}
+"""What another program may write beside a body, by what that is."""
+
+
 class RabbitQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
+    foreign = tuple(MESSAGES)
     counts_bytes = True
     lock = 12.8 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
     backlog = 300
@@ -84,6 +114,20 @@ class RabbitQueueHarness(QueueHarness):
         self._patch = pytest.MonkeyPatch()
         self._turned = 0.0  # the wall clock
         self._is_server_timing = False
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        home = queue.removesuffix(DEAD_SUFFIX)
+        await self._backends[0].broker.declare(home, {})
+        await place(self._backends[0].broker, self, queue, f"foreign: {how}".encode())  # so that the queue is there
+        name = amqp_name(home) if queue == home else dead_letters_name(home)
+
+        def publish() -> None:
+            client = pika.BlockingConnection(pika.URLParameters(self._server.address))
+            properties = pika.BasicProperties(delivery_mode=2, **MESSAGES[how])
+            client.channel().basic_publish("", name, f"foreign: {how}".encode(), properties)
+            client.close()
+
+        await asyncio.to_thread(publish)
 
     async def open(self) -> Broker:
         proxy = await FaultProxy("127.0.0.1", self._server.port).__aenter__()

@@ -15,9 +15,10 @@ from typing import Any, Literal, TypeVar
 from aiormq import spec
 
 from tenure._backends.rabbitmq.address import Address, Options
-from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Properties, connect
+from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, connect
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
 from tenure._backends.rabbitmq.names import PROBE
+from tenure._backends.rabbitmq.properties import Properties
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
 from tenure._url import Url

@@ -38,11 +38,10 @@ from tenure._backends.rabbitmq.errors import (
     refusal,
     refusal_to_connect,
 )
-from tenure._backends.rabbitmq.wire import Wire, connected
+from tenure._backends.rabbitmq.properties import Properties, read_properties
+from tenure._backends.rabbitmq.wire import Wire, connected, unread
 from tenure._runtime.closing import close_in_order
 from tenure._runtime.tasks import Tasks
-
-Properties = spec.Basic.Properties
 
 SILENCE = 1.25
 """How many times the heartbeat's interval a server may be silent. It sends two in one interval. The server gives up a
@@ -305,7 +304,7 @@ class AmqpChannel:
             message.delivery_tag or 0,
             message.consumer_tag or f"get-{message.delivery_tag}",  # the server counts a consumer for each
             bool(message.redelivered),
-            message.header.properties,
+            read_properties(unread(message.header.properties)),
             message.body,
             self.connection.loop.time(),
         )

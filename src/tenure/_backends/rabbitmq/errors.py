@@ -78,12 +78,6 @@ def refusal(error: BaseException | None) -> AmqpError:
                 number, text = (*error.args, None, None)[:2]
                 return kind(number or 0, text or "it was closed")
             return kind(code, str(error.args[0]) if error.args else "")
-        case aiormq.exceptions.InvalidFrameError() if "unmarshal" in str(error):
-            return kind(
-                0,
-                f"the server has sent a message that the driver can't read: {error}; it is sent again and again, so "
-                "remove it from its queue with another client",
-            )
         case None:
             return kind(0, "it was closed")
     return kind(0, f"the connection was lost: {str(error) or type(error).__name__}")

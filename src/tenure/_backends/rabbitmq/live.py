@@ -113,16 +113,7 @@ class Browser:
             return ready if limit is None else min(ready, limit)
 
         async def put(one: FoundMessage) -> None:
-            facts = replace(
-                one.facts,
-                before=len(one.facts.history),
-                deliveries=0,
-                reason=None,
-                description="",
-                died_at=0.0,
-                error=None,
-                expires_at=None,
-            )
+            facts = one.facts.redriven()
             id_ = None
             if to is not None:
                 facts, id_ = replace(facts, sequence=self._next_sequence(), sent_at=time.time()), one.id

@@ -3,7 +3,8 @@
 There is no envelope: a body is the content, and id, ``reply_to``, ``correlation_id`` and the header ``content-type``
 are AMQP's properties. Headers that begin with ``x-tenure-``, and those that the server adds, are not shown.
 
-A message that is put back as a copy keeps all properties of the original, also those that tenure doesn't show.
+A message that is put back as a copy keeps all properties of the original, also those that tenure doesn't show. Whatever
+they say, it can be written: counts, times and sequences are read only as far as AMQP and every clock can have them.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ import random
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any, Self, TypeVar
 
-from tenure._backends.rabbitmq.connection import Delivered, Properties
-from tenure._frozen import FrozenDict
-from tenure._queue.checks import DEAD_SUFFIX, INT_MAX
+from tenure._backends.rabbitmq.connection import Delivered
+from tenure._backends.rabbitmq.properties import SHORT_MAX, Properties, cut
+from tenure._checks import LONGEST
+from tenure._foreign import a_count, a_list, a_text, digits, read_json, read_or, seconds
+from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX, INT_MAX, TEXT_MAX
 from tenure._queue.failures import Failure
+from tenure._queue.headers import read_headers
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     EXPIRED,
     EXPIRED_DESCRIPTION,
-    HISTORY_MAX,
     MAX_DELIVERIES,
     NO_HEADERS,
     Attempt,
@@ -36,10 +39,20 @@ from tenure._queue.message import (
     Delivery,
     Headers,
     exhausted_description,
-    newest_error,
+)
+from tenure._queue.notes import (
+    Notes,
+    plain_attempts,
+    read_attempts,
+    read_deliveries,
+    read_failure,
+    read_reason,
 )
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
 from tenure.errors import ConfigError
+
+T = TypeVar("T")
+Otherwise = TypeVar("Otherwise")
 
 OURS = "x-tenure-"
 SEQUENCE = f"{OURS}sequence"
@@ -57,22 +70,10 @@ ERROR = f"{OURS}error"
 DELAYED = f"{OURS}delayed"
 """Of a message that was delayed, the generation of its queue: it may come to one that was made anew meanwhile."""
 
-_SERVERS = frozenset(
-    {
-        "x-delivery-count",
-        "x-acquired-count",
-        "x-death",
-        "x-first-death-exchange",
-        "x-first-death-queue",
-        "x-first-death-reason",
-        "x-last-death-exchange",
-        "x-last-death-queue",
-        "x-last-death-reason",
-        "x-opt-deaths",
-    }
-)
-ROUTING = frozenset({"CC", "BCC"})
-"""Headers by which the server puts a message also into other queues."""
+_NOT_COPIED_PREFIXES = (OURS, "x-first-death-", "x-last-death-")
+_NOT_COPIED_NAMES = frozenset({"x-death", "x-delivery-count", "x-acquired-count", "x-opt-deaths", "CC", "BCC"})
+"""Beginnings, and names, of headers that a copy doesn't get: tenure's own and the server's, and those by which the
+server puts a message also into other queues."""
 
 CONTENT_TYPE = "content-type"
 
@@ -82,9 +83,18 @@ FACTS_MAX = 40_000
 UNKNOWN = "unknown"
 """The reason of a dead letter from another program."""
 
+EXPIRATION_MAX = 315_360_000_000
+"""Milliseconds of the longest time to live of a message that RabbitMQ 3.10 takes: ten years. For a longer one, it would
+close the channel."""
 
 RANDOM_BITS = 10
 """The lowest bits of a sequence: two processes may send in the same microsecond."""
+
+SEQUENCE_MAX = INT_MAX - COUNT_MAX
+"""The highest sequence that is read: of equal messages, each is counted up from it (see ``Receipts.add``)."""
+
+_TIME_MAX = int(LONGEST * 1e6)
+"""The latest time that is written, in microseconds since 1970."""
 
 
 class Sequences:
@@ -105,7 +115,13 @@ class Sequences:
 
     def id_of(self, queue: str, sequence: int) -> str:
         """Return an id for a message to *queue*."""
-        return f"{queue}{ID_MARK}{sequence}{self._process}"
+        return made_up_id(queue, f"{sequence}{self._process}")
+
+
+def made_up_id(queue: str, number: int | str) -> str:
+    """Return the id of a message that came without one, or is sent without; of a long name, it has the beginning."""
+    end = f"{ID_MARK}{number}"
+    return cut(queue, SHORT_MAX - len(end)) + end
 
 
 def moment_of(sequence: int) -> int:
@@ -114,55 +130,16 @@ def moment_of(sequence: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Notes):
     """What tenure knows about a message besides what its sender has set."""
 
     sequence: int
     sent_at: float
     expires_at: float | None = None
-    deliveries: int = 0
-    """How often it was delivered before; of a dead letter, how often in all."""
-    history: tuple[Attempt, ...] = ()
-    before: int = 0
-    reason: str | None = None
-    description: str = ""
-    died_at: float = 0.0
-    error: Failure | None = None
 
-    def with_attempt(self, attempt: Attempt) -> Facts:
-        """Return the facts with one more attempt."""
-        return replace(self, history=(*self.history, attempt)[-HISTORY_MAX:])
-
-    def with_expired_attempts(self, count: int, now: float) -> Facts:
-        """Return the facts with those of *count* attempts that are missing in the history: their locks have ended."""
-        recent = self.history[self.before :]
-        recorded = {one.number for one in recent}
-        missing = [Attempt(number, now, "expired") for number in range(1, count + 1) if number not in recorded]
-        if not missing:
-            return self
-        history = (*self.history[: self.before], *sorted((*recent, *missing), key=lambda one: one.number))
-        return replace(self, history=history[-HISTORY_MAX:])
-
-    def dead(self, reason: str, description: str, count: int, now: float, error: Failure | None = None) -> Facts:
-        """Return the facts of it as a dead letter."""
-        return replace(
-            self,
-            deliveries=count,
-            reason=reason,
-            description=description,
-            died_at=now,
-            error=error or newest_error(self.history),
-            expires_at=None,
-        )
-
-    def shortened(self) -> Iterator[Facts]:
-        """Yield the facts in full, then with ever less of the history, errors and description."""
-        yield self
-        brief = tuple(replace(one, error=_shortened(one.error)) for one in self.history)
-        yield replace(self, history=brief)
-        yield replace(self, history=brief[-3:], before=0, error=_shortened(self.error))
-        yield replace(self, history=(), before=0, error=_shortened(self.error))
-        yield replace(self, history=(), before=0, error=None, description=self.description[:200])
+    def dead(self, reason: str, description: str, count: int, now: float, error: Failure | None = None) -> Self:
+        """Return the facts of it as a dead letter, which doesn't expire."""
+        return replace(Notes.dead(self, reason, description, count, now, error), expires_at=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +156,7 @@ class FoundMessage:
     @property
     def count(self) -> int:
         """Its delivery count, this delivery included; deliveries of dead letters are not counted."""
-        return self.facts.deliveries + (0 if self.is_dead else self.returned) + 1
+        return min(COUNT_MAX, self.facts.deliveries + (0 if self.is_dead else self.returned) + 1)
 
     @property
     def is_dead(self) -> bool:
@@ -189,7 +166,7 @@ class FoundMessage:
     @property
     def delayed_in(self) -> int | None:
         """In which generation of its queue its delay began; None if it was not delayed."""
-        return _count((self.raw.properties.headers or {}).get(DELAYED))
+        return read_or(a_count, (self.raw.properties.headers or {}).get(DELAYED), None)
 
     @property
     def is_timed_by_server(self) -> bool:
@@ -204,20 +181,27 @@ class FoundMessage:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def check_headers(message: Outgoing) -> None:
-    """Refuse a message with headers that mean something to the server."""
-    for name in ROUTING & message.headers.keys():
-        raise ConfigError(
-            f"RabbitMQ would put a message with the header {name!r} into other queues, too; name it otherwise"
-        )
+def check_sizes(message: Outgoing) -> None:
+    """Refuse a message with a text that AMQP has no room for.
+
+    Raises:
+        ConfigError: The message shows its name and size.
+    """
+    named = [("id", message.id), ("correlation_id", message.correlation_id), ("reply_to", message.reply_to)]
+    for what, text in [*named, *(("a header's name", name) for name in message.headers)]:
+        size = 0 if text is None else len(text.encode())
+        if size > SHORT_MAX:
+            raise ConfigError(f"{what} ({size} bytes) must not be longer than {SHORT_MAX} bytes in RabbitMQ")
 
 
 def properties_of(message: Outgoing, id_: str, sequence: int, *, is_delayed: bool) -> Properties:
     """Return the properties of a message that is sent, with *id_* if it has none."""
     headers: dict[str, Any] = dict(message.headers)
-    content_type = headers.pop(CONTENT_TYPE, None)
-    if content_type is not None and not isinstance(content_type, str):
-        headers[CONTENT_TYPE], content_type = content_type, None
+    content_type = headers.get(CONTENT_TYPE)
+    if isinstance(content_type, str) and 0 < len(content_type.encode()) <= SHORT_MAX:
+        del headers[CONTENT_TYPE]
+    else:  # as a property, AMQP has no room for it
+        content_type = None
     headers[SEQUENCE] = sequence
     properties = Properties(
         content_type=content_type,
@@ -229,9 +213,9 @@ def properties_of(message: Outgoing, id_: str, sequence: int, *, is_delayed: boo
         timestamp=datetime.fromtimestamp(moment_of(sequence) // 1_000_000, UTC),
     )
     if message.expires_in is not None:
-        headers[EXPIRES_AT] = moment_of(sequence) + int(message.expires_in * 1e6)
+        headers[EXPIRES_AT] = min(moment_of(sequence) + int(message.expires_in * 1e6), _TIME_MAX)
         if not is_delayed:  # otherwise the server would end the delay with it
-            properties.expiration = str(max(1, int(message.expires_in * 1_000)))
+            properties.expiration = _expiration(message.expires_in)
     return properties
 
 
@@ -240,37 +224,29 @@ def copied(
 ) -> Properties:
     """Return the properties of a copy of *found*, with these *facts* instead of its own."""
     properties = copy.copy(found.raw.properties)
-    others = {
-        name: _encodable(value)
-        for name, value in (properties.headers or {}).items()
-        if not name.startswith(OURS) and name not in _SERVERS and name not in ROUTING
-    }
-    properties.headers = others | _headers_of(facts)
+    properties.passed_on = properties.headers_without(
+        lambda name: name.startswith(_NOT_COPIED_PREFIXES) or name in _NOT_COPIED_NAMES
+    )
+    properties.headers = _headers_of(facts)
     properties.delivery_mode = 2
     properties.expiration = None
     properties.user_id = None  # the server accepts that of the login only
     properties.message_id = id_ or found.id  # every message has one: by it, the driver knows what comes back
     if not is_delayed and facts.expires_at is not None and facts.reason is None:
-        properties.expiration = str(max(1, int((facts.expires_at - now) * 1_000)))
+        properties.expiration = _expiration(facts.expires_at - now)
     return properties
+
+
+def _expiration(left: float) -> str | None:
+    """Return the time to live that the server keeps of a message; None if its receivers keep a longer one."""
+    milliseconds = max(1, int(left * 1_000))
+    return str(milliseconds) if milliseconds <= EXPIRATION_MAX else None
 
 
 def mark_delayed(properties: Properties, generation: int) -> None:
     """Note in which generation of its queue the delay of a message begins."""
     assert properties.headers is not None  # tenure's own are among them
     properties.headers[DELAYED] = generation
-
-
-def _encodable(value: Any) -> Any:
-    """Return a header's value as pamqp writes it: it reads bytes, and writes byte arrays only."""
-    match value:
-        case bytes():
-            return bytearray(value)
-        case list():
-            return [_encodable(one) for one in value]
-        case dict():
-            return {name: _encodable(one) for name, one in value.items()}
-    return value
 
 
 def _headers_of(facts: Facts) -> dict[str, Any]:
@@ -292,20 +268,16 @@ def _headers_of(facts: Facts) -> dict[str, Any]:
 def _told(facts: Facts) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if facts.history:
-        told[HISTORY] = json.dumps([asdict(one) for one in facts.history], ensure_ascii=False)
+        told[HISTORY] = json.dumps(plain_attempts(facts.history), ensure_ascii=False)
     if facts.before:
         told[BEFORE] = facts.before
     if facts.reason is not None:
         told[REASON] = facts.reason
         told[DESCRIPTION] = facts.description
-        told[DIED_AT] = int(facts.died_at * 1e6)
+        told[DIED_AT] = int(facts.dead_at * 1e6)
         if facts.error is not None:
             told[ERROR] = json.dumps(asdict(facts.error), ensure_ascii=False)
     return told
-
-
-def _shortened(error: Failure | None) -> Failure | None:
-    return None if error is None else Failure(error.type, error.message[:500])
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -313,35 +285,40 @@ def _shortened(error: Failure | None) -> Failure | None:
 
 def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     """Read a delivery; what another program has written can't make that fail."""
-    properties = raw.properties
+    home, properties = queue.removesuffix(DEAD_SUFFIX), raw.properties
     headers: Mapping[str, Any] = properties.headers or {}
-    sequence = _count(headers.get(SEQUENCE))
+    sequence = read_or(_a_sequence, headers.get(SEQUENCE), None)
     if sequence is None:
         sequence, sent_at = _made_up(raw, now)
     else:
-        sent_at = (_count(headers.get(SENT_AT)) or moment_of(sequence)) / 1e6
-    expires_at = _count(headers.get(EXPIRES_AT))
-    if expires_at is None and (properties.expiration or "").isdecimal():
-        # Of another program's message, it isn't known when its time began: if it is put back, it begins anew.
-        expires_at = int(now * 1e6) + int(properties.expiration or 0) * 1_000
+        sent_at = read_or(_a_moment, headers.get(SENT_AT), moment_of(sequence) / 1e6)
+    id_ = read_or(_an_id, properties.message_id or None, None)
+    history = read_or(_a_history, headers.get(HISTORY), ())
     facts = Facts(
         sequence,
         sent_at,
-        None if expires_at is None else expires_at / 1e6,
-        _count(headers.get(DELIVERIES)) or 0,
-        _history(headers.get(HISTORY)),
-        _count(headers.get(BEFORE)) or 0,
+        None if home != queue else _expires_at(properties, headers, now),
+        deliveries=read_or(read_deliveries, headers.get(DELIVERIES), 0),
+        history=history,
+        before=min(len(history), read_or(a_count, headers.get(BEFORE), 0)),
     )
-    returned = returns_of(properties)
-    if queue.endswith(DEAD_SUFFIX):
+    if home != queue:
         facts = _dead_facts(facts, headers, now)
-    id_ = properties.message_id or f"{queue.removesuffix(DEAD_SUFFIX)}{ID_MARK}{sequence}"
-    return FoundMessage(queue, raw, facts, returned, id_)
+    return FoundMessage(queue, raw, facts, returns_of(properties), id_ or made_up_id(home, sequence))
+
+
+def _expires_at(properties: Properties, headers: Mapping[str, Any], now: float) -> float | None:
+    at = read_or(_a_moment, headers.get(EXPIRES_AT), None)
+    if at is None and properties.expiration:
+        # Of another program's message, it isn't known when its time began: if it is put back, it begins anew.
+        milliseconds = read_or(digits, properties.expiration, None)
+        return None if milliseconds is None else min(now + milliseconds / 1_000, LONGEST)
+    return at
 
 
 def returns_of(properties: Properties) -> int:
     """Return how often the server counts a message as delivered before."""
-    return _count((properties.headers or {}).get("x-delivery-count")) or 0
+    return read_or(read_deliveries, (properties.headers or {}).get("x-delivery-count"), 0)
 
 
 def _made_up(raw: Delivered, now: float) -> tuple[int, float]:
@@ -350,39 +327,35 @@ def _made_up(raw: Delivered, now: float) -> tuple[int, float]:
     That is the time in its properties, if any, to which a hash of its contents is added.
     """
     properties = raw.properties
-    headers: Mapping[str, Any] = properties.headers or {}
-    at = _count(headers.get("timestamp_in_ms"))  # from the server, where it is configured to add it
-    if at is not None:
-        began = at / 1_000
-    elif isinstance(properties.timestamp, datetime):
-        began = properties.timestamp.timestamp()
-    else:
-        began = 0.0
+    at = (properties.headers or {}).get("timestamp_in_ms")  # from the server, where it is configured to add it
+    began = read_or(_a_moment_in_ms, at, None)
+    if began is None:
+        began = properties.timestamp.timestamp() if isinstance(properties.timestamp, datetime) else 0.0
     hashed = zlib.crc32(raw.body, zlib.crc32((properties.message_id or "").encode()))
-    return (int(began * 1e6) << RANDOM_BITS) + hashed % (1_000_000 << RANDOM_BITS) + 1, began or now
+    moment = min(int(began * 1e6), (SEQUENCE_MAX >> RANDOM_BITS) - 1_000_000)
+    return (moment << RANDOM_BITS) + hashed % (1_000_000 << RANDOM_BITS) + 1, began or now
 
 
 def _dead_facts(facts: Facts, headers: Mapping[str, Any], now: float) -> Facts:
     """Return the facts of a dead letter: from our headers, or, if the server has moved it, from the server's."""
-    reason = headers.get(REASON)
-    if isinstance(reason, str):
-        description, died_at = headers.get(DESCRIPTION), _count(headers.get(DIED_AT))
+    reason = read_or(read_reason, headers.get(REASON), None)
+    if reason is not None:
         return replace(
             facts,
             reason=reason,
-            description=description if isinstance(description, str) else "",
-            died_at=facts.sent_at if died_at is None else died_at / 1e6,
-            error=_error(headers.get(ERROR)),
+            description=read_or(read_reason, headers.get(DESCRIPTION), ""),
+            dead_at=read_or(_a_moment, headers.get(DIED_AT), facts.sent_at),
+            error=read_or(_a_failure, headers.get(ERROR), None),
         )
-    deaths = [one for one in headers.get("x-death") or () if isinstance(one, dict)]
+    deaths = [one for one in read_or(a_list, headers.get("x-death"), []) if isinstance(one, dict)]
     deaths = [one for one in deaths if not str(one.get("queue", "")).startswith("tenure:delay")]
     if not deaths:
-        return replace(facts, reason=UNKNOWN, died_at=facts.sent_at)
+        return replace(facts, reason=UNKNOWN, dead_at=facts.sent_at)
     death = deaths[0]  # the newest
     at = death.get("time")
     moment = at.timestamp() if isinstance(at, datetime) else now
-    count = facts.deliveries + (_count(headers.get("x-delivery-count")) or 0)
-    why = str(death.get("reason", UNKNOWN))
+    count = min(COUNT_MAX, facts.deliveries + read_or(read_deliveries, headers.get("x-delivery-count"), 0))
+    why = read_or(read_reason, death.get("reason"), UNKNOWN)
     if why == "expired":
         reason, description = EXPIRED, EXPIRED_DESCRIPTION
     elif why == "delivery_limit":
@@ -390,6 +363,31 @@ def _dead_facts(facts: Facts, headers: Mapping[str, Any], now: float) -> Facts:
     else:
         reason, description = why, "dead-lettered by the server"
     return facts.with_expired_attempts(count, moment).dead(reason, description, count, moment)
+
+
+def _a_sequence(value: object) -> int:
+    return a_count(value, most=SEQUENCE_MAX)
+
+
+def _a_moment(value: object) -> float:
+    """Return a time in microseconds as Unix seconds."""
+    return a_count(value, most=_TIME_MAX) / 1e6
+
+
+def _a_moment_in_ms(value: object) -> float:
+    return seconds(a_count(value) / 1_000)
+
+
+def _an_id(value: object) -> str:
+    return a_text(value, TEXT_MAX)
+
+
+def _a_history(value: object) -> tuple[Attempt, ...]:
+    return read_attempts(read_json(value))
+
+
+def _a_failure(value: object) -> Failure | None:
+    return read_failure(read_json(value))
 
 
 def delivery_of(found: FoundMessage, token: str, locked_until: float) -> Delivery:
@@ -407,27 +405,26 @@ def delivery_of(found: FoundMessage, token: str, locked_until: float) -> Deliver
         locked_until,
         None,
         min(PRIORITY_MAX, properties.priority or 0),
-        properties.reply_to or None,
-        properties.correlation_id or None,
+        read_or(_an_id, properties.reply_to or None, None),
+        read_or(_an_id, properties.correlation_id or None, None),
         death_of(found.facts) if found.is_dead else None,
     )
 
 
 def death_of(facts: Facts) -> Death:
     """Return the death of a dead letter."""
-    return Death(facts.reason or UNKNOWN, facts.description, facts.died_at, facts.error, facts.history)
+    return Death(facts.reason or UNKNOWN, facts.description, facts.dead_at, facts.error, facts.history)
 
 
 def shown_headers(properties: Properties) -> Headers:
-    """Return the headers as the port has them: text, whole numbers, numbers and booleans."""
-    headers = properties.headers
+    """Return the headers as the port has them: text, whole numbers, numbers and booleans, without reserved ones."""
     shown: dict[str, Any] = {}
     if properties.content_type:
         shown[CONTENT_TYPE] = properties.content_type
-    for name, value in (headers or {}).items():
-        if not name.startswith(OURS) and name not in _SERVERS:
+    for name, value in (properties.headers or {}).items():
+        if not name.startswith(OURS):  # as many messages have no others
             shown[name] = value if type(value) in (str, int, float, bool) else _plain(value)
-    return FrozenDict(shown) if shown else NO_HEADERS
+    return read_headers(shown) if shown else NO_HEADERS
 
 
 def _plain(value: Any) -> str | int | float | bool:
@@ -441,29 +438,3 @@ def _plain(value: Any) -> str | int | float | bool:
     if value is None:
         return ""
     return json.dumps(value, default=str, ensure_ascii=False)
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= INT_MAX else None
-
-
-def _history(text: Any) -> tuple[Attempt, ...]:
-    if not isinstance(text, str):
-        return ()
-    try:
-        return tuple(Attempt(**{**one, "error": _failure(one["error"])}) for one in json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ()
-
-
-def _error(text: Any) -> Failure | None:
-    if not isinstance(text, str):
-        return None
-    try:
-        return _failure(json.loads(text))
-    except (ValueError, TypeError, RecursionError):
-        return None
-
-
-def _failure(fields_given: Any) -> Failure | None:
-    return None if fields_given is None else Failure(**cast(dict[str, str], fields_given))

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from tenure._backends.rabbitmq.client import NOT_FOUND, Client
-from tenure._backends.rabbitmq.connection import Properties
 from tenure._backends.rabbitmq.delays import STEP, Delays, routing_key
 from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Refused, Returned, TooLarge
 from tenure._backends.rabbitmq.message_format import mark_delayed
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.presence import Presence
+from tenure._backends.rabbitmq.properties import Properties
 
 UNCONFIRMED_MAX = 2_000
 """Messages on their way at once, of one call."""

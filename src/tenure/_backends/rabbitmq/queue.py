@@ -31,7 +31,7 @@ from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
 from tenure._backends.rabbitmq.message_format import (
     FoundMessage,
     Sequences,
-    check_headers,
+    check_sizes,
     delivery_of,
     found_message,
     properties_of,
@@ -359,7 +359,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Publish *messages* to *queue*; return their ids when all are confirmed. On an exception, some may be sent."""
-        self.refusals.check_messages(messages, check_headers)
+        self.refusals.check_messages(messages, check_sizes)
         return await self._client.run(partial(self._send, queue, messages))
 
     async def _send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -399,7 +399,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         not_before: float = 0.0,
     ) -> Advanced:
         """Keep *record* of a schedule in place of *expected*, and send *messages*: in steps, see ``schedule_steps``."""
-        self.refusals.check_messages(messages, check_headers)
+        self.refusals.check_messages(messages, check_sizes)
         return await self._schedules.advance(queue, schedule, expected, record, messages, not_before)
 
     # --- receiving ---
@@ -601,7 +601,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Pass many verdicts; each has its own answer, or ``NoAnswer``."""
         for delivery, verdict in settlements:
-            self.refusals.check_verdict(delivery, verdict, check_headers)
+            self.refusals.check_verdict(delivery, verdict, check_sizes)
         return await self._client.run(partial(self._settling.settle, settlements), to_end=True)
 
     # --- looking ---

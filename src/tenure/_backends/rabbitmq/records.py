@@ -19,13 +19,23 @@ from typing import Any, TypeVar, cast
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import RESOURCE_LOCKED, Client, missing_allowed
-from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Delivered, Properties
+from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Delivered
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost
 from tenure._backends.rabbitmq.message_format import returns_of
 from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK
-from tenure._queue.broker import QueueOptions, QueueSettings
+from tenure._backends.rabbitmq.properties import Properties
+from tenure._foreign import Unreadable, a_count, a_flag, a_text, an_object, read_object, read_or, seconds
+from tenure._queue.broker import QueueOptions, read_settings
+from tenure._queue.checks import COUNT_MAX, check_name
+from tenure.errors import ConfigError
 
 T = TypeVar("T")
+
+SIZE_MAX = 2**27
+"""Bytes of the longest records that are read: more than any server takes as a message."""
+
+VERSION_MAX = 2**53
+"""The highest version; the next one is 1."""
 
 CACHED = 1.0
 """Seconds for which the settings of a queue are remembered by verdicts and claims."""
@@ -193,7 +203,7 @@ class RecordStore:
             part.carry_out(records)
         # What is given back is counted, and a policy may let the server drop what was counted too often.
         if _encode(records, version) != before or any(returns_of(one.properties) for one in old[:1]):
-            body = _encode(records, version + 1)
+            body = _encode(records, version % VERSION_MAX + 1)
             properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
             # By the other connection: a full server would stop reading this one, which has locks.
             await (await self._client.sending()).publish("", RECORDS, properties, body)
@@ -234,7 +244,10 @@ class RecordStore:
 async def _read(channel: AmqpChannel, patience: float) -> tuple[list[Delivered], Records, int]:
     """Take the message with the records, the newest first; older ones are left from a process that died.
 
-    They are empty if nothing is found for *patience* seconds.
+    They are empty if nothing is found for *patience* seconds. What another program has put beside them counts as old.
+
+    Raises:
+        ConfigError: No message that is there is readable: another program has changed it.
     """
     loop = channel.connection.loop
     empty_at: float | None = None
@@ -243,8 +256,7 @@ async def _read(channel: AmqpChannel, patience: float) -> tuple[list[Delivered],
         while isinstance(one := await channel.request(spec.Basic.Get(0, RECORDS)), Delivered):
             found.append(one)
         if found:
-            found.sort(key=lambda one: -_version(one.body))
-            return found, _decode(found[0].body), _version(found[0].body)
+            return _newest(found)
         count: Any = await channel.request(spec.Queue.Declare(0, RECORDS, passive=True))
         if count.message_count or count.consumer_count:  # a process that died had taken it: it comes back
             empty_at = None
@@ -263,17 +275,61 @@ def _encode(records: Records, version: int) -> bytes:
     return json.dumps({"version": version, "queues": queues}, ensure_ascii=False).encode()
 
 
-def _version(body: bytes) -> int:
-    return int(json.loads(body)["version"])
+def _newest(found: list[Delivered]) -> tuple[list[Delivered], Records, int]:
+    """Return the messages, the newest records first, and what those say."""
+    readable: list[tuple[int, dict[str, Any], Delivered]] = []
+    why = ""
+    for one in found:
+        try:
+            given = read_object(one.body, SIZE_MAX)
+            readable.append((read_or(_a_version, given.get("version"), 0), an_object(given.get("queues")), one))
+        except Unreadable as error:
+            why = str(error)
+    if not readable:
+        raise ConfigError(
+            f"the message in the queue {RECORDS!r} is not as tenure writes it: {why}. The settings and schedules of "
+            "all queues of the virtual host belong there. Publish there what it was; or remove it: then each has the "
+            "usual settings, and is listed once it is used"
+        )
+    version, queues, newest = max(readable, key=lambda one: one[0])
+    return [newest, *(one for one in found if one is not newest)], _decode(queues), version
 
 
-def _decode(body: bytes) -> Records:
-    """Read the records; what a newer tenure may have added is left out."""
-    names, settings = {one.name for one in fields(Record)}, {one.name for one in fields(QueueSettings)}
+def _a_version(value: object) -> int:
+    return a_count(value, most=VERSION_MAX)
+
+
+def _decode(queues: dict[str, Any]) -> Records:
+    """Read the records; what can't be read, or a newer tenure may have added, is left out."""
     records: Records = {}
-    for queue, given in json.loads(body)["queues"].items():
-        record = Record(**{name: value for name, value in given.items() if name in names})
-        kept = {name: value for name, value in record.settings.items() if name in settings}
-        record.settings = cast(QueueOptions, kept)
-        records[queue] = record
+    for queue, given in queues.items():
+        with suppress(ConfigError, Unreadable):
+            records[check_name(queue)] = _read_record(an_object(given))
     return records
+
+
+def _read_record(given: dict[str, Any]) -> Record:
+    idle_at = given.get("idle_at")
+    return Record(
+        read_or(read_settings, given.get("settings"), QueueOptions()),
+        read_or(a_flag, given.get("is_there"), False),
+        read_or(_a_generation, given.get("generation"), 0),
+        read_or(_a_generation, given.get("gone_below"), 0),
+        read_or(seconds, given.get("gone_until"), 0.0),
+        None if idle_at is None else read_or(seconds, idle_at, None),
+        read_or(seconds, given.get("delayed_until"), 0.0),
+        read_or(_schedules, given.get("schedules"), {}),
+    )
+
+
+def _a_generation(value: object) -> int:
+    return min(a_count(value), COUNT_MAX)
+
+
+def _schedules(value: object) -> dict[str, str]:
+    """Return the texts of the schedules; another one says nothing about these."""
+    found: dict[str, str] = {}
+    for name, text in an_object(value).items():
+        with suppress(Unreadable):
+            found[a_text(name)] = a_text(text)
+    return found

@@ -1,4 +1,7 @@
-"""The TCP connection under the driver: it tells when the server was last heard, and can be reset."""
+"""The TCP connection under the driver: it tells when the server was last heard, and can be reset.
+
+It passes on the properties of messages unread, see ``properties``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,86 @@ from collections.abc import Callable
 from typing import Any
 
 import aiormq
+from aiormq import spec
+
+from tenure._backends.rabbitmq.properties import Properties, read_properties
+
+_HEAD = struct.Struct(">BHI")
+_METHOD, _HEADER, _END = 1, 2, b"\xce"
+_DELIVER, _GET_OK, _RETURN = b"\0\x3c\0\x3c", b"\0\x3c\0\x47", b"\0\x3c\0\x32"
+"""How the frames begin behind which the properties of a message come."""
+
+_BEFORE = 12
+"""Bytes of a frame with properties that come before them."""
+
+_HEADERS = Properties.flags["headers"]
+_UNREAD = "properties"
+_WRAPPED = struct.Struct(f">HIB{len(_UNREAD)}scI")
+
+
+def unread(properties: spec.Basic.Properties) -> bytes:
+    """Return the properties of a message, as bytes, from what the driver has got."""
+    found: Any = (properties.headers or {}).get(_UNREAD, b"\0\0")
+    return bytes(found)
+
+
+class Frames:
+    """Makes the frames that come readable for the driver, whatever other programs have written into a message.
+
+    The properties become one header, whose value are their bytes; exchange and routing key, which nobody needs, are
+    left out. Of a message that is returned, which is ours, the driver needs the id, and gets that only.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""  # the beginning of a frame that has not come to its end
+        self._passing = 0  # bytes of a frame that are still to be passed on
+        self._returned: set[int] = set()  # channels on which the properties of a returned message come next
+
+    def readable(self, data: bytes) -> bytes:
+        """Return what is to be passed on, after more *data* has come."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        size = len(data)
+        at, start = self._passing, 0
+        parts: list[bytes] = []
+        while (begun := at + _HEAD.size) <= size:
+            kind, channel, length = _HEAD.unpack_from(data, at)
+            end = begun + length + len(_END)
+            if kind in (_METHOD, _HEADER):
+                if end > size:
+                    break
+                payload = data[begun : end - len(_END)]
+                readable = (
+                    self._readable_header(channel, payload) if kind == _HEADER else self._method(channel, payload)
+                )
+                if readable is not payload:
+                    parts += (data[start:at], _HEAD.pack(kind, channel, len(readable)), readable, _END)
+                    start = end
+            at = end
+        if at >= size:
+            self._passing = at - size
+            return b"".join((*parts, data[start:])) if parts else data
+        self._passing, self._rest = 0, data[at:]
+        return b"".join((*parts, data[start:at]))
+
+    def _readable_header(self, channel: int, payload: bytes) -> bytes:
+        if channel in self._returned:
+            self._returned.discard(channel)
+            returned = Properties(message_id=read_properties(payload[_BEFORE:]).message_id)
+            return payload[:_BEFORE] + returned.marshal()
+        size = len(payload) - _BEFORE
+        wrapped = _WRAPPED.pack(_HEADERS, _WRAPPED.size - 6 + size, len(_UNREAD), _UNREAD.encode(), b"x", size)
+        return payload[:_BEFORE] + wrapped + payload[_BEFORE:]
+
+    def _method(self, channel: int, payload: bytes) -> bytes:
+        begin = payload[:4]
+        if begin == _DELIVER:
+            return payload[: 4 + 1 + payload[4] + 9] + b"\0\0"
+        if begin == _GET_OK:
+            return payload[: 4 + 9] + b"\0\0" + payload[-4:]
+        if begin == _RETURN:
+            self._returned.add(channel)
+        return payload
 
 
 class Wire(asyncio.StreamReaderProtocol, aiormq.TransportFactory):
@@ -25,6 +108,7 @@ class Wire(asyncio.StreamReaderProtocol, aiormq.TransportFactory):
         super().__init__(self._stream, loop=self._loop_here)
         self._on_lost = on_lost
         self._wire: asyncio.Transport | None = None
+        self._frames = Frames()
         self.heard_at = self._loop_here.time()
         """When the server was last heard, by the loop's clock."""
 
@@ -53,7 +137,7 @@ class Wire(asyncio.StreamReaderProtocol, aiormq.TransportFactory):
     def data_received(self, data: bytes) -> None:
         """Note that the server was heard."""
         self.heard_at = self._loop_here.time()
-        super().data_received(data)
+        super().data_received(self._frames.readable(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell it, too."""
