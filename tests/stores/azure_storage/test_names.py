@@ -121,7 +121,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 )
 def test_a_text_can_be_read_back(body: bytes, headers: dict[str, str | int | bool]) -> None:
     properties = Properties(
-        "id", headers, ttl=3.5, uncounted=2, history=(Attempt(1, 5.0, "abandoned", FAILURE),), error=FAILURE
+        id="id", headers=headers, ttl=3.5, uncounted=2, history=(Attempt(1, 5.0, "abandoned", FAILURE),), error=FAILURE
     )
     got, back = decode(encode(body, properties))
     assert (got, replace(back, headers=dict(back.headers))) == (body, properties)
@@ -152,7 +152,6 @@ def test_a_plain_message_is_plain_base64() -> None:
         'data.{"reply_to": "a$b"}',
         'data.{"correlation_id": "\\ud800"}',
         'data.{"headers": [["a"]]}',
-        'data.{"headers": {"a": []}}',
         'data.{"headers": null}',
         'data.{"ttl": "soon"}',
         'data.{"ttl": -1}',
@@ -168,8 +167,6 @@ def test_a_plain_message_is_plain_base64() -> None:
         'data.{"description": 5}',
         'data.{"history": 5}',
         'data.{"history": [[1]]}',
-        'data.{"history": [{"number": 1}]}',
-        'data.{"history": [{"number": 1, "at": 5, "outcome": "abandoned", "error": {"type": "x"}}]}',
         'data.{"error": {"type": "x", "message": 5}}',
         'data.{"error": "x"}',
         "text\n.{}",
@@ -199,7 +196,7 @@ def test_properties_that_are_read_can_be_written(said: dict[str, object], dot: s
 @pytest.mark.parametrize("size", [0, 45_000, 48_000, 49_152])
 def test_properties_are_shortened_to_fit(size: int) -> None:
     history = tuple(Attempt(number, 5.0, "abandoned", FAILURE) for number in range(50))
-    properties = Properties("id", history=history, reason="bad", description="d" * 9_000, error=FAILURE)
+    properties = Properties(id="id", history=history, reason="bad", description="d" * 9_000, error=FAILURE)
     before = base64.b64encode(b"x" * size).decode()
     text = encode_to_fit(before, b"x" * size, properties)
     assert (text is None) == (size > 49_000), "then it stays unchanged"
@@ -212,7 +209,7 @@ def test_properties_are_shortened_to_fit(size: int) -> None:
 @pytest.mark.parametrize("text", ["x," * 25_000, "é" * 32_000, "x.\n." * 13_000, 'AAAA.{"ttl": 5}' * 4_000])
 def test_a_text_too_long_for_base64_stays_plain(text: str) -> None:
     properties = Properties(
-        "id", reason="bad", description="d" * 9_000, history=(Attempt(1, 5.0, "abandoned", FAILURE),)
+        id="id", reason="bad", description="d" * 9_000, history=(Attempt(1, 5.0, "abandoned", FAILURE),)
     )
     noted = encode_to_fit(text, text.encode(), properties)
     assert noted is not None

@@ -9,15 +9,19 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+from azure.storage.blob.aio import BlobLeaseClient, BlobServiceClient
+from azure.storage.queue.aio import QueueServiceClient
 
 from tenure._backends import azure_storage
 from tenure._backends.azure_storage import leases, settling
-from tenure._backends.azure_storage.names import blob_of
+from tenure._backends.azure_storage.names import POISON_SUFFIX, blob_of, queue_of
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS
 from tenure._election.store import LeaseStore
 from tenure._queue.broker import Broker
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._runtime.clock import Clock
 from tenure._url import Url
+from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -90,8 +94,38 @@ class Proxied:
             await proxy.__aexit__(None, None, None)
 
 
+LEASE_EDITS: dict[str, dict[str, str]] = {
+    "metadata that is no JSON": {"tenure_metadata": "{"},
+    "metadata of other types": {"tenure_metadata": '{"x": [1]}'},
+    "deep metadata": {"tenure_metadata": "[" * 4_000},
+    "the last token": {"tenure_token": str(2**63 - 1)},
+    "a token as text": {"tenure_token": "new"},
+    "a token of many digits": {"tenure_token": "9" * 5_000},
+    "an odd holder": {"tenure_holder": "%ff%00"},
+    "odd fields": {"tenure_ttl": "long", "tenure_resign": "yes", "tenure_until": "1e300"},
+}
+"""What an administrator may set in the metadata of a lease's blob, by what that is."""
+
+TEXTS = {
+    "a deep record": "eA==." + '{"history": ' + "[" * 5_000,
+    "a huge count": 'eA==.{"reason": "x", "deliveries": 1000000000000}',
+    "a huge uncounted": 'eA==.{"uncounted": 1000000000000}',
+    "endless numbers": 'eA==.{"enqueued_at": 1e999, "ttl": NaN, "sequence": Infinity}',
+    "a late time": 'eA==.{"enqueued_at": 249999999999, "dead_at": 249999999999}',
+    "a forged sequence": 'eA==.{"sequence": 7, "id": "forged"}',
+    "the same forged sequence": 'eQ==.{"sequence": 7, "id": "forged"}',
+    "headers of other types": 'eA==.{"headers": {"x": [1], "y": null, "tenure-z": 1}}',
+    "a history of other types": 'eA==.{"history": [[1], 7, {"number": -1, "at": 0, "outcome": "x", "error": null}]}',
+    "a mark of ours": 'eA==.{"moving": true, "reason": "forged"}',
+    "plain text": "a < b & c: \u202e",
+    "no text": "",
+}
+"""What another program may write into a queue, by what that is."""
+
+
 class AzureHarness(LeaseHarness):
     traits = azure_storage.TRAITS
+    foreign = tuple(LEASE_EDITS)
     ttl = 60.0  # the maximum
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
 
@@ -116,6 +150,13 @@ class AzureHarness(LeaseHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._server.turn(seconds)
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        async with BlobServiceClient.from_connection_string(self._server.connection_string) as service:
+            blob = service.get_container_client("leases").get_blob_client(blob_of(name))
+            found = await blob.get_blob_properties()
+            await BlobLeaseClient(blob).break_lease(lease_break_period=0)
+            await blob.set_blob_metadata({**found.metadata, **LEASE_EDITS[how]})
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, FaultyLeaseStore)
@@ -218,6 +259,7 @@ class TestAzureLeasesGated(LeaseFaultSuite):
 
 class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
+    foreign = tuple(TEXTS)
     lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
     backlog = 50  # each is a request of its own
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
@@ -246,6 +288,13 @@ class AzureQueueHarness(QueueHarness):
     async def pass_time(self, seconds: float) -> None:
         self._server.turn(seconds)
         self._clock.by += seconds
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        home = queue.removesuffix(DEAD_SUFFIX)
+        await place(next(iter(self._ways)), self, queue, f"foreign: {how}".encode())  # so that the queue is there
+        name = queue_of(home) + (POISON_SUFFIX if queue != home else "")
+        async with QueueServiceClient.from_connection_string(self._server.connection_string) as service:
+            await service.get_queue_client(name).send_message(TEXTS[how])
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, FaultyBroker)

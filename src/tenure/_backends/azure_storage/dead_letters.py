@@ -3,8 +3,8 @@
 Azure has no transactions. So a verdict first writes the death into the message itself, and renews its lock; then a copy
 is put among the dead letters, and the message is removed. From the first step on, the message is not delivered any
 more: after a crash in between, the next process that receives it finishes the move. So nothing is lost, and no message
-that was completed is dead-lettered. The copy may be put twice; copies of one message have the same sequence and id, and
-are shown, redriven and purged as one.
+that was completed is dead-lettered. The copy may be put twice; copies of one message are equal in all that a consumer
+gets of it, and are shown, redriven and purged as one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from tenure._backends.azure_storage.records import (
     dead_letter_properties,
     dead_message,
     is_selected_dead,
-    with_expired_attempts,
 )
 from tenure._backends.azure_storage.removal import MOVE_LOCK, drop, remove_selected
 from tenure._backends.azure_storage.requests import NOT_OURS, PAGE, client_of, count, peek, put
@@ -119,7 +118,7 @@ class DeadLetters:
         deliveries = one.count - 1
         reason = EXPIRED if one.is_expired else MAX_DELIVERIES
         description = EXPIRED_DESCRIPTION if one.is_expired else exhausted_description(deliveries)
-        properties = with_expired_attempts(held.properties, deliveries, one.now)
+        properties = held.properties.with_expired_attempts(deliveries, one.now)
         dead = dead_letter_properties(one, properties, reason, description, deliveries, one.now)
         answer = await self.move(connections, held, dead, one.body)
         if isinstance(answer, Settled):
@@ -166,18 +165,12 @@ class DeadLetters:
 
         async def put_back(connections: LoopConnections, one: FoundMessage) -> None:
             properties = replace(
-                one.properties,
+                one.properties.redriven(),
                 id=one.id,
                 sequence=one.sequence if to is None else 0,
                 enqueued_at=one.enqueued_at if to is None else 0.0,
-                before=len(one.properties.history),
                 ttl=None,
                 uncounted=0,
-                deliveries=0,
-                reason=None,
-                description="",
-                dead_at=0.0,
-                error=None,
             )
             text = one.raw.content or ""
             await put(connections, queue=to or queue, text=encode_to_fit(text, one.body, properties) or text, delay=0)

@@ -8,7 +8,8 @@ from azure.core import MatchConditions
 from azure.storage.blob.aio import BlobClient
 
 from tenure._backends.azure_storage.client import Refused, unless_refused
-from tenure.errors import TermLost, Unavailable
+from tenure._foreign import Unreadable, digits
+from tenure.errors import ConfigError, TermLost, Unavailable
 
 TRIES = 10
 
@@ -38,6 +39,7 @@ class Fence:
         Raises:
             TermLost: A newer term has written it; nothing was changed.
             Unavailable: Another writer changed the blob during each of ten tries.
+            ConfigError: The token that is kept with the blob is unreadable; nothing was changed.
         """
         for _ in range(TRIES):
             found = await unless_refused(self._blob.get_blob_properties(), "BlobNotFound")
@@ -47,7 +49,7 @@ class Fence:
             else:
                 metadata = dict(found.metadata or {})
                 condition = {"overwrite": True, "etag": found.etag, "match_condition": MatchConditions.IfNotModified}
-            newest = int(metadata.get("tenure_fence", 0))
+            newest = self._newest(metadata.get("tenure_fence", "0"))
             if newest > token:
                 raise TermLost(
                     f"a newer term ({newest}) has written {self._blob.blob_name!r}; this one ({token}) is over, and "
@@ -57,3 +59,12 @@ class Fence:
             if not isinstance(await unless_refused(writing, "ConditionNotMet", "BlobAlreadyExists"), Refused):
                 return
         raise Unavailable(f"other writers changed {self._blob.blob_name!r} during each of {TRIES} tries; try again")
+
+    def _newest(self, text: str) -> int:
+        try:
+            return digits(text)
+        except Unreadable as error:
+            raise ConfigError(
+                f"the metadata tenure_fence of the blob {self._blob.blob_name!r} can't be the newest token that has "
+                f"written it: {error}; set it to that token"
+            ) from error

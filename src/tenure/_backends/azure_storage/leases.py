@@ -14,7 +14,7 @@ House rules:
 - A lease without a written term belongs to a *foreign holder*: a program without tokens, such as the sample of the
   leader election pattern. It is a holder like any other, but can't be requested to resign.
 - The tokens of a new blob start at the service's clock, in seconds. So they rise even if a blob was deleted, for
-  example by a lifecycle rule.
+  example by a lifecycle rule. One whose token was made unreadable is not acquired: the next token could be a lower one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient
 
 from tenure._backends.azure_storage.client import CONCURRENCY, Account, LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.names import blob_of, common_beginning, decode_metadata, encode_metadata, name_of
-from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._election.store import NAME_MAX, LeaseTraits, require_name, require_ttl
+from tenure._foreign import a_text, digits, read_json, read_or, texts
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.notifier import Notifier
@@ -73,6 +74,12 @@ _NOT_OURS = (
     *_MISSING,
 )
 _CHANGED = "ConditionNotMet"
+
+TOKEN_MAX = 2**63 - 2
+"""The highest token that is read: the next one fits into 64 bits."""
+
+CONTENT_MAX = 4 * NAME_MAX
+"""Bytes of the longest name, as the content of a blob."""
 
 TERM_CHECKS = (0.03, 0.06, 0.12, 0.25, 0.5)
 """Seconds between reads of a lease that has just been taken, until its holder has written the term."""
@@ -121,8 +128,8 @@ class LeaseBlob:
 
     token: int
     """The newest token that was granted; 0 if none is known."""
-    floor: int
-    """The next token is higher than this."""
+    floor: int | None
+    """The next token is higher than this; None if that isn't known, as the token in the blob is unreadable."""
     holder: str | None
     metadata: Metadata
     ttl: int
@@ -136,13 +143,15 @@ class LeaseBlob:
     def of(cls, found: BlobProperties) -> LeaseBlob:
         """Return the lease blob with the properties *found*."""
         raw = dict(found.metadata or {})
-        token = _number(raw.get("tenure_token"))
+        text = raw.get("tenure_token")
+        newest = read_or(_read_token, text, None) if text else 0
+        token = newest or 0
         # Without a token (new, another program's, overwritten), tokens start at the time of the last write.
-        floor = token or int(found.last_modified.timestamp())
-        holder = decode_metadata(raw["tenure_holder"]) if token and "tenure_holder" in raw else None
-        metadata = FrozenDict(json.loads(decode_metadata(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
+        floor = None if newest is None else token or int(found.last_modified.timestamp())
+        holder = read_or(_read_holder, raw.get("tenure_holder"), None) if token else None
+        metadata = read_or(_read_metadata, raw.get("tenure_metadata"), NO_METADATA) if token else NO_METADATA
         held = found.lease.status == "locked"
-        ttl, resign = _number(raw.get("tenure_ttl")), _number(raw.get("tenure_resign"))
+        ttl, resign = _number(raw.get("tenure_ttl"), int(TRAITS.ttl_max)), _number(raw.get("tenure_resign"))
         etag = '"{}"'.format(str(found.etag).strip('"'))  # a list has it without quotes
         return cls(token, floor, holder, metadata, ttl, resign, held, etag, raw)
 
@@ -151,8 +160,20 @@ class LeaseBlob:
         return Grant(name, self.holder or "", self.token)
 
 
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+def _number(text: str | None, most: int = TOKEN_MAX) -> int:
+    return min(read_or(digits, text, 0), most)
+
+
+def _read_token(text: str) -> int:
+    return digits(text, TOKEN_MAX)
+
+
+def _read_holder(text: object) -> str:
+    return a_text(decode_metadata(a_text(text)), NAME_MAX)
+
+
+def _read_metadata(text: object) -> Metadata:
+    return FrozenDict(texts(read_json(decode_metadata(a_text(text)))))
 
 
 class AzureLeases:
@@ -264,7 +285,7 @@ class AzureLeases:
                 return Granted(seen.grant(name), seen.resign_asked == seen.token)
             if not seen.held or begun:
                 self._started[name] = holder
-                grant = await self._begin_term(blob, Grant(name, holder, seen.floor + 1), seen, written)
+                grant = await self._begin_term(blob, Grant(name, holder, _next_token(blob, seen)), seen, written)
                 if grant is not None:
                     self._started.pop(name, None)
                     self._notifier.notify(name)
@@ -338,10 +359,10 @@ class AzureLeases:
             async for one in listed:
                 if "tenure_token" in (one.metadata or {}) or one.lease.status == "locked":
                     name = name_of(str(one.name))
-                    if name is None:
-                        content = await connections.container.get_blob_client(str(one.name)).download_blob()
-                        name = (await content.readall()).decode()
-                    found.add(name)
+                    if name is None and one.size <= CONTENT_MAX:
+                        name = await _content_of(connections.container.get_blob_client(str(one.name)))
+                    if name is not None and _is_blob_of(str(one.name), name):
+                        found.add(name)
 
         await unless_refused(read(), *_MISSING)
         return sorted(found)
@@ -402,6 +423,44 @@ def _blob(connections: LoopConnections, name: str) -> BlobClient:
 
 def _lease(blob: BlobClient, grant: Grant) -> BlobLeaseClient:
     return BlobLeaseClient(blob, lease_id=lease_id(grant))
+
+
+def _next_token(blob: BlobClient, seen: LeaseBlob) -> int:
+    """Return the token of the next term.
+
+    Raises:
+        ConfigError: It would perhaps not be higher than an earlier one.
+    """
+    if seen.floor is None:
+        raise ConfigError(
+            f"the blob {blob.blob_name!r} in the container {blob.container_name!r} has the token "
+            f"{seen.raw['tenure_token']!r:.40}, which is no number from 1 to {TOKEN_MAX}, so no higher one can follow; "
+            "in its metadata, set tenure_token to a number as high as the newest token, or remove it: then tokens go "
+            "on from Azure's clock in seconds"
+        )
+    return seen.floor + 1
+
+
+def _is_blob_of(blob: str, name: str) -> bool:
+    """Return whether *blob* is that of the election *name*, if there can be one."""
+    try:
+        require_name(name)
+    except ConfigError:
+        return False
+    return blob_of(name) == blob
+
+
+async def _content_of(blob: BlobClient) -> str | None:
+    """Return the content of a blob; None if it is no text, or the blob is no more."""
+
+    async def read() -> bytes:
+        return await (await blob.download_blob()).readall()
+
+    content = await unless_refused(read(), *_MISSING)
+    try:
+        return None if isinstance(content, Refused) else content.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 async def _read(blob: BlobClient, under: str | None = None) -> LeaseBlob | None:

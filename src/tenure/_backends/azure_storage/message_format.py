@@ -14,7 +14,9 @@ after a dot::
     a long text …
     .{"reason": "max_deliveries", "deliveries": 10}
 
-If the properties can't be tenure's, the whole text is a body.
+If the properties can't be tenure's, the whole text is a body: if none of them is known, or one of those without which a
+message isn't what its sender meant is unreadable. Of the notes about its deliveries, only those that are unreadable are
+ignored, and so is what a newer version may have added.
 """
 
 from __future__ import annotations
@@ -22,22 +24,26 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tenure._queue.checks import INT_MAX
+from tenure._foreign import Unreadable, a_count, a_flag, a_list, a_text, read_object, seconds
+from tenure._queue.checks import TEXT_MAX as ID_MAX
+from tenure._queue.checks import check_name
 from tenure._queue.failures import Failure
-from tenure._queue.message import HISTORY_MAX, NO_HEADERS, Attempt, Headers
-from tenure._queue.outgoing import Outgoing, checked
+from tenure._queue.headers import read_headers
+from tenure._queue.message import NO_HEADERS, Attempt, Headers
+from tenure._queue.notes import Notes, read_attempts, read_deliveries, read_failure, read_reason
 from tenure.errors import ConfigError
 
 TEXT_MAX = 65_536
 """The longest text that Azure allows, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Properties:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Properties(Notes):
     """The properties of a message besides its body. Those with their default value are omitted in the text."""
 
     id: str | None = None
@@ -48,41 +54,14 @@ class Properties:
     """Seconds until it expires; Azure's own time to live would remove it silently."""
     uncounted: int = 0
     """The number of deliveries that were given back; they are subtracted from Azure's count."""
-    history: tuple[Attempt, ...] = ()
-    before: int = 0
-    """The number of entries of the history from before it was redriven."""
     sequence: int = 0
     """Its sequence, if it was moved from another queue and would get a new one."""
     enqueued_at: float = 0.0
-    deliveries: int = 0
-    """The delivery count of a dead letter."""
-    reason: str | None = None
-    """The reason of a dead letter."""
-    description: str = ""
-    dead_at: float = 0.0
-    error: Failure | None = None
     moving: bool = False
     """Whether it is being moved to the dead letters, and so is not delivered any more."""
 
-    def with_attempt(self, attempt: Attempt) -> Properties:
-        """Return the properties with one more attempt."""
-        return replace(self, history=(*self.history, attempt)[-HISTORY_MAX:])
 
-    def shortened(self) -> Iterator[Properties]:
-        """Yield the properties in full, then with ever less of the history, errors and description."""
-        yield self
-        brief = [replace(one, error=_shortened(one.error)) for one in self.history]
-        yield replace(self, history=tuple(brief))
-        yield replace(self, history=tuple(brief[-3:]), error=_shortened(self.error))
-        yield replace(self, history=(), error=_shortened(self.error), before=0)
-        yield replace(self, history=(), error=None, description=self.description[:200], before=0)
-
-
-def _shortened(error: Failure | None) -> Failure | None:
-    return None if error is None else Failure(error.type, error.message[:500])
-
-
-_EMPTY = Properties()
+NO_PROPERTIES = Properties()
 
 
 def encode(body: bytes, properties: Properties) -> str:
@@ -113,7 +92,7 @@ def _to_json(properties: Properties) -> str:
     fields_given = {
         one.name: _plain(getattr(properties, one.name))
         for one in fields(properties)
-        if getattr(properties, one.name) != getattr(_EMPTY, one.name)
+        if getattr(properties, one.name) != getattr(NO_PROPERTIES, one.name)
     }
     return json.dumps(fields_given) if fields_given else ""
 
@@ -130,7 +109,7 @@ def decode(text: str | None) -> tuple[bytes, Properties]:
     """Return the body and the properties in a text. A text that tenure can't have written is a body, unchanged."""
     text = text or ""
     start, dot, rest = text.partition(".")
-    properties = _properties_of(rest) if dot else _EMPTY
+    properties = _properties_of(rest) if dot else NO_PROPERTIES
     if properties is not None:
         try:
             return base64.b64decode(start, validate=True), properties
@@ -138,7 +117,9 @@ def decode(text: str | None) -> tuple[bytes, Properties]:
             pass
     start, separator, rest = text.rpartition(_LAST_LINE)
     properties = _properties_of(rest) if separator else None
-    return (text.encode(), _EMPTY) if properties is None or properties == _EMPTY else (start.encode(), properties)
+    if properties is None or properties == NO_PROPERTIES:
+        return text.encode(), NO_PROPERTIES
+    return start.encode(), properties
 
 
 def _properties_of(text: str) -> Properties | None:
@@ -146,70 +127,61 @@ def _properties_of(text: str) -> Properties | None:
     if not text.startswith("{"):
         return None
     try:
-        fields_given = json.loads(text)
-        if any(name in fields_given and not fits(fields_given[name]) for name, fits in _CHECKS.items()):
-            return None
-        if "history" in fields_given:
-            fields_given["history"] = tuple(
-                Attempt(**{**one, "error": _failure(one["error"])}) for one in fields_given["history"]
-            )
-        if "error" in fields_given:
-            fields_given["error"] = _failure(fields_given["error"])
-        properties = Properties(**fields_given)
-        sent = Outgoing(  # the sender's properties must be valid
-            id=properties.id,
-            headers=properties.headers,
-            expires_in=properties.ttl,
-            reply_to=properties.reply_to,
-            correlation_id=properties.correlation_id,
-        )
-        return replace(properties, headers=checked([sent], 0)[0].headers)
-    except (ValueError, TypeError, KeyError, RecursionError, ConfigError):
+        said = read_object(text)
+        found = {name: read(said[name]) for name, read in _MEANT.items() if name in said}
+    except Unreadable:
         return None
+    for name in _NOTED.keys() & said.keys():
+        with suppress(Unreadable):
+            found[name] = _NOTED[name](said[name])
+    if not found:
+        return None
+    found["before"] = min(found.get("before", 0), len(found.get("history", ())))
+    return Properties(**found)
 
 
-def _failure(fields_given: dict[str, str] | None) -> Failure | None:
-    return None if fields_given is None else Failure(**fields_given)
+def _read_id(value: object) -> str:
+    text = a_text(value, ID_MAX)
+    if not text:
+        raise Unreadable("it is an empty text")
+    return text
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def _read_queue(value: object) -> str:
+    try:
+        return check_name(value)
+    except ConfigError as error:
+        raise Unreadable(str(error)) from None
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= INT_MAX
+def _read_history(value: object) -> tuple[Attempt, ...]:
+    """Return the attempts that are readable; a list of what can't be any is Unreadable."""
+    attempts = read_attempts(value)
+    if not attempts and not (value and all(isinstance(one, dict) for one in a_list(value))):
+        raise Unreadable("it is no list of attempts")
+    return attempts
 
 
-def _is_moment(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < _YEAR_10000  # type: ignore[operator]
-
-
-def _is_failure(value: object) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_is_text, value.values())))
-
-
-def _is_history(value: object) -> bool:
-    return isinstance(value, list) and all(
-        _is_count(one["number"]) and _is_moment(one["at"]) and _is_text(one["outcome"]) and _is_failure(one["error"])
-        for one in value
-    )
-
-
-_YEAR_10000 = 253_402_300_800
-"""In Unix seconds. A later time can't be shown as a date."""
-
-_CHECKS: Mapping[str, Callable[[object], bool]] = {
-    "ttl": _is_moment,
-    "uncounted": _is_count,
-    "history": _is_history,
-    "before": _is_count,
-    "sequence": _is_count,
-    "enqueued_at": _is_moment,
-    "deliveries": _is_count,
-    "reason": _is_text,
-    "description": _is_text,
-    "dead_at": _is_moment,
-    "error": _is_failure,
-    "moving": lambda value: value is True,
+_MEANT: Mapping[str, Callable[[Any], Any]] = {
+    "id": _read_id,
+    "headers": read_headers,
+    "reply_to": _read_queue,
+    "correlation_id": _read_id,
+    "ttl": seconds,
+    "uncounted": read_deliveries,
+    "sequence": a_count,
+    "enqueued_at": seconds,
+    "reason": read_reason,
+    "moving": a_flag,
 }
-"""By property: whether tenure can have written a value."""
+"""By property, what reads it: of those that say which message it is, what its sender meant, and what becomes of it."""
+
+_NOTED: Mapping[str, Callable[[Any], Any]] = {
+    "deliveries": read_deliveries,
+    "history": _read_history,
+    "before": read_deliveries,
+    "description": read_reason,
+    "dead_at": seconds,
+    "error": read_failure,
+}
+"""The same of notes about its deliveries and its death."""

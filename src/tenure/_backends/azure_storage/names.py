@@ -8,8 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import unquote
+
+from tenure._foreign import Unreadable, read_or
+from tenure._queue.checks import DEAD_SUFFIX, check_name
+from tenure.errors import ConfigError
 
 BLOB_MAX = 900
 """Longer blob names are replaced by a hash; Azure allows 1,024 characters."""
@@ -75,6 +79,17 @@ def queue_of(name: str) -> str:
     return f"{rest}-x{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 
 
+def queue_name_of(queue: str, metadata: Mapping[str, str] | None) -> str:
+    """Return the name of the queue that Azure calls *queue*: the one in its *metadata*, if it is called so for it."""
+    name = read_or(decode_metadata, (metadata or {}).get("tenure_name", queue), queue)
+    home = name.removesuffix(DEAD_SUFFIX)
+    try:
+        check_name(home)
+    except ConfigError:
+        return queue
+    return name if queue == queue_of(home) + POISON_SUFFIX * name.endswith(DEAD_SUFFIX) else queue
+
+
 def encode_metadata(text: str) -> str:
     """Return *text* as a value of metadata, which is an HTTP header: unchanged, or as ``=`` and base64."""
     if text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=") and text:
@@ -83,5 +98,14 @@ def encode_metadata(text: str) -> str:
 
 
 def decode_metadata(value: str) -> str:
-    """Return the text that :func:`encode_metadata` has encoded as *value*."""
-    return base64.b64decode(value[1:]).decode() if value.startswith("=") else value
+    """Return the text that :func:`encode_metadata` has encoded as *value*.
+
+    Raises:
+        Unreadable: It has not encoded this one.
+    """
+    if not value.startswith("="):
+        return value
+    try:
+        return base64.b64decode(value[1:], validate=True).decode()
+    except ValueError:  # binascii.Error, or a UnicodeDecodeError
+        raise Unreadable(f"it is no text in base64, but {value[:80]!a}") from None

@@ -23,14 +23,15 @@ from tenure._backends.azure_storage.client import Account, LoopConnections, Refu
 from tenure._backends.azure_storage.dead_letters import DeadLetters, Request
 from tenure._backends.azure_storage.live import LiveMessages
 from tenure._backends.azure_storage.message_format import TEXT_MAX, Properties, encode
-from tenure._backends.azure_storage.names import POISON_SUFFIX, decode_metadata, encode_metadata
+from tenure._backends.azure_storage.names import POISON_SUFFIX, encode_metadata, queue_name_of
 from tenure._backends.azure_storage.receipts import Receipts
 from tenure._backends.azure_storage.records import FoundMessage, HeldMessage, delivery_of, timestamp_of
 from tenure._backends.azure_storage.requests import NO_QUEUE, PAGE, client_of, count, create, lock_page, put
 from tenure._backends.azure_storage.schedules import AzureSchedules
 from tenure._backends.azure_storage.service_clock import ServiceClock
-from tenure._backends.azure_storage.settings import declare, read_settings
+from tenure._backends.azure_storage.settings import declare, settings_of
 from tenure._backends.azure_storage.settling import DELAY_MAX, Settling
+from tenure._foreign import digits, read_or
 from tenure._lease import NoAnswer
 from tenure._queue.broker import (
     Advanced,
@@ -123,22 +124,19 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, in its metadata; return the settings that result."""
-        request = partial(declare, queue=queue, changes=changes, only_undeclared=only_undeclared)
+        request = partial(declare, queue=queue, traits=QUEUE_TRAITS, changes=changes, only_undeclared=only_undeclared)
         return await self._account.run(request)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
-        return await self._account.run(partial(read_settings, queue=queue))
+        return await self._account.run(partial(settings_of, queue=queue, traits=QUEUE_TRAITS))
 
     async def names(self) -> Sequence[str]:
         """List every queue in the account that doesn't hold the dead letters of another, sorted."""
 
         async def names(connections: LoopConnections) -> dict[str, str]:
             listed = connections.queues.list_queues(include_metadata=True)
-            return {
-                str(one.name): decode_metadata((one.metadata or {}).get("tenure_name", one.name))
-                async for one in listed
-            }
+            return {str(one.name): queue_name_of(str(one.name), one.metadata) async for one in listed}
 
         found = await self._account.run(names)
         dead = {one for one in found if one.endswith(POISON_SUFFIX) and one.removesuffix(POISON_SUFFIX) in found}
@@ -187,10 +185,10 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         async def list_idle(connections: LoopConnections) -> list[str]:
             found = []
             async for one in connections.queues.list_queues(include_metadata=True):
-                metadata = one.metadata or {}
-                idle_at = metadata.get("tenure_idle_at", "")
-                if idle_at.isdecimal() and int(idle_at) <= self._clock.now():
-                    found.append(decode_metadata(metadata.get("tenure_name", str(one.name))))
+                idle_at = read_or(digits, (one.metadata or {}).get("tenure_idle_at"), math.inf)
+                name = queue_name_of(str(one.name), one.metadata)
+                if idle_at <= self._clock.now() and not name.endswith(DEAD_SUFFIX):
+                    found.append(name)
             return found[:100]
 
         await self._clock.ensure_known()
@@ -312,8 +310,7 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
                 moves.append(self._dead_letters.move_found(held, one))
                 continue
             delivery = delivery_of(queue, one, token, timestamp_of(one.raw.next_visible_on))
-            self._receipts.add(delivery, held)
-            deliveries.append(delivery)
+            deliveries.append(self._receipts.add(delivery, held, one.own_sequence))
         return deliveries, moves
 
     # --- renewing and settling ---
@@ -380,7 +377,13 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
 
 def _text_of(message: Outgoing) -> str:
-    properties = Properties(message.id, message.headers, message.reply_to, message.correlation_id, message.expires_in)
+    properties = Properties(
+        id=message.id,
+        headers=message.headers,
+        reply_to=message.reply_to,
+        correlation_id=message.correlation_id,
+        ttl=message.expires_in,
+    )
     text = encode(message.body, properties)
     if len(text) > TEXT_MAX:
         raise ConfigError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import TypeVar
 
 from azure.storage.queue import QueueMessage
@@ -38,9 +39,18 @@ class Receipts:
         self._lock = threading.Lock()  # renewals and verdicts come from two threads
         self._expire_at = 0.0
 
-    def add(self, delivery: Delivery, held: HeldMessage) -> None:
-        """Keep the receipt of *delivery*."""
-        self._held[str(delivery.token), delivery.sequence] = held
+    def add(self, delivery: Delivery, held: HeldMessage, own_sequence: int) -> Delivery:
+        """Keep the receipt of *delivery*, and return it with a sequence that no other of its claim has.
+
+        A message brings a sequence in its text if it was moved, and anybody who may write to the queue can write that
+        of another message. A verdict on one of them would settle the other.
+        """
+        token = str(delivery.token)
+        if (token, delivery.sequence) in self._held:
+            free = next(one for one in count(own_sequence) if (token, one) not in self._held)
+            delivery = delivery._replace(sequence=free)
+        self._held[token, delivery.sequence] = held
+        return delivery
 
     def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
         """Return the message of a delivery whose lock has not ended."""

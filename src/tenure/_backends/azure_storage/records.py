@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Self, TypeAlias
 
 from azure.storage.queue import QueueMessage
 
-from tenure._backends.azure_storage.message_format import Properties
+from tenure._backends.azure_storage.message_format import NO_PROPERTIES, Properties, decode
 from tenure._queue.broker import LiveSelection, Selection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import Failure
 from tenure._queue.message import (
-    Attempt,
     DeadMessage,
     Death,
     Delivery,
     LiveMessage,
     dead_message_of,
     live_message_of,
-    newest_error,
 )
 
 UNKNOWN = "unknown"
 """The reason of a dead letter from another program."""
+
+Key: TypeAlias = tuple[int, str, bytes, str]
 
 _EPOCH = 1_577_836_800  # 2020-01-01: a sequence begins with the seconds since then
 
@@ -62,11 +63,23 @@ class FoundMessage:
     now: float
     """The service's time of the delivery, in whole seconds."""
 
+    @classmethod
+    def of(cls, queue: str, raw: QueueMessage, now: float = 0.0, *, is_delivery: bool) -> Self:
+        """Return a message of *queue*, decoded. *is_delivery*: it was not only looked at, so Azure has counted that."""
+        body, properties = decode(raw.content)
+        if properties is not NO_PROPERTIES:
+            earlier = max(0, (raw.dequeue_count or 0) - is_delivery)
+            properties = _possible(properties, earlier, is_dead=queue.endswith(DEAD_SUFFIX))
+        return cls(raw, body, properties, now)
+
     @property
     def sequence(self) -> int:
-        """Its sequence: the second in which it was sent, and a hash that differs within one second."""
-        if self.properties.sequence:
-            return self.properties.sequence
+        """Its sequence: that from before it was moved, or its own."""
+        return self.properties.sequence or self.own_sequence
+
+    @property
+    def own_sequence(self) -> int:
+        """The second in which it was put into this queue, and a hash that differs within one second."""
         return (int(timestamp_of(self.raw.inserted_on)) - _EPOCH << 33) + zlib.crc32(str(self.raw.id).encode())
 
     @property
@@ -75,9 +88,14 @@ class FoundMessage:
         return self.properties.id or str(self.raw.id)
 
     @property
-    def key(self) -> tuple[int, str]:
-        """Its sequence and id, which copies of one message share."""
-        return self.sequence, self.id
+    def key(self) -> Key:
+        """What copies of one message share: all that its consumer would get of it.
+
+        Sequence and id are not enough: anybody who may write to the queue can write those of another message.
+        """
+        properties = self.properties
+        sent = dict(properties.headers), properties.reply_to, properties.correlation_id
+        return self.sequence, self.id, self.body, json.dumps(sent, sort_keys=True)
 
     @property
     def enqueued_at(self) -> float:
@@ -101,29 +119,28 @@ class FoundMessage:
         return self.properties.ttl is not None and now >= self.enqueued_at + self.properties.ttl
 
 
+def _possible(properties: Properties, earlier: int, *, is_dead: bool) -> Properties:
+    """Return *properties* without what can't be true of a message in this queue that was delivered *earlier* times.
+
+    Another program has written that, or has copied a message from one queue into another:
+
+    - More deliveries that were given back than there were. The message could be delivered for ever.
+    - A move that was begun, of a dead letter, or of a message that no process has received, and so none has moved.
+    - A death, of a live message that is not being moved. It is like one that was redriven.
+    """
+    if properties.uncounted > earlier:
+        properties = replace(properties, uncounted=0)
+    if is_dead:
+        return replace(properties, moving=False) if properties.moving else properties
+    if properties.reason is None:
+        return replace(properties, moving=False) if properties.moving else properties
+    return properties if properties.moving and earlier else replace(properties.redriven(), moving=False)
+
+
 def timestamp_of(moment: datetime | None) -> float:
     """Return a time of Azure in Unix seconds."""
     assert moment is not None, "Azure always returns it"
     return moment.timestamp()
-
-
-def with_expired_attempts(properties: Properties, count: int, now: float) -> Properties:
-    """Return *properties* with the attempts that are missing in the history: their locks expired."""
-    recorded = {one.number for one in properties.history[properties.before :]}
-    missing: Iterable[int] = (number for number in range(1, count + 1) if number not in recorded)
-    for number in missing:
-        properties = properties.with_attempt(Attempt(number, now, "expired"))
-    return replace(
-        properties,
-        history=(
-            *properties.history[: properties.before],
-            *sorted(properties.history[properties.before :], key=_number),
-        ),
-    )
-
-
-def _number(attempt: Attempt) -> int:
-    return attempt.number
 
 
 def dead_letter_properties(
@@ -137,15 +154,10 @@ def dead_letter_properties(
 ) -> Properties:
     """Return the properties of a message as a dead letter."""
     return replace(
-        properties,
+        properties.dead(reason, description, count, now, error),
         id=one.id,
         sequence=one.sequence,
         enqueued_at=one.enqueued_at,
-        deliveries=count,
-        reason=reason,
-        description=description,
-        dead_at=now,
-        error=error or newest_error(properties.history),
         ttl=None,
         uncounted=0,
     )
@@ -153,7 +165,12 @@ def dead_letter_properties(
 
 def with_identity(properties: Properties, delivery: Delivery) -> Properties:
     """Return the properties of a dead letter of another program, completed by its identity."""
-    return replace(properties, id=delivery.id, sequence=delivery.sequence, enqueued_at=delivery.enqueued_at)
+    return replace(
+        properties,
+        id=properties.id or delivery.id,
+        sequence=properties.sequence or delivery.sequence,
+        enqueued_at=properties.enqueued_at or delivery.enqueued_at,
+    )
 
 
 def delivery_of(queue: str, one: FoundMessage, token: str = "", locked_until: float = 0.0) -> Delivery:

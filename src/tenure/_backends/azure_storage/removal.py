@@ -8,7 +8,7 @@ from functools import partial
 
 from tenure._backends.azure_storage.client import Account, LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.message_format import encode_to_fit
-from tenure._backends.azure_storage.records import FoundMessage
+from tenure._backends.azure_storage.records import FoundMessage, Key
 from tenure._backends.azure_storage.requests import NOT_OURS, PAGE, client_of, lock_page
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._queue.checks import DEAD_SUFFIX
@@ -63,17 +63,16 @@ async def remove_selected(
                 if len(page) < PAGE:
                     break
             selected = sorted((one for one in found if is_selected(one)), key=lambda one: one.sequence)
-            firsts = {one.key: one for one in reversed(selected)} if queue.endswith(DEAD_SUFFIX) else {}
-            copies = [one for one in selected if firsts.get(one.key, one) is not one]
-            messages = [one for one in selected if firsts.get(one.key, one) is one]
-            taken = messages if limit is None else messages[: limit - count]
-            keys = {one.key for one in taken}
-            copies = [one for one in copies if one.key in keys]
-            chosen = {one.raw.id for one in (*taken, *copies)}
+            groups: dict[Key | str, list[FoundMessage]] = {}  # each is a message and its copies
+            for one in selected:
+                groups.setdefault(one.key if queue.endswith(DEAD_SUFFIX) else str(one.raw.id), []).append(one)
+            taken = list(groups.values())[: None if limit is None else limit - count]
+            chosen = {one.raw.id for group in taken for one in group}
             # If all were checked before, there are so many that the first locks have ended.
             has_more = len(found) >= ROUND and not all(one.raw.id in others for one in found)
             others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
-            count += sum(await account.run_all([partial(remove, one=one, is_copy=False) for one in taken]))
+            count += sum(await account.run_all([partial(remove, one=group[0], is_copy=False) for group in taken]))
+            copies = [one for group in taken for one in group[1:]]
             await account.run_all([partial(remove, one=one, is_copy=True) for one in copies])
             if not has_more or count == limit:
                 return count

@@ -6,7 +6,6 @@ from azure.storage.queue import QueueMessage
 from azure.storage.queue.aio import QueueClient
 
 from tenure._backends.azure_storage.client import LoopConnections, Refused, unless_refused
-from tenure._backends.azure_storage.message_format import decode
 from tenure._backends.azure_storage.names import POISON_SUFFIX, encode_metadata, queue_of
 from tenure._backends.azure_storage.records import FoundMessage, timestamp_of
 from tenure._backends.azure_storage.service_clock import ServiceClock
@@ -52,7 +51,7 @@ async def count(connections: LoopConnections, queue: str) -> int:
 async def peek(connections: LoopConnections, queue: str) -> list[FoundMessage]:
     """Show up to 32 visible messages of *queue*."""
     answer = await unless_refused(client_of(connections, queue).peek_messages(max_messages=PAGE), *NO_QUEUE)
-    return [] if isinstance(answer, Refused) else [FoundMessage(one, *decode(one.content), 0.0) for one in answer]
+    return [] if isinstance(answer, Refused) else [FoundMessage.of(queue, one, is_delivery=False) for one in answer]
 
 
 async def lock_page(
@@ -73,7 +72,7 @@ async def lock_page(
     found = []
     for one in () if isinstance(answer, Refused) else answer:
         now = timestamp_of(one.next_visible_on) - seconds
-        found.append(FoundMessage(one, *decode(one.content), now))
+        found.append(FoundMessage.of(queue, one, now, is_delivery=True))
     if found:
         clock.learn(found[0].now, asked_at)
     return found

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +18,7 @@ from tenure._backends.azure_storage.client import NO_RIGHTS, Account, LoopConnec
 from tenure._backends.azure_storage.names import decode_metadata, encode_metadata, queue_of
 from tenure._backends.azure_storage.requests import client_of, create
 from tenure._backends.azure_storage.service_clock import ServiceClock
+from tenure._foreign import a_text, read_or
 from tenure._queue.broker import Schedules
 from tenure._queue.schedule_steps import Act
 
@@ -56,12 +55,12 @@ class AzureSchedules:
             listed = connections.container.list_blobs(
                 name_starts_with=_prefix_of(queue),
                 include=["metadata"],
-                raw_response_hook=lambda response: self._learn(response, asked_at),
+                raw_response_hook=partial(self._clock.learn_from, asked_at=asked_at),
             )
             async for one in listed:
-                metadata = one.metadata or {}
-                if "tenure_schedule" in metadata:
-                    texts[decode_metadata(metadata["tenure_schedule"])] = _text_in(metadata)
+                schedule = _schedule_in(one.metadata)
+                if schedule is not None and str(one.name) == _blob_of(queue, schedule):
+                    texts[schedule] = _text_in(one.metadata)
             return texts
 
         texts = await self._account.run(lambda connections: unless_refused(read(connections), *_MISSING))
@@ -74,18 +73,19 @@ class AzureSchedules:
         return await self._account.run(partial(self._change, queue=queue, schedule=schedule, act=act))
 
     async def _change(self, connections: LoopConnections, *, queue: str, schedule: str, act: Act[T]) -> T:
-        name = _prefix_of(queue) + hashlib.sha256(schedule.encode()).hexdigest()[:40]
-        blob = connections.container.get_blob_client(name)
+        blob = connections.container.get_blob_client(_blob_of(queue, schedule))
         while True:  # until the request times out
             asked_at = self._clock.local.now()
-            hook = partial(self._learn, asked_at=asked_at)
+            hook = partial(self._clock.learn_from, asked_at=asked_at)
             found = await unless_refused(blob.get_blob_properties(raw_response_hook=hook), *_MISSING)
-            etag = None if isinstance(found, Refused) else str(found.etag)
-            kept = None if isinstance(found, Refused) else _text_in(found.metadata or {})
+            etag, kept = None, None
+            if not isinstance(found, Refused):
+                etag = str(found.etag)
+                kept = _text_in(found.metadata) if _schedule_in(found.metadata) == schedule else None
             text, answer = act(kept, self._clock.now())
             if text == kept:
                 return answer
-            if etag is None:
+            if kept is None:
                 await create(client_of(connections, queue), queue)
             metadata = {"tenure_schedule": encode_metadata(schedule), "tenure_text": encode_metadata(text or "")}
             written = await unless_refused(
@@ -117,18 +117,28 @@ class AzureSchedules:
 
         await self._account.run_all([partial(remove, one=one) for one in blobs])
 
-    def _learn(self, response: Any, asked_at: float) -> None:
-        """Note the service's time, as an answer tells it; a proxy's answer may not."""
-        with suppress(KeyError, TypeError, ValueError):
-            self._clock.learn(parsedate_to_datetime(response.http_response.headers["Date"]).timestamp(), asked_at)
-
 
 def _prefix_of(queue: str) -> str:
     return f".schedules/{queue_of(queue)}/"
 
 
-def _text_in(metadata: Mapping[str, str]) -> str:
-    return decode_metadata(metadata["tenure_text"])
+def _blob_of(queue: str, schedule: str) -> str:
+    return _prefix_of(queue) + hashlib.sha256(schedule.encode()).hexdigest()[:40]
+
+
+def _schedule_in(metadata: Mapping[str, str] | None) -> str | None:
+    """Return the schedule whose text a blob with *metadata* keeps; None if another program has put it there."""
+    return read_or(_read_text, (metadata or {}).get("tenure_schedule"), None)
+
+
+def _text_in(metadata: Mapping[str, str] | None) -> str:
+    """Return the text of a schedule. One that another program has made unreadable is shown to its reader as it is."""
+    value = (metadata or {}).get("tenure_text", "")
+    return read_or(_read_text, value, value)
+
+
+def _read_text(value: object) -> str:
+    return a_text(decode_metadata(a_text(value)))
 
 
 def _write(blob: BlobClient, metadata: dict[str, str] | None, etag: str | None) -> Awaitable[Any]:

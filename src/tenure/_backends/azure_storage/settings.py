@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import fields
-from typing import Any, cast
+from collections.abc import Mapping
+from contextlib import suppress
 
 from tenure._backends.azure_storage.client import LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.names import decode_metadata, encode_metadata
 from tenure._backends.azure_storage.requests import NO_QUEUE, client_of
-from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
+from tenure._foreign import Unreadable, read_object
+from tenure._queue.broker import QueueOptions, QueueSettings, QueueTraits, read_settings, settings_with, undeclared
+from tenure.errors import ConfigError
 
 CHECK_AFTER = 0.25
 """Seconds after which to check that a setting still has the value that was written."""
 
 
-async def read_settings(connections: LoopConnections, queue: str) -> QueueSettings:
+async def settings_of(connections: LoopConnections, queue: str, traits: QueueTraits) -> QueueSettings:
     """Return the settings of *queue*."""
     answer = await unless_refused(client_of(connections, queue).get_queue_properties(), *NO_QUEUE)
-    return QueueSettings(**_declared({} if isinstance(answer, Refused) else answer.metadata or {}))
+    return _in_force({} if isinstance(answer, Refused) else _declared(answer.metadata), traits)
 
 
 async def declare(
-    connections: LoopConnections, queue: str, changes: QueueOptions, *, only_undeclared: bool = False
+    connections: LoopConnections,
+    queue: str,
+    traits: QueueTraits,
+    changes: QueueOptions,
+    *,
+    only_undeclared: bool = False,
 ) -> QueueSettings:
     """Write *changes* into the settings of *queue*; return the settings that result.
 
@@ -35,11 +42,11 @@ async def declare(
     while True:  # until the request times out
         answer = await unless_refused(client.get_queue_properties(), *NO_QUEUE)
         known = None if isinstance(answer, Refused) else answer.metadata or {}
-        declared = _declared(known or {})
+        declared = _declared(known)
         if only_undeclared:  # without the settings that another process has declared since the last read
             changes = undeclared(changes, declared)
         if known is not None and all(declared.get(name) == value for name, value in changes.items()):
-            return QueueSettings(**declared)
+            return _in_force(declared, traits)
         declared.update(changes)
         metadata = {"tenure_settings": encode_metadata(json.dumps(declared)), "tenure_name": encode_metadata(queue)}
         if known is not None:
@@ -47,13 +54,23 @@ async def declare(
         elif not isinstance(
             await unless_refused(client.create_queue(metadata=metadata), "QueueAlreadyExists"), Refused
         ):
-            return QueueSettings(**declared)  # created with them, so every later process sees them
+            return _in_force(declared, traits)  # created with them, so every later process sees them
         await asyncio.sleep(CHECK_AFTER)
 
 
-def _declared(metadata: dict[str, str]) -> QueueOptions:
-    """Return the settings that were declared; those that a newer tenure may have added are left out."""
-    text = metadata.get("tenure_settings")
-    declared: dict[str, Any] = json.loads(decode_metadata(text)) if text else {}
-    known = {field.name for field in fields(QueueSettings)}
-    return cast(QueueOptions, {name: value for name, value in declared.items() if name in known})
+def _declared(metadata: Mapping[str, str] | None) -> QueueOptions:
+    """Return the settings that were declared. What another program has made unreadable was not."""
+    text = (metadata or {}).get("tenure_settings")
+    with suppress(Unreadable):
+        return read_settings(read_object(decode_metadata(text))) if text else {}
+    return {}
+
+
+def _in_force(declared: QueueOptions, traits: QueueTraits) -> QueueSettings:
+    """Return the settings that were *declared*, without those that no queue on this store can have."""
+    fit: dict[str, object] = {}
+    for name, value in declared.items():
+        with suppress(ConfigError):
+            settings_with({name: value}, traits)  # type: ignore[misc]
+            fit[name] = value
+    return QueueSettings(**fit)  # type: ignore[arg-type]

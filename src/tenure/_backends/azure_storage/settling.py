@@ -17,7 +17,6 @@ from tenure._backends.azure_storage.receipts import Receipts
 from tenure._backends.azure_storage.records import (
     HeldMessage,
     dead_letter_properties,
-    with_expired_attempts,
     with_identity,
 )
 from tenure._backends.azure_storage.service_clock import ServiceClock
@@ -180,13 +179,13 @@ class Settling:
         expired = properties.ttl is not None and now >= delivery.enqueued_at + properties.ttl
         if isinstance(verdict, DeadLetter):
             attempt = Attempt(count, now, "rejected", verdict.error)
-            properties = with_expired_attempts(properties, count - 1, now).with_attempt(attempt)
+            properties = properties.with_expired_attempts(count - 1, now).with_attempt(attempt)
             dead = dead_letter_properties(
                 delivery, properties, verdict.reason, verdict.description, count, now, verdict.error
             )
         elif isinstance(verdict, Abandon):
             attempt = Attempt(count, now, "abandoned", verdict.error)
-            properties = with_expired_attempts(properties, count - 1, now).with_attempt(attempt)
+            properties = properties.with_expired_attempts(count - 1, now).with_attempt(attempt)
             if not expired and count < max_deliveries:
                 delay = min(DELAY_MAX, math.ceil(verdict.delay))
                 text = encode_to_fit(held.text, delivery.body, properties)
