@@ -15,18 +15,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tenure import CandidateStatus
-from tenure._cli import lead_sockets
-from tenure._cli.exits import Failure
+from tenure._cli import lead_sockets, me
+from tenure._cli.exits import Exit, Failure
 from tenure._cli.status_server import answering
 from tenure.cli import main
 from tenure.errors import Unavailable
+from tests.durations import PATIENCE
 
 Captured = pytest.CaptureFixture[str]
 
@@ -193,6 +194,47 @@ def test_a_problem_with_control_characters_is_one_line(capsys: Captured) -> None
     with answered_by(replace(LEADING, problem="two\nlines \x1b[31m")):
         out = run_cli(capsys, "job", "--me")[1]
     assert out.endswith(r"since then: two\nlines \x1b[31m" + "\n")
+
+
+ODD = [
+    *(b"x", b"\xff", b"7", b"[]", b'"job"', b"{}", b"[" * 100_000, b'{"name":"job","token":' + b"9" * 5_000 + b"}"),
+    *(b'{"name":7}', b'{"name":null}', b'{"name":"job","token":"7"}', b'{"name":"job","token":1.5}'),
+    *(b'{"name":"job","state":"asleep"}', b'{"name":"job","state":["leading"]}', b'{"name":"job","problem":7}'),
+    *(
+        b'{"name":"job","trusted_for":"long"}',
+        b'{"name":"job","trusted_for":1e400}',
+        b'{"name":"job","trusted_for":NaN}',
+    ),
+    *(b'{"name":"job","answered_ago":-1}', b'{"name":"job","is_live":1}', b'{"name":"job","overran":"no"}'),
+    b'{"name":"job","problem":"' + b"x" * 300_000 + b'"}',
+]
+
+
+@pytest.mark.parametrize("answer", ODD, ids=lambda answer: ascii(answer[:40]))
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_answer_that_can_not_be_read_is_none(answer: bytes, options: list[str], capsys: Captured) -> None:
+    with lead_sockets.listening("job", os.environ["TENURE_SOCKET_DIR"]) as listening:
+
+        def serve() -> None:
+            asked, _ = listening.accept()
+            with asked, suppress(OSError):  # it reads no more than it may be
+                asked.sendall(answer)
+
+        listening.settimeout(PATIENCE)
+        serving = threading.Thread(target=serve)
+        serving.start()
+        code, out, err = run_cli(capsys, "job", "--me", *options)
+        serving.join()
+    assert code == Exit.UNAVAILABLE
+    assert "gave an answer that can't be read; if tenure was upgraded, restart the process" in err
+    assert (json.loads(out) if options else out) == ([{"pid": os.getpid(), "answered": False}] if options else "")
+
+
+def test_an_answer_of_another_version_is_read() -> None:
+    assert me._read(b'{"name": "job", "state": "leading", "token": 7, "colour": "red"}') == CandidateStatus(
+        "job", "leading", 7
+    )
+    assert me._read(rb'{"name": "job", "problem": "a\u0000\ud800"}') == CandidateStatus("job", problem="a\0\ud800")
 
 
 # --- no answer ---------------------------------------------------------------------------------------------------

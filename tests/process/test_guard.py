@@ -231,6 +231,17 @@ def test_an_incomplete_line_waits_for_its_end() -> None:
     assert started.close() == "ended 138"
 
 
+ODD = b"\xff\n\ndeadline\ndeadline nan\ndeadline soon\nsignal 0\nsignal 999\nsignal x\nother 1\nstop now please\n"
+
+
+def test_lines_that_are_no_orders_leave_the_command_and_its_deadline(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    started = GuardProcess("sh", "-c", f": > '{began}'; exec sleep 1000", before=ODD)
+    wait_until(began.exists)
+    started.write(ODD + b"deadline 1.0\n")
+    assert started.close() == "lost 143"
+
+
 def test_the_command_has_none_of_the_parents_files_and_the_usual_signals(tmp_path: Path) -> None:
     script = (
         "import os, signal; print(sorted(os.listdir('/proc/self/fd'))[:3]); print(len(os.listdir('/proc/self/fd')))"

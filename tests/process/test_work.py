@@ -322,8 +322,8 @@ def test_a_failure_of_a_function_has_a_traceback_and_of_a_command_none(setup: Wo
         == 3
     )
     assert err.count("Traceback (most recent call last):") == 1
-    at = lines.index("Traceback (most recent call last):")
-    assert lines[at + 1] == f'  File "{setup.folder}/shop.py", line 2, in sell'
+    at = lines.index("    Traceback (most recent call last):")
+    assert lines[at + 1] == f'      File "{setup.folder}/shop.py", line 2, in sell'
     setup.send("other")
     _, err = setup.work(*retries, "--", "sh", "-c", "exit 3").communicate(timeout=PATIENCE)
     assert "Traceback" not in err

@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("starlette")
 
 from tenure import Stats, Unavailable
-from tenure._cli.fleet_source import READ_FIRST, SILENT, FleetSource
-from tenure._cli.supervise import ASK_WITHIN, LINE_MAX, Child
+from tenure._cli.fleet_source import READ_FIRST, SILENT, FleetSource, _read_stats
+from tenure._cli.supervise import ASK_WITHIN, LINE_MAX, Child, RunOptions, Supervision
+from tenure._foreign import Unreadable
 from tenure._http.source import ANSWER_WITHIN
+from tenure._supervisor.machine import Settings, Tick
 from tenure._telemetry.families import FAMILIES, LABELS_MAX, Histogram, Snapshot, combined, packed, unpacked
 from tenure.testing.loop import run
 
@@ -35,6 +37,7 @@ class Fake:
         self.measured: Snapshot = {}
         self.sent = sent
         self.stats: dict[str, Stats] | None = {"orders": Stats(ready=number)}
+        self.odd: object = None
         self.takes = 0.0
         self.asked: list[str] = []
         self.when_asked: Callable[[], object] = lambda: None
@@ -49,7 +52,9 @@ class Fake:
         if question == "measure":
             self.measured = {SENT: self.sent, RUNNING: 1.0}
             return packed(self.measured)
-        return None if self.stats is None else {name: astuple(one) for name, one in self.stats.items()}
+        if self.odd is not None:
+            return self.odd
+        return None if self.stats is None else {name: [*astuple(one)] for name, one in self.stats.items()}
 
 
 class Fleet:
@@ -254,6 +259,77 @@ async def test_a_process_that_does_not_answer_leaves_nothing_behind(
     assert one.measured == {SENT: 3.0}
     one.close()
     assert await one.ask("measure") is None
+
+
+FORGED: list[bytes] = [
+    *(
+        b"",
+        b"x",
+        b"\xff",
+        b"null",
+        b"7",
+        b'"finished"',
+        b'["finished"]',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"9" * 5_000,
+    ),
+    *(b"{}", b'{"running":1}', b'{"running":"7","leads":false,"memory":1,"live":true,"ready":true}'),
+    b'{"running":1e400,"leads":false,"memory":1,"live":true,"ready":true}',
+    b'{"running":1,"leads":0,"memory":1,"live":true,"ready":true}',
+    b'{"running":1,"leads":false,"memory":"much","live":true,"ready":true}',
+    b'{"running":1,"leads":false,"memory":1,"live":"yes","ready":true}',
+    *(b'{"backlogs":[["many",1]]}', b'{"backlogs":[[1]]}', b'{"backlogs":[[-1,1]]}', b'{"backlogs":7}'),
+    *(
+        b'{"answer":1}',
+        b'{"to":["stats"],"answer":1}',
+        b'{"to":"measure","answer":7}',
+        b'{"to":"measure","answer":[7]}',
+    ),
+]
+
+
+async def test_lines_that_no_process_of_ours_writes_change_nothing(pipe: tuple[int, int]) -> None:
+    """Another program may hold the pipe of the reports; the next report is read as ever."""
+    options = RunOptions("shop:service", Settings(), False, False, False, False, 0)
+    supervision = Supervision(options)
+    number = 1
+    supervision._machine.handle(Tick(), asyncio.get_running_loop().time())
+    one = child(pipe[1])
+    reports = asyncio.StreamReader(limit=LINE_MAX)
+    for line in FORGED:
+        reports.feed_data(line + b"\n")
+    reports.feed_eof()
+    before = list(map(repr, supervision._machine.processes.values()))
+    await supervision._read(number, one, reports)
+    assert list(map(repr, supervision._machine.processes.values())) == before
+    assert (one.has_begun, one.has_finished, one.is_ending, one.measured) == (False, False, False, {})
+
+    reports = asyncio.StreamReader()
+    reports.feed_data(b'{"running":3,"leads":false,"memory":1,"live":true,"ready":true}\n')
+    reports.feed_eof()
+    await supervision._read(number, one, reports)
+    assert (one.has_begun, one.is_ready) == (True, True)
+    assert supervision._machine.processes[number].running == 3
+    one.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [7, "x", [], {"\0": [1] * 7}, {"orders": 7}, {"orders": [1]}, {"orders": ["1"] * 7}, {"orders": [1] * 7},
+     {"orders": [-1, 0, 0, 0, 0, 0.0, False]}, {"orders": [1, 0, 0, 0, 0, 1e300, False]}],
+)  # fmt: skip
+def test_numbers_that_can_not_be_read_are_unknown_and_not_0(answer: Any) -> None:
+    with pytest.raises(Unreadable):
+        _read_stats(answer)
+
+
+async def test_another_process_is_asked_if_the_numbers_of_one_can_not_be_read() -> None:
+    odd, good = Fake(1), Fake(2)
+    odd.reported_at += 1.0
+    odd.odd = {"orders": ["many"]}
+    assert await FleetSource(lambda: [odd, good], dict).stats() == {"orders": Stats(ready=2)}
+    assert (odd.asked, good.asked) == (["stats"], ["stats"])
 
 
 def test_the_metrics_of_very_many_queues_with_long_names_are_one_report() -> None:

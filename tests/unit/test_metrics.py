@@ -51,6 +51,12 @@ from tenure.events import (
 from tenure.telemetry import Metrics
 
 HOSTILE = ['quo"ted', "back\\slash", "back\\nslash", "ünïcödé ☃ 𝛑", "{a=b}", "a,b", " spaces ", "#", "a/b/../c", "'"]
+HOSTILE += [
+    "two\nlines",
+    'x"} 1.0\ntenure_processes{state="forged"} 9.0\n#',
+    "ends in \\",
+    "\r\t\x1b[2J\x85\u2028\u202e",
+]
 
 
 def delivery(queue: str = "orders", *, count: int = 1, enqueued_at: float | None = None) -> Delivery:
@@ -68,7 +74,8 @@ def histogram(snapshot: Snapshot, name: str, *labels: str) -> Histogram:
 
 
 def labels_of(count: int) -> st.SearchStrategy[tuple[str, ...]]:
-    return st.tuples(*[st.text(max_size=5)] * count)
+    letters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")  # as in any name
+    return st.tuples(*[st.text(letters, max_size=5)] * count)
 
 
 @st.composite
@@ -132,10 +139,26 @@ def test_of_a_process_that_has_ended_all_but_gauges_lasts() -> None:
         ["tenure_messages_sent", ["orders"], [1, 2.0]],  # another kind
         ["tenure_handler_seconds", ["orders"], 1.0],
         ["tenure_handler_seconds", ["orders"], [1, 2, 3.0]],  # other bounds
+        ["tenure_handler_seconds", ["orders"], [10**400] * 15 + [1.0]],
+        ["tenure_handler_seconds", ["orders"], [-1] * 15 + [1.0]],
+        ["tenure_handler_seconds", ["orders"], [math.inf] * 15 + [1.0]],
+        ["tenure_messages_sent", [7], 1.0],  # labels that could not be sorted, or not be written
+        ["tenure_messages_sent", [["orders"]], 1.0],
+        ["tenure_messages_sent", ["\ud800"], 1.0],
+        ["tenure_messages_sent", ["orders"], math.nan],
+        ["tenure_messages_sent", ["orders"], 10**400],
+        ["tenure_messages_sent", ["orders"], True],
+        ["tenure_messages_sent", {"orders": 1}, 1.0],
+        [["tenure_messages_sent"], ["orders"], 1.0],
+        ["tenure_messages_sent", ["orders"]],
+        {"tenure_messages_sent": 1.0},
+        None,
+        7,
     ],
+    ids=lambda foreign: repr(foreign)[:60],
 )
-def test_values_of_another_version_are_left_out(foreign: Any) -> None:
-    """As when a process that runs newer code than its supervisor reports to it."""
+def test_values_of_another_version_and_unreadable_ones_are_left_out(foreign: Any) -> None:
+    """As when a process runs newer code than its supervisor, or something else writes to the pipe of its reports."""
     pytest.importorskip("prometheus_client")
     from tenure._telemetry.prometheus import exposed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,12 @@ def environment(url: str, shown_url: str, variables: Mapping[str, str | None]) -
         if value is not None:
             environment[name] = value
     return environment
+
+
+def _read_report(text: bytes) -> dict[str, int]:
+    """Return the number of each line of a guard; other lines are left out, as its end must be noted in any case."""
+    found = re.findall(rb"^(running|stuck|ended|lost|late|failed) (\d{1,10})$", text, re.MULTILINE)
+    return {verb.decode(): int(number) for verb, number in found}
 
 
 class Child:
@@ -160,8 +167,7 @@ class Child:
 
     async def _finish(self) -> None:
         """The guard has ended, usually last; if it was killed, end the rest of the command here."""
-        words = [line.split() for line in self._received.decode().splitlines()]
-        report = {verb: int(argument) for verb, argument in words}
+        report = _read_report(self._received)
         command = report.pop("running", 0)
         report.pop("stuck", None)
         self._guards.discard(self._process.pid)
@@ -183,9 +189,9 @@ class Child:
         for timer in (self._last_fallback, self._kill_by):
             if timer:
                 timer.cancel()
-        for kind, code in report.items():
-            self.outcome.set_result(Outcome(kind, code))
-        if not report:
+        if report:
+            self.outcome.set_result(Outcome(*report.popitem()))
+        else:
             self.outcome.set_result(Outcome("lost" if self._gave_up else "ended", Exit.SIGNAL + 9))
 
     def _fallback(self) -> None:

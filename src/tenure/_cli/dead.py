@@ -13,7 +13,8 @@ import click
 from tenure._cli.completion import queue_names
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import HelpfulGroup, complete, duration, json_option, on_option, with_queue
-from tenure._cli.output import body_text, clean, message_fields, print_json, print_line, print_table, timestamp
+from tenure._cli.output import body_text, message_fields, print_json, print_line, print_table, timestamp
+from tenure._one_line import one_line
 
 if TYPE_CHECKING:
     from tenure import DeadMessage, Queue
@@ -115,7 +116,7 @@ def redrive(
     if as_json:
         print_json({"queue": queue, "to": to or queue, "redriven": 0 if dry_run else count, "would_be": count})
     else:
-        where = "back" if to is None else f"into {clean(to)}"
+        where = "back" if to is None else f"into {one_line(to)}"
         print_line(f"{count} would be put {where}" if dry_run else f"{count} put {where}")
     return Exit.DONE
 
@@ -197,12 +198,12 @@ def _describe(letter: DeadMessage) -> None:
     }
     for what, value in shown.items():
         if value not in (None, ""):
-            print_line(f"{what:<15} {clean(str(value))}")
+            print_line(f"{what:<15} {one_line(str(value))}")
     for attempt in letter.history:
         failure = f"  {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
         print_line(
-            f"{'delivery ' + str(attempt.number):<15} {timestamp(attempt.at)}  {attempt.outcome}{clean(failure)}"
+            f"{'delivery ' + str(attempt.number):<15} {timestamp(attempt.at)}  {attempt.outcome}{one_line(failure)}"
         )
     if letter.error and letter.error.traceback:
         for line in letter.error.traceback.splitlines():
-            print_line(f"    {clean(line)}")
+            print_line(f"    {one_line(line)}")

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from tenure._cli.live import Canvas
-from tenure._cli.output import ALARM, LEADING, QUIET, TITLE, Cell, clean, ellipsis
+from tenure._cli.output import ALARM, LEADING, QUIET, TITLE, Cell, ellipsis
 from tenure._cli.tables import Column, laid_out
 from tenure._demo.state import InstanceState, RunState, State
 from tenure._demo.summary import Summary
+from tenure._one_line import one_line
 
 EVENTS_LEAST = 6
 """Lines for the events, however many instances there are."""
@@ -198,5 +199,5 @@ def _line(at: float, text: str, width: int | None) -> list[Text]:
 def _wrapped(head: Text, text: str, width: int | None, style: str = "") -> list[Text]:
     """Return *text* behind *head*, wrapped at words into *width* cells, below itself; without a width, in one line."""
     room = max(10, (width or 0) - len(head))
-    parts = [clean(text)] if width is None else wrap(clean(text), room, break_on_hyphens=False) or [""]
+    parts = [one_line(text)] if width is None else wrap(one_line(text), room, break_on_hyphens=False) or [""]
     return [Text.assemble(head if place == 0 else " " * len(head), (part, style)) for place, part in enumerate(parts)]

@@ -12,7 +12,8 @@ import tenure
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, exit_of, json_option, one_url
-from tenure._cli.output import clean, print_json, print_line, print_table, seconds
+from tenure._cli.output import print_json, print_line, print_table, seconds
+from tenure._one_line import one_line
 
 if TYPE_CHECKING:
     from tenure import Diagnosis
@@ -115,7 +116,7 @@ def _for_people(diagnosis: Diagnosis, advice: list[Advice]) -> None:
     if not advice:
         print_line("No warnings.")
     for one in advice:
-        print_line(f"! {clean(one.about)}: {clean(one.text)}{f' [{one.code}]' if one.code else ''}")
+        print_line(f"! {one_line(one.about)}: {one_line(one.text)}{f' [{one.code}]' if one.code else ''}")
     if codes := [one.code for one in advice if one.code]:  # a store of another package may have none
         print_line(f"\nEach warning in full: tenure explain CODE, for example: tenure explain {codes[0]}")
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from tenure import Stats
+from tenure._foreign import Unreadable, a_count, a_flag, a_list, a_text, an_object, read_or, seconds
 from tenure._http.source import ANSWER_WITHIN, Health, Remembered, add_stats
 from tenure._telemetry.families import Snapshot, combined
 from tenure.errors import TenureError, Unavailable
@@ -37,6 +38,18 @@ class Process(Protocol):
     async def ask(self, question: str) -> Any:
         """Return its answer, or None if there is none in time."""
         ...
+
+
+def _read_stats(answer: object) -> dict[str, Stats]:
+    return {a_text(queue): _read_numbers(one) for queue, one in an_object(answer).items()}
+
+
+def _read_numbers(value: object) -> Stats:
+    match a_list(value):
+        case [*counts, oldest_age, paused] if len(counts) == 5:
+            ready, locked, delayed, deferred, dead = (a_count(one) for one in counts)
+            return Stats(ready, locked, delayed, deferred, dead, seconds(oldest_age), a_flag(paused))
+    raise Unreadable("it has not the numbers of a queue")
 
 
 class FleetSource:
@@ -98,9 +111,8 @@ class FleetSource:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 for one in newest[:2]:
-                    answer = await one.ask("stats")
-                    if answer is not None:
-                        return {queue: Stats(*numbers) for queue, numbers in answer.items()}
+                    if (answer := read_or(_read_stats, await one.ask("stats"), None)) is not None:
+                        return answer
         except TimeoutError:
             pass
         raise Unavailable("no process could tell the numbers of its queues")

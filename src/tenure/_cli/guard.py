@@ -330,19 +330,22 @@ class Guard:
             self._lose(kill_at=now() + self._grace)
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            self._execute(*line.decode().split())
+            with suppress(
+                ValueError
+            ):  # not a line of tenure's: whatever it is, the guard must not end before the command
+                self._execute(line.decode().split())
 
-    def _execute(self, verb: str, argument: str = "") -> None:
-        match verb:
-            case "deadline":
+    def _execute(self, words: list[str]) -> None:
+        match words:
+            case ["deadline", text] if (deadline := float(text)) == deadline:  # not NaN, which never comes
                 # It may move closer (a renewal was refused), but not away once the command is being stopped.
                 stopping = self._term_sent or self._stop_at < _FOREVER
-                self._deadline = min(self._deadline, float(argument)) if stopping else float(argument)
-            case "signal":
-                self._pass_on(signal.Signals(int(argument)))
-            case "stop":
+                self._deadline = min(self._deadline, deadline) if stopping else deadline
+            case ["signal", number]:
+                self._pass_on(signal.Signals(int(number)))
+            case ["stop"]:
                 self._lose()
-            case "kill":
+            case ["kill"]:
                 self._kill_at = now()
 
     def _pass_on(self, number: signal.Signals) -> None:

@@ -18,7 +18,6 @@ from tenure._cli.output import (
     QUIET,
     TITLE,
     Cell,
-    clean,
     pairs,
     print_json,
     print_line,
@@ -29,6 +28,7 @@ from tenure._cli.output import (
 )
 from tenure._cli.retrying import Retrying, report_outage
 from tenure._cli.tables import Column, laid_out
+from tenure._one_line import one_line
 
 COLUMNS = (
     Column("TIME"),
@@ -114,8 +114,8 @@ class _Lines:
         elif leader is None:
             print_line(f"{timestamp()}  {NO_LEADER}")
         else:
-            metadata = clean(pairs(leader.metadata))
-            print_line(f"{timestamp()}  {clean(leader.holder)}  token {leader.token}  {metadata}".rstrip())
+            metadata = one_line(pairs(leader.metadata))
+            print_line(f"{timestamp()}  {one_line(leader.holder)}  token {leader.token}  {metadata}".rstrip())
 
     def refresh(self, leader: Leader | None) -> None:
         pass  # only changes are shown
@@ -151,7 +151,7 @@ class _Table:
 
     def _render(self, width: int, height: int | None) -> list[Text]:
         head = [
-            Text.assemble(("tenure watch", TITLE), f"  {clean(self._name)}", (f"  {clean(self._source)}", QUIET)),
+            Text.assemble(("tenure watch", TITLE), f"  {one_line(self._name)}", (f"  {one_line(self._source)}", QUIET)),
             Text.assemble(f"{self._at}  ", self._state()),
             Text(),
         ]
@@ -165,7 +165,7 @@ class _Table:
         return [*head, *laid_out(COLUMNS, rows, width)]
 
     def _state(self) -> tuple[str, str]:
-        leader = "" if self._present is None else clean(short(self._present.holder))
+        leader = "" if self._present is None else one_line(short(self._present.holder))
         if self.screen.trouble:
             return f"{leader or 'no candidate'} led when the store last answered", ""
         if self._present is None:

@@ -18,8 +18,9 @@ from rich.screen import Screen
 from rich.text import Text
 
 from tenure._cli.exits import Exit
-from tenure._cli.output import ALARM, clean, timestamp
+from tenure._cli.output import ALARM, timestamp
 from tenure._cli.retrying import report_outage
+from tenure._one_line import one_line
 
 TROUBLE_LINES = 4
 
@@ -158,7 +159,7 @@ class LiveScreen:
         self.draw()
 
     def _lines(self, width: int, height: int | None) -> list[Text]:
-        lines = textwrap.wrap(clean(self.trouble), max(10, width))[:TROUBLE_LINES]
+        lines = textwrap.wrap(one_line(self.trouble), max(10, width))[:TROUBLE_LINES]
         room = None if height is None else max(0, height - len(lines))
         return [*(Text(line, ALARM) for line in lines), *self._render(width, room)]
 

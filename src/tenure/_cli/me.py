@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import socket
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
 
 from tenure import CandidateStatus
 from tenure._cli import lead_sockets
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.lead_sockets import LeadSocket
-from tenure._cli.output import clean, lead_on, print_error, print_json, print_line, seconds
+from tenure._cli.output import lead_on, print_error, print_json, print_line, seconds
+from tenure._foreign import RECORD_MAX, Unreadable, a_count, a_flag, a_text, read_object
+from tenure._foreign import seconds as read_seconds
+from tenure._one_line import one_line
 
 Answer = CandidateStatus | str
 """The status of a process, or why it gave none."""
@@ -22,7 +25,35 @@ NONE = ""
 
 CHUNK = 65_536
 
-_FIELDS = frozenset(field.name for field in dataclasses.fields(CandidateStatus))
+
+def _a_state(value: object) -> Any:
+    if value not in get_args(get_type_hints(CandidateStatus)["state"]):
+        raise Unreadable("it is no state of a candidate")
+    return value
+
+
+def _a_problem(value: object) -> str:
+    if not isinstance(value, str):
+        raise Unreadable("it is no text")
+    return value  # of an exception: it may have any characters
+
+
+def _or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+_READERS: dict[str, Callable[[object], Any]] = {
+    "name": a_text,
+    "state": _a_state,
+    "token": _or_none(a_count),
+    "trusted_for": read_seconds,
+    "answered_ago": _or_none(read_seconds),
+    "problem": _a_problem,
+    "overran": a_flag,
+    "is_live": a_flag,
+    "is_ready": a_flag,
+}
+"""The fields of a status, and how each is read."""
 
 
 def show(name: str | None, base: str | None, wait: float, *, ready: bool, as_json: bool) -> int:
@@ -57,7 +88,7 @@ def show(name: str | None, base: str | None, wait: float, *, ready: bool, as_jso
             code = max(code, Exit.BROKEN)
             print_error(f"{status.name} is not {'ready' if status.is_live else 'live'}: {_sentence(pid, status)}")
         elif not as_json:
-            print_line(clean(f"{status.name}: {_sentence(pid, status)}"))
+            print_line(one_line(f"{status.name}: {_sentence(pid, status)}"))
     if code != Exit.DONE:
         lead_on(f"exit-{int(code)}")
     return code
@@ -89,7 +120,7 @@ def _answer(asking: socket.socket, deadline: float) -> Answer:
     text = b""
     with asking:
         try:
-            while True:
+            while len(text) <= RECORD_MAX:
                 asking.settimeout(_left(deadline))
                 chunk = asking.recv(CHUNK)
                 if not chunk:
@@ -103,9 +134,10 @@ def _answer(asking: socket.socket, deadline: float) -> Answer:
 def _read(text: bytes) -> Answer:
     """Return the status in an answer, which may be of another version of tenure, with more fields or fewer."""
     try:
-        record = json.loads(text)
-        return CandidateStatus(**{key: value for key, value in record.items() if key in _FIELDS})
-    except (ValueError, TypeError, AttributeError):  # it was killed while it wrote, or that version has other types
+        record = read_object(text)
+        given = {"name": a_text(record.get("name")), **{key: record[key] for key in _READERS if key in record}}
+        return CandidateStatus(**{key: _READERS[key](value) for key, value in given.items()})
+    except Unreadable:  # it was killed while it wrote, or that version has other types
         return "gave an answer that can't be read; if tenure was upgraded, restart the process"
 
 

@@ -7,7 +7,8 @@ import click
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
 from tenure._cli.group import complete, connect, one_url
-from tenure._cli.output import clean, print_line
+from tenure._cli.output import print_line
+from tenure._one_line import one_line
 
 
 @click.command("migrate", cls=Command)
@@ -40,7 +41,7 @@ def command(ctx: click.Context, address: str | None, on: str | None, as_sql: boo
         url = one_url(ctx, address, on, "") if address or on else "postgresql://localhost"
         print_line(complete(_sql(url, since)).rstrip("\n"))
         return Exit.DONE
-    print_line(clean(complete(_migrate(one_url(ctx, address, on, "postgresql://localhost/orders")))))
+    print_line(one_line(complete(_migrate(one_url(ctx, address, on, "postgresql://localhost/orders")))))
     return Exit.DONE
 
 

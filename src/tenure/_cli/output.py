@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from tenure._one_line import indented, one_line
+
 if TYPE_CHECKING:
     from tenure import DeadMessage, Leader, LiveMessage, Stats
 
@@ -25,6 +27,9 @@ _MOMENTS = frozenset({"enqueued_at", "locked_since", "locked_until", "due_at", "
 _HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)
 
 _IDENTITY = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{16})", re.DOTALL)
+
+_NOT_ASCII = re.compile(r"[^ -~\n]+")
+"""Text in the output of ``json.dumps`` that is not ASCII, or DEL; line ends are between values only."""
 
 _COLOURS = {"error": "1;31", "warning": "33"}  # red, bold; yellow
 
@@ -52,7 +57,7 @@ def lead_on(code: str) -> None:
 
 
 def _print_message(kind: str, message: str) -> None:
-    line = clean(" ".join(message.split()))
+    line = one_line(" ".join(message.split()))
     when = f"{timestamp()} " if _log_lines.timed else ""
     with suppress(AttributeError, OSError, ValueError):  # stderr is closed or absent, or its reader has ended
         _write(f"tenure: {_marked(kind)}{when}{line}\n")
@@ -106,14 +111,23 @@ def print_line(line: str) -> None:
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:
-    """Write a value for programs: *lines* keeps it on one line of its own."""
+    """Write a value for programs: *lines* keeps it on one line of its own.
+
+    Characters that are not printable are escaped, also where JSON would allow them: the output may go to a terminal.
+    """
     indent = None if lines else 2
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    text = _NOT_ASCII.sub(_json_escaped, text)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:  # a file's name, metadata or the terminal is not UTF-8
         text = json.dumps(value, indent=indent, default=str)
     print_line(text)
+
+
+def _json_escaped(found: re.Match[str]) -> str:
+    text = found[0]
+    return text if text.isprintable() else json.dumps(text)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +160,7 @@ def print_table(
         whole: The titles of columns that are not wrapped, even on a narrow terminal.
     """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    shown = [[Cell(clean(cell.text), cell.style) for cell in row] for row in cells]
+    shown = [[Cell(one_line(cell.text), cell.style) for cell in row] for row in cells]
     if not sys.stdout.isatty():
         plain = [[cell.text for cell in row] for row in shown]
         lines = [list(columns), *plain] if titles else plain
@@ -191,11 +205,6 @@ def ellipsis() -> str:
     except UnicodeEncodeError:
         return "..."
     return "…"
-
-
-def clean(text: str) -> str:
-    """Return *text* with control characters escaped: names and metadata are untrusted text."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def seconds(duration: float | None) -> str:
@@ -271,12 +280,11 @@ def body_text(body: bytes) -> str:
 
 
 def _write_traceback(exc_info: Any) -> None:
-    """Print the traceback of a handler's exception, as Python does."""
+    """Print the traceback of a handler's exception, indented: a line of the exception's text is no line of ours."""
     from traceback import format_exception
 
-    lines = "".join(format_exception(*exc_info)).splitlines()
-    with suppress(AttributeError, OSError, ValueError):
-        _write("".join(f"{clean(line)}\n" for line in lines))
+    with suppress(Exception):  # stderr as above; and the exception's own code, which makes its text
+        _write(f"{indented(''.join(format_exception(*exc_info)))}\n")
 
 
 class _LogLines(logging.Handler):
@@ -289,7 +297,11 @@ class _LogLines(logging.Handler):
         """Whether each line begins with the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
+        try:
+            message = record.getMessage()
+        except Exception:  # its arguments don't fit, or one can't be printed
+            self.handleError(record)
+            return
         if message != self._last:
             self._last = message
             kind = (

@@ -15,7 +15,8 @@ from tenure._cli.completion import queue_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, duration, json_option, never_used, on_option, with_queue
-from tenure._cli.output import body_text, clean, message_fields, print_json, print_line, print_table, seconds
+from tenure._cli.output import body_text, message_fields, print_json, print_line, print_table, seconds
+from tenure._one_line import one_line
 
 if TYPE_CHECKING:
     from tenure import LiveMessage
@@ -161,7 +162,7 @@ async def _delete(name: str, url: str, as_json: bool, *, force: bool) -> int:
     if as_json:
         print_json({"queue": name, "deleted": dataclasses.asdict(deleted)})
     else:
-        print_line(f"deleted {clean(name)}; it held {deleted}")
+        print_line(f"deleted {one_line(name)}; it held {deleted}")
     return Exit.DONE
 
 

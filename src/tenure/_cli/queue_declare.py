@@ -21,8 +21,9 @@ from tenure._cli.group import (
     on_option,
     seconds_option,
 )
-from tenure._cli.output import ALARM, Cell, clean, print_json, print_line, print_table
+from tenure._cli.output import ALARM, Cell, print_json, print_line, print_table
 from tenure._cli.queue_commands import name_argument
+from tenure._one_line import one_line
 
 if TYPE_CHECKING:
     from tenure import QueueSettings, Rate
@@ -146,7 +147,7 @@ async def _set_paused(name: str, url: str, as_json: bool, *, paused: bool) -> in
     if as_json:
         print_json({"queue": name, **dataclasses.asdict(stats)})
     else:
-        print_line(f"{'paused' if paused else 'resumed'} {clean(name)}; it holds {stats}")
+        print_line(f"{'paused' if paused else 'resumed'} {one_line(name)}; it holds {stats}")
     return Exit.DONE
 
 

@@ -16,7 +16,6 @@ from tenure._cli.output import (
     QUIET,
     TITLE,
     Cell,
-    clean,
     count_cells,
     ellipsis,
     print_json,
@@ -27,6 +26,7 @@ from tenure._cli.output import (
 )
 from tenure._cli.retrying import Retrying, report_outage
 from tenure._cli.tables import Column, cut, laid_out
+from tenure._one_line import one_line
 
 COLUMNS = (
     Column("QUEUE", is_cut=True),
@@ -110,7 +110,7 @@ class _Lines:
 
     def show(self, found: Found) -> None:
         at = timestamp()
-        rows = [(clean(each), *map(_plain, count_cells(stats))) for each, stats in found.items()]
+        rows = [(one_line(each), *map(_plain, count_cells(stats))) for each, stats in found.items()]
         self._name_width = max(self._name_width, *(len(row[0]) for row in rows), 0)
         if not self._has_titles:
             self._has_titles = True
@@ -157,7 +157,7 @@ class _Table:
         head = [
             Text.assemble(("tenure queue --watch", TITLE), (f"  every {seconds(self._every)}  {self._source}", QUIET)),
             Text(self._at),
-            *([Text(cut(clean(self._note), width))] if self._note else []),
+            *([Text(cut(one_line(self._note), width))] if self._note else []),
             Text(),
         ]
         room = (

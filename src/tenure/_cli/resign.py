@@ -11,7 +11,8 @@ from tenure._cli.completion import election_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect_existing, duration, json_option, on_option
-from tenure._cli.output import clean, print_json, print_line, record, seconds
+from tenure._cli.output import print_json, print_line, record, seconds
+from tenure._one_line import one_line
 
 if TYPE_CHECKING:
     from tenure import Election, Leader
@@ -32,10 +33,12 @@ def command(name: str, url: str, as_json: bool, wait: float | None) -> int:
     if as_json:
         print_json({"name": name, "asked": before.holder, "changed": changed, "now": after and record(name, after)})
     elif not changed:
-        print_line(f"asked {clean(before.holder)} (token {before.token}) to step down from {clean(name)!r}")
+        print_line(f"asked {one_line(before.holder)} (token {before.token}) to step down from {one_line(name)!r}")
     else:
-        successor = f"{clean(after.holder)} (token {after.token}) leads now" if after else "there is no leader now"
-        print_line(f"{clean(before.holder)} (token {before.token}) has stepped down from {clean(name)!r}; {successor}")
+        successor = f"{one_line(after.holder)} (token {after.token}) leads now" if after else "there is no leader now"
+        print_line(
+            f"{one_line(before.holder)} (token {before.token}) has stepped down from {one_line(name)!r}; {successor}"
+        )
     return Exit.DONE
 
 

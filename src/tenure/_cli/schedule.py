@@ -15,7 +15,8 @@ from tenure._cli.completion import schedule_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import Branching, complete, connect_existing, duration, json_option, on_option
-from tenure._cli.output import ALARM, Cell, clean, print_json, print_line, print_table
+from tenure._cli.output import ALARM, Cell, print_json, print_line, print_table
+from tenure._one_line import one_line
 from tenure.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def resume(name: str, queue: str | None, url: str, as_json: bool) -> int:
 def remove(name: str, queue: str | None, url: str) -> int:
     """Forget the schedule NAME, after it was removed from the program. A process that still runs it begins it anew."""
     complete(_change(url, name, queue, lambda schedules: schedules.remove(name)))
-    print_line(f"removed {clean(name)}")
+    print_line(f"removed {one_line(name)}")
     return Exit.DONE
 
 

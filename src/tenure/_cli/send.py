@@ -16,8 +16,9 @@ from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, connect, exit_of, json_option, key_value, on_option, seconds_option
 from tenure._cli.lines import LineOptions, Source, body_source, file_source, send_lines, standard_input
-from tenure._cli.output import clean, notice, print_json, print_line
+from tenure._cli.output import notice, print_json, print_line
 from tenure._cli.progress import Bar, NoProgress, Progress
+from tenure._one_line import one_line
 
 _END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 
@@ -183,4 +184,4 @@ def _progress(options: LineOptions, source: Source, quiet: bool) -> Progress:
     """Return a bar, but not where it would disturb typed input or ids on the same terminal."""
     if source.is_typed or not sys.stderr.isatty() or (sys.stdout.isatty() and not quiet):
         return NoProgress()
-    return Bar(f"send to {clean(options.queue)}", source.size)
+    return Bar(f"send to {one_line(options.queue)}", source.size)

@@ -55,6 +55,9 @@ LOOK_WITHIN = 4.0
 NO_LIMIT = 1e9
 """The grace of a process that is retired: more than thirty years."""
 
+GRACES = {"retire": NO_LIMIT, "drain": None, "hurry": 0.0}
+"""The orders to end, and the grace of each; None is the service's own."""
+
 SECOND_SIGNAL_AFTER = 1.0
 """Seconds after a first signal from which another one is a second request."""
 
@@ -78,7 +81,7 @@ class Orders:
             self._obey = obey
 
     def _read(self) -> None:
-        with os.fdopen(self._control) as control:
+        with os.fdopen(self._control, errors="replace") as control:
             for line in control:
                 self._pass_on(line.strip())
         self._pass_on("drain")
@@ -199,9 +202,10 @@ class ServiceProcess:
             if self._is_serving and (self._looking is None or self._looking.done()):
                 self._looking = asyncio.create_task(self._look())
             return
-        self._told = order
-        if self._is_serving:
-            self._stop(order)
+        if order in GRACES:
+            self._told = order
+            if self._is_serving:
+                self._stop(order)
 
     def _begin_obeying(self) -> None:
         self._is_serving = True
@@ -209,7 +213,7 @@ class ServiceProcess:
             self._stop(self._told)
 
     def _stop(self, order: str) -> None:
-        self._service.stop({"retire": NO_LIMIT, "drain": None, "hurry": 0.0}[order])
+        self._service.stop(GRACES[order])
 
     def _signalled(self) -> None:
         now = self._loop.time()

@@ -7,7 +7,6 @@ error there nor a lost connection ends it.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 from tenure._cli.exits import Exit
 from tenure._cli.group import BROKEN_PIPE
 from tenure._cli.output import notice, print_json, timestamp, warn
+from tenure._foreign import Unreadable, a_count, a_flag, a_list, a_text, read_object, read_or
 from tenure._supervisor import machine
 from tenure._supervisor.scaling import Backlog
 from tenure._telemetry.families import Snapshot, combined, lasting, unpacked
@@ -55,6 +55,13 @@ class RunOptions:
     url: str | None = field(repr=False, default=None)
     http: socket.socket | None = None
     """Where requests for probes and metrics are answered."""
+
+
+def _read_backlog(value: object) -> Backlog:
+    match a_list(value):
+        case [messages, concurrency]:
+            return Backlog(a_count(messages), a_count(concurrency))
+    raise Unreadable("it is no backlog")
 
 
 class Child:
@@ -106,8 +113,8 @@ class Child:
 
     def answered(self, question: str, answer: Any) -> None:
         """Take note of an answer; a late one has only its metrics, and so have the last words of a process."""
-        if question == "measure" and answer is not None:
-            self.measured = unpacked(answer)
+        if question == "measure":
+            self.measured = read_or(unpacked, answer, self.measured)
         if (asked := self._answers.pop(question, None)) is not None and not asked.done():
             asked.set_result(answer)
 
@@ -317,8 +324,8 @@ class Supervision:
                 continue
             if not line:
                 return
-            with suppress(ValueError, KeyError, TypeError):  # something else wrote to the pipe
-                self._note(number, child, json.loads(line))
+            with suppress(Unreadable):  # something else wrote to the pipe
+                self._note(number, child, read_object(line, LINE_MAX))
 
     def _note(self, number: int, child: Child, report: dict[str, Any]) -> None:
         if "finished" in report:
@@ -327,14 +334,16 @@ class Supervision:
             child.is_ending = child.is_leaving = True
             self._feed(machine.Leaving(number))
         elif "answer" in report:
-            child.answered(report["to"], report["answer"])
+            child.answered(a_text(report.get("to")), report["answer"])
         elif "backlogs" in report:
             found = report["backlogs"]
-            self._feed(machine.Looked(None if found is None else [Backlog(*one) for one in found]))
+            self._feed(machine.Looked(None if found is None else [_read_backlog(one) for one in a_list(found)]))
         else:
+            running, memory = a_count(report.get("running")), a_count(report.get("memory"))
+            leads, is_live, is_ready = (a_flag(report.get(one)) for one in ("leads", "live", "ready"))
             child.has_begun, child.reported_at = True, self._loop.time()
-            child.is_live, child.is_ready = report["live"], report["ready"]
-            self._feed(machine.Reported(number, report["running"], report["leads"], report["memory"]))
+            child.is_live, child.is_ready = is_live, is_ready
+            self._feed(machine.Reported(number, running, leads, memory))
 
     # --- events ---
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from tenure._cli.output import TITLE, Cell, clean, ellipsis
+from tenure._cli.output import TITLE, Cell, ellipsis
+from tenure._one_line import one_line
 
 GAP = "  "
 
@@ -37,7 +38,7 @@ Row = Sequence[str | Cell]
 def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Text]:
     """Return the lines of a table, the titles first; columns with ``is_cut`` are cut to fit into *width* cells."""
     cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in rows]
-    shown = [[Cell(clean(cell.text), cell.style) for cell in row] for row in cells]
+    shown = [[Cell(one_line(cell.text), cell.style) for cell in row] for row in cells]
     titles = [Cell(column.title, TITLE) for column in columns]
     widths = _widths(columns, [titles, *shown], width)
     return [_line(columns, row, widths) for row in [titles, *shown]]

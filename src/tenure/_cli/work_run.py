@@ -20,8 +20,9 @@ from tenure._cli.child import Child, Outcome, environment
 from tenure._cli.delivery_counter import DeliveryCounter
 from tenure._cli.entry_points import handler_named
 from tenure._cli.group import never_used
-from tenure._cli.output import clean, log_to_stderr, notice, seconds, stderr_written_by, warn
+from tenure._cli.output import log_to_stderr, notice, seconds, stderr_written_by, warn
 from tenure._cli.stderr import CommandStderr, Stderr
+from tenure._one_line import one_line
 
 STOP_GRACE = 2.0
 """Seconds from TERM to the end of a command that is stopped; fewer if its lock ends earlier."""
@@ -154,7 +155,7 @@ class WorkRun:
                 await queue.stats()  # fails where only listing is permitted: then the consumer reports the error
                 warn(unused)
             elif queue.traits.limits != "impossible" and (await queue.settings()).paused:
-                name = clean(options.queue)
+                name = one_line(options.queue)
                 warn(f"{name} is paused: nothing is received until it is resumed (tenure queue resume {name})")
         except tenure.Unavailable:
             if options.wait == 0:

@@ -64,8 +64,8 @@ def body(content: bytes, most: int = BODY_MAX) -> tuple[str, str]:
         return "binary", hexadecimal(content)
     if not cut and text.lstrip()[:1] in ("{", "[", '"') and _depth(text) <= DEPTH_MAX:
         try:
-            return "JSON", json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-        except (ValueError, RecursionError):
+            return "JSON", json.dumps(json.loads(text), indent=2, ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):  # also a number that JSON has not, and one of thousands of digits
             pass
     return "text", text + cut
 

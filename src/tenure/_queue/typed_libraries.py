@@ -8,8 +8,12 @@ import typing
 from functools import lru_cache
 from typing import Any
 
-from tenure._queue.typed_values import Misfit, Read, name_of_type, shown_briefly
+from tenure._queue.failures import text_of
+from tenure._queue.typed_values import SHOWN_WHY, Misfit, Read, name_of_type, reason_of, shown_briefly
 from tenure.errors import ConfigError
+
+ERRORS_MAX = 1_000
+"""Errors of one body that are told apart: pydantic makes an object and a text of each, however many there are."""
 
 
 def is_of(module: str, name: str, kind: Any) -> bool:
@@ -77,7 +81,13 @@ def _by_pydantic(kind: Any) -> Read:
         try:
             return adapter.validate_json(value if isinstance(value, bytes) else json.dumps(value))
         except invalid as error:
+            if error.error_count() > ERRORS_MAX:
+                raise Misfit(f"does not fit, in {error.error_count():,} places") from None
             raise _as_misfit(error) from error
+        except RecursionError:
+            raise
+        except Exception as error:  # of a model's own code, or of pydantic's: a duration beyond a timedelta
+            raise Misfit(f"does not fit: {type(error).__name__}: {reason_of(error)}") from error
 
     return read_with_pydantic
 
@@ -100,7 +110,7 @@ def _as_misfit(error: Any) -> Misfit:
     first, *others = error.errors(include_url=False, include_context=False)
     more = f" (and {len(others)} more)" if others else ""
     at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    return Misfit(f"does not fit: {first['msg']}, not {shown_briefly(first['input'])}{more}", at)
+    return Misfit(f"does not fit: {first['msg'][:SHOWN_WHY]}, not {shown_briefly(first['input'])}{more}", at)
 
 
 def _by_msgspec(kind: Any) -> Read:
@@ -113,7 +123,11 @@ def _by_msgspec(kind: Any) -> Read:
                 return decoder.decode(value)
             return msgspec.convert(value, kind, str_keys=True)
         except (msgspec.MsgspecError, ValueError) as error:
-            text, _, place = str(error).partition(" - at `$")
-            raise Misfit(f"does not fit: {text}", place.rstrip("`")) from error
+            text, _, place = text_of(error).partition(" - at `$")
+            raise Misfit(f"does not fit: {text[:SHOWN_WHY]}", place.rstrip("`")) from error
+        except RecursionError:
+            raise
+        except Exception as error:  # of a struct's own code
+            raise Misfit(f"does not fit: {type(error).__name__}: {reason_of(error)}") from error
 
     return read_with_msgspec

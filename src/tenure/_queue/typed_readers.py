@@ -20,10 +20,17 @@ from tenure._queue.typed_values import (
     Read,
     Written,
     name_of_type,
+    reason_of,
     rounded,
     shown_briefly,
 )
 from tenure._queue.typed_writing import form_of
+
+UNCHECKED = 1_000
+"""Values of a set, or keys of a mapping, whose hashes may all be equal: that takes some milliseconds."""
+
+COLLISIONS_MAX = 100
+"""Different values with one hash in a larger one, at most."""
 
 
 def tried_once(read: Read) -> Read:
@@ -137,8 +144,8 @@ def _timedelta(value: Any) -> Any:
         raise Misfit(f"must be a duration as in ISO 8601 (PT90S) or seconds, not {shown_briefly(value)}")
     amounts = {name: int(found[name] or 0) for name in ("weeks", "days", "hours", "minutes", "seconds")}
     amounts["microseconds"] = int((found["part"] or "").ljust(6, "0")[:6])
-    length = _made_of(lambda given: timedelta(**given), amounts, "must be a timedelta")
-    return -length if found["sign"] else length
+    sign = -1 if found["sign"] else 1
+    return _made_of(lambda given: sign * timedelta(**given), amounts, "must be a timedelta")
 
 
 def _made_of(make: Callable[[Any], Any], value: Any, must: str) -> Any:
@@ -180,6 +187,8 @@ def choice_of(given: tuple[Any, ...]) -> Read:
 
 
 def list_of(make: Callable[[Iterable[Any]], Any], read: Read) -> Read:
+    is_hashed = make in (set, frozenset)
+
     def read_list(value: Any) -> Any:
         if not isinstance(value, list):
             raise Misfit(f"must be a list, not {shown_briefly(value)}")
@@ -189,12 +198,45 @@ def list_of(make: Callable[[Iterable[Any]], Any], read: Read) -> Read:
                 done.append(read(one))  # noqa: PERF401  # its length is the place of an error
         except Misfit as misfit:
             raise misfit.inside(f"[{len(done)}]") from misfit.__cause__
-        try:
+        if not is_hashed:
             return make(done)
-        except TypeError as error:  # a set of unhashable values
-            raise Misfit(f"can't be a set: {error}") from error
+        try:
+            return make(_refused_if_colliding(done))
+        except TypeError as error:  # of unhashable values
+            raise Misfit(f"can't be a set: {reason_of(error)}") from error
 
     return read_list
+
+
+def _refused_if_colliding(values: list[Any]) -> list[Any]:
+    """Return *values*, or refuse them if too many that differ have one hash."""
+    if len(values) > UNCHECKED:
+        hashes = _Hashes()
+        different: set[Any] = set()
+        for value in values:
+            if value not in different:
+                hashes.note(value)
+                different.add(value)
+    return values
+
+
+class _Hashes:
+    """The hashes of the values of a set, or of the keys of a mapping, while it grows.
+
+    A sender can choose numbers, and what is made of them, with one hash: then each takes as long as all those before.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def note(self, value: Any) -> None:
+        """Count one more different value."""
+        hashed = hash(value)
+        self._counts[hashed] = count = self._counts.get(hashed, 0) + 1
+        if count > COLLISIONS_MAX:
+            raise Misfit(
+                f"has more than {COLLISIONS_MAX} different values with one hash, such as {shown_briefly(value)}"
+            )
 
 
 def read_each(values: list[Any], reads: list[Read]) -> list[Any]:
@@ -212,13 +254,19 @@ def mapping_of(kind: Any, read_key: Read, read: Read) -> Read:
         if not isinstance(value, dict):
             raise Misfit(f"must be an object, not {shown_briefly(value)}")
         made: dict[Any, Any] = collections.OrderedDict() if kind is collections.OrderedDict else {}
+        hashes = _Hashes() if len(value) > UNCHECKED else None
         for key, one in value.items():
             try:
                 name = read_key(key)
+                is_known = name in made
             except Misfit as misfit:
                 raise Misfit(f"has the key {shown_briefly(key)}, which {misfit.problem}") from misfit.__cause__
-            if name in made:
+            except TypeError as error:  # of an unhashable type
+                raise Misfit(f"has the key {shown_briefly(key)}, which can't be one: {reason_of(error)}") from error
+            if is_known:
                 raise Misfit(f"has the key {shown_briefly(key)}, which equals an earlier one")
+            if hashes is not None:
+                hashes.note(name)
             try:
                 made[name] = read(one)
             except Misfit as misfit:
@@ -248,7 +296,7 @@ def structure_of(kind: Any, reads: dict[str, Read], required: frozenset[str]) ->
         try:
             return kind(**given)
         except Exception as error:  # of its own checks, which may be assertions
-            raise Misfit(f"is no valid {kind.__name__}: {error}") from error
+            raise Misfit(f"is no valid {kind.__name__}: {reason_of(error)}") from error
 
     return read_structure
 

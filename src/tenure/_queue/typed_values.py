@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from tenure._queue.failures import text_of
+
 Read = Callable[[Any], Any]
 """Makes a value of a type from a value of JSON, or raises ``Misfit``."""
 
@@ -19,15 +21,20 @@ TEXTS = (("uuid", "UUID"), ("pathlib", "PurePath"), *(("ipaddress", f"IPv{n}{of}
 """Types that are made of text, and whose ``str`` is that text."""
 
 DURATION = re.compile(
-    r"(?P<sign>-?)P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"
-    r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)(?:\.(?P<part>\d{1,9}))?S)?)?"
+    r"(?P<sign>-?)P(?:(?P<weeks>\d{1,20})W)?(?:(?P<days>\d{1,20})D)?"
+    r"(?:T(?:(?P<hours>\d{1,20})H)?(?:(?P<minutes>\d{1,20})M)?(?:(?P<seconds>\d{1,20})(?:\.(?P<part>\d{1,9}))?S)?)?",
+    re.ASCII,
 )
+"""A duration in ISO 8601. The longest ``timedelta`` has 14 digits of seconds; no int is made of many more."""
 
 SHOWN = 80
 """The characters shown of a value that doesn't fit, at most."""
 
 SHOWN_AT = 300
 """The characters shown of its place, at most."""
+
+SHOWN_WHY = 400
+"""The characters shown of the error of a type's own code, or of its library, at most."""
 
 _Tries = dict[tuple[Read, int], tuple[Any, "Misfit | None"]]
 
@@ -94,6 +101,11 @@ def name_of_type(kind: Any) -> str:
 _SHORT = reprlib.Repr()
 
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 4, 8, 8, SHOWN, SHOWN
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of an error that a type's own code has raised; it may quote all of the body."""
+    return text_of(error)[:SHOWN_WHY]
 
 
 def shown_briefly(value: Any) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
+
+from tenure._foreign import Unreadable, a_count, a_list, a_text, read_or
 
 Kind = Literal["counter", "gauge", "histogram"]
 """The kind of a metric."""
@@ -144,17 +147,31 @@ def packed(snapshot: Snapshot) -> list[Any]:
     ]
 
 
-def unpacked(values: Iterable[Any]) -> Snapshot:
-    """Return the snapshot that :func:`packed` has written; metrics of another version are left out."""
-    found: Snapshot = {}
-    for name, labels, value in values:
-        if (family := FAMILIES.get(name)) is None or len(labels) != len(family.labels):
-            continue
-        if isinstance(value, list) != (family.kind == "histogram"):
-            continue
-        if isinstance(value, list):
-            if len(value) == len(family.bounds) + 2:
-                found[name, tuple(labels)] = Histogram([int(one) for one in value[:-1]], float(value[-1]))
-        else:
-            found[name, tuple(labels)] = float(value)
-    return found
+def unpacked(values: object) -> Snapshot:
+    """Return the snapshot that :func:`packed` has written; what can't be read, or is of another version, is left out.
+
+    Raises:
+        Unreadable: It is no list.
+    """
+    found = (read_or(_unpacked_one, one, None) for one in a_list(values))
+    return dict(one for one in found if one is not None)
+
+
+def _unpacked_one(row: object) -> tuple[Key, float | Histogram]:
+    match a_list(row):
+        case [str(name), list(labels), value] if (family := FAMILIES.get(name)) and len(labels) == len(family.labels):
+            key = name, tuple(a_text(one) for one in labels)
+        case _:
+            raise Unreadable("it is no metric of this version")
+    if family.kind != "histogram":
+        return key, _number(value)
+    match a_list(value):
+        case [*counts, total] if len(counts) == len(family.bounds) + 1:
+            return key, Histogram([a_count(one) for one in counts], _number(total))
+    raise Unreadable("it is no histogram with these bounds")
+
+
+def _number(value: object) -> float:
+    if isinstance(value, float) and not math.isnan(value):
+        return value
+    return float(a_count(value))

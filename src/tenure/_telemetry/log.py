@@ -1,4 +1,8 @@
-"""Events as log records of the logger ``tenure``: one line each, the values as attributes of the record."""
+"""Events as log records of the logger ``tenure``: one line each, the values as attributes of the record.
+
+Names, reasons and the texts of exceptions may be of others, so they are escaped here, for every handler and formatter.
+A traceback in a record's ``exc_info`` is written by the formatter, on lines of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 from datetime import UTC, datetime
 from types import TracebackType
 
+from tenure._one_line import indented, one_line
 from tenure._telemetry.callbacks import backlog, logger, run_callback
 from tenure.events import (
     BrokerAnswered,
@@ -51,10 +56,10 @@ def is_logged(event: Event) -> bool:
 def log_event(event: Event, exc_info: ExcInfo | None = None) -> None:
     """Write *event* to the log, with *exc_info*, never on the renewal thread: a handler may block.
 
-    The event's fields are in ``record.tenure`` for structured handlers.
+    The event's fields are in ``record.tenure`` for structured handlers, as they are.
     """
     if exc_info is not None and backlog() >= TRACES_MAX:
-        run_callback(_write, event, None, f"\n{logging.Formatter().formatException(exc_info)}")
+        run_callback(_write, event, None, f"\n{indented(logging.Formatter().formatException(exc_info))}")
     else:
         run_callback(_write, event, exc_info)
 
@@ -63,7 +68,8 @@ def _write(event: Event, exc_info: ExcInfo | None, trace: str = "") -> None:
     level, message = _record(event)
     if logger.isEnabledFor(level):
         extra = {"tenure": dataclasses.asdict(event)}
-        logger.log(level, "%s: %s%s", event.name, message, trace, extra=extra, exc_info=exc_info)
+        name, message = one_line(event.name), one_line(message)
+        logger.log(level, "%s: %s%s", name, message, trace, extra=extra, exc_info=exc_info)
 
 
 def _record(event: Event) -> tuple[int, str]:
