@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import tenure
 from tenure import _registry as registry
 from tenure._connection import Connection
-from tenure._election.store import require_name
+from tenure._election.store import require_name, usable_names
 from tenure._lease import Leader, Vacant, leader_of
 from tenure._opened import Opened
 from tenure._queue.broker import Broker, QueueOptions, checked_changes, settings_with
@@ -353,7 +354,7 @@ class Backend:
             ConfigError: It has elections only.
         """
         _, opened = self._connection.require_open()
-        names = await self._broker_of(opened).names()
+        names = await _queue_names(self._broker_of(opened))
         found: list[tenure.ScheduleStatus] = []
         for start in range(0, len(names), LISTED_AT_ONCE):
             some = names[start : start + LISTED_AT_ONCE]
@@ -374,7 +375,7 @@ class Backend:
 
         _, opened = self._connection.require_open()
         broker = self._broker_of(opened)
-        names = await broker.names()
+        names = await _queue_names(broker)
         return [name for name in names if not is_reply_queue(name) or await broker.stats(name) != Stats()]
 
     async def leaders(self) -> dict[str, Leader | None]:
@@ -388,7 +389,7 @@ class Backend:
         leases = self._connection.require_leases()
 
         async def look() -> dict[str, Leader | None]:
-            found = await leases.inspect_many(await leases.names())
+            found = await leases.inspect_many(usable_names(await leases.names()))
             return {one.name: leader_of(one) for one in found}
 
         return await renewal_thread.call(look)
@@ -411,7 +412,7 @@ class Backend:
         leases = self._connection.require_leases()
 
         async def look() -> dict[str, float | None]:
-            found = await leases.inspect_many(names or await leases.names())
+            found = await leases.inspect_many(names or usable_names(await leases.names()))
             return {one.name: one.vacant_for for one in found if isinstance(one, Vacant)}
 
         return await renewal_thread.call(look)
@@ -474,6 +475,15 @@ class Backend:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}, {self._connection.state}>"
+
+
+async def _queue_names(broker: Broker) -> list[str]:
+    """Return the queues of a store, without those of other programs there whose name no queue of tenure can have."""
+    found = []
+    for name in await broker.names():
+        with suppress(ConfigError):
+            found.append(check_name(name))
+    return found
 
 
 def import_late_modules() -> None:

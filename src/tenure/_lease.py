@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tenure._checks import LONGEST
 from tenure._frozen import FrozenDict
 
 Metadata = Mapping[str, str]
@@ -22,10 +23,16 @@ Metadata = Mapping[str, str]
 
 NO_METADATA: Metadata = FrozenDict()
 
+TOKEN_MAX = 2**63 - 1
+"""The highest fencing token: users keep tokens in columns of 64 bits with a sign."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One claim on one name: its holder, and its number among all claims on that name."""
+    """One claim on one name: its holder, and its number among all claims on that name.
+
+    A token that can't be one is a ``ValueError``, here and in what follows: an error of the store, not an answer.
+    """
 
     name: str
     """The name that is claimed."""
@@ -33,6 +40,10 @@ class Grant:
     """The identity that claimed it; new for each acquisition."""
     token: int
     """The fencing token: one higher than that of any earlier claim, or more."""
+
+    def __post_init__(self) -> None:
+        if type(self.token) is not int or not 0 <= self.token <= TOKEN_MAX:
+            raise _no_token(self.name, self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,9 @@ class HeldBy:
     ``remaining`` is the time left in seconds by the store's clock when it answered; None if the store doesn't know.
     ``resign_asked`` says whether the holder was asked to step down in this term; only ``inspect`` tells, and answers
     to ``acquire`` leave it False. It is ignored when two answers are compared.
+
+    A store answers so only with values that it has checked, as others may have written them. What can't be such a
+    value is a ``ValueError``.
     """
 
     name: str
@@ -76,6 +90,17 @@ class HeldBy:
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
     """What the holder lets others read; empty where the store does not keep any, or the holder is another program."""
     resign_asked: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if type(self.token) is not int or not 0 <= self.token <= TOKEN_MAX:
+            raise _no_token(self.name, self.token)
+        if not isinstance(self.holder, str):
+            raise ValueError(f"the holder of {self.name!r} must be text, not {type(self.holder).__name__}")
+        if self.remaining is not None and not 0.0 <= self.remaining <= LONGEST:  # a follower would ask without a pause
+            raise ValueError(
+                f"remaining ({self.remaining!r}) must be seconds from 0 to {LONGEST:g}, or None; so the holder of "
+                f"{self.name!r} is not known"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +115,12 @@ class Vacant:
     """The name that was asked for."""
     token: int = 0
     vacant_for: float | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if type(self.token) is not int or not 0 <= self.token <= TOKEN_MAX:
+            raise _no_token(self.name, self.token)
+        if self.vacant_for is not None and not abs(self.vacant_for) <= LONGEST:
+            raise ValueError(f"vacant_for ({self.vacant_for!r}) must be seconds, or None; {self.name!r} is not known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +162,11 @@ class Leader:
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
     """What it lets others read; empty if it is another program."""
     remaining: float | None = field(default=None, compare=False)
+
+
+def _no_token(name: str, token: object) -> ValueError:
+    shown = ascii(token) if isinstance(token, (bool, int, float)) else type(token).__name__
+    return ValueError(f"the token of {name!r} must be a whole number from 0 to {TOKEN_MAX}, not {shown:.40}")
 
 
 def leader_of(answer: HeldBy | Vacant) -> Leader | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tenure import Backend, Leader, PartitionGroup, ScheduleStatus, Stats
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+T = TypeVar("T")
 
 SAMPLES = 60
 """How many samples of a queue are kept."""
@@ -26,6 +28,8 @@ class Overview:
     leaders: Mapping[str, Leader | None] | None
     queues: Mapping[str, Stats] | None
     schedules: list[ScheduleStatus]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Why a queue, or its schedules, could not be read, by its name; what could be read of it is there."""
     elections: Mapping[str, Leader | None] | None = field(init=False)
     """The leaders of the names that are of no group."""
     groups: Sequence[PartitionGroup] = field(init=False)
@@ -94,11 +98,35 @@ async def look(backend: Backend) -> Overview:
             raise
         return Overview(leaders, None, [])
     queues: dict[str, Stats] = {}
+    schedules: list[ScheduleStatus] = []
+    unreadable: dict[str, str] = {}
+
+    async def look_at(name: str) -> tuple[Stats | TenureError, list[ScheduleStatus] | TenureError]:
+        queue = backend.queue(name)
+        return await asyncio.gather(_found(queue.stats()), _found(queue.schedules.list()))
+
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
-        found = await asyncio.gather(*(backend.queue(name).stats() for name in some))
-        queues.update(zip(some, found, strict=True))
-    return Overview(leaders, queues, await backend.schedules())
+        for name, (stats, planned) in zip(some, await asyncio.gather(*map(look_at, some)), strict=True):
+            if isinstance(stats, TenureError):
+                unreadable[name] = str(stats)
+            else:
+                queues[name] = stats
+            if isinstance(planned, TenureError):
+                unreadable[name] = str(planned)
+            else:
+                schedules += planned
+    return Overview(leaders, queues, schedules, unreadable)
+
+
+async def _found(asked: Awaitable[T]) -> T | TenureError:
+    """Return what was found; or why one thing can't be read, while the store answers: the others are worth a look."""
+    try:
+        return await asked
+    except Unavailable:
+        raise
+    except TenureError as error:
+        return error
 
 
 class _Sample(NamedTuple):

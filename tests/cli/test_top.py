@@ -136,6 +136,13 @@ def test_a_store_with_elections_only_has_no_queues() -> None:
     assert not any("QUEUE" in line for line in lines)
 
 
+def test_what_is_unreadable_is_told_beside_the_rest() -> None:
+    lines = shown(Overview({}, {"a": Stats()}, [], {"b": "the record of b\ncan't be read"}))
+    assert lines[-2].split() == ["UNREADABLE", "WHY"]
+    assert lines[-1].startswith("b")
+    assert lines[-1].endswith("the record of b\\ncan't be read")
+
+
 def test_an_empty_store_says_so() -> None:
     assert shown(Overview({}, {}, [])) == ["no election yet", "", "no queue yet"]
 

@@ -190,7 +190,7 @@ class CandidateRuns(RuleBasedStateMachine):
         deniable = [ask for ask, (asked, _) in self.watched.open.items() if not isinstance(asked, Withdraw)]
         ask = data.draw(st.sampled_from(sorted(deniable)))
         question, _ = self.watched.open[ask]
-        held = HeldBy("election", "m#1", 3, data.draw(st.none() | st.floats(-1.0, 30.0)))
+        held = HeldBy("election", "m#1", 3, data.draw(st.none() | st.floats(0.0, 30.0)))
         self.watched.answer(ask, Lost(question.grant) if isinstance(question, (Renew, Release)) else held)
 
     @precondition(lambda self: self.watched.open)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,3 +40,39 @@ def test_a_claim_has_a_possible_age(age: float) -> None:
     with pytest.raises(ValueError, match=r"age \(.*\) must be seconds, 0 or more; the claim on 'name' is refused"):
         Granted(Grant("name", "ann#1", 7), age=age)
     assert Granted(Grant("name", "ann#1", 7), age=3.0) == Granted(Grant("name", "ann#1", 7))
+
+
+@pytest.mark.parametrize("token", [-1, 2**63, True, 7.0, math.nan, "7", None])
+def test_a_token_is_a_whole_number_of_63_bits(token: Any) -> None:
+    for make in (
+        lambda: Grant("name", "ann#1", token),
+        lambda: HeldBy("name", "ann#1", token, None),
+        lambda: Vacant("name", token),
+    ):
+        with pytest.raises(
+            ValueError, match="the token of 'name' must be a whole number from 0 to 9223372036854775807"
+        ):
+            make()
+    assert Grant("name", "ann#1", 2**63 - 1) == Grant("name", "ann#1", 2**63 - 1)
+    assert Vacant("name", 0) == Vacant("name")
+
+
+@pytest.mark.parametrize("remaining", [-1e-9, -5.0, math.inf, -math.inf, math.nan, 1e300])
+def test_the_time_left_is_a_possible_one(remaining: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"remaining \(.*\) must be seconds from 0 to 2.5e\+11, or None; so the holder"
+    ):
+        HeldBy("name", "ann#1", 7, remaining)
+    assert HeldBy("name", "ann#1", 7, 0.0) == HeldBy("name", "ann#1", 7, 0)
+
+
+@pytest.mark.parametrize("holder", [None, 7, b"ann#1", ["ann#1"]])
+def test_a_holder_is_text(holder: Any) -> None:
+    with pytest.raises(ValueError, match="the holder of 'name' must be text, not "):
+        HeldBy("name", holder, 7, None)
+
+
+@pytest.mark.parametrize("vacant_for", [math.inf, -math.inf, math.nan, 1e300])
+def test_the_time_without_a_holder_is_a_possible_one(vacant_for: float) -> None:
+    with pytest.raises(ValueError, match=r"vacant_for \(.*\) must be seconds, or None"):
+        Vacant("name", 7, vacant_for)

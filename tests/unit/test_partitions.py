@@ -85,9 +85,15 @@ def test_a_member_is_read_from_its_slot() -> None:
     assert identity_of(held.holder) == "host-1-ab"
 
 
-@pytest.mark.parametrize("text", ["", "-1", "x", "1e3", "²", "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "x", "1e3", "²", "٣", "9" * 10, "9" * 30, "9" * 5_000], ids=lambda text: str(text)[:12]
+)
 def test_numbers_that_another_program_wrote_are_no_error(text: str) -> None:
     assert member_of(0, HeldBy("s", "a-b", 1, None, {ORDER: text, WEIGHT: text})) == Member(0, "a", 0, 1)
+
+
+def test_a_layout_that_another_program_wrote_is_bounded() -> None:
+    assert len(member_of(0, HeldBy("s", "a-b", 1, None, {LAYOUT: "9" * 100_000})).layout) < 100
 
 
 def test_a_weight_that_another_program_wrote_is_bounded() -> None:

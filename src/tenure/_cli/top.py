@@ -117,6 +117,7 @@ class _JsonLines:
                 "partitions": groups,
                 "queues": queues,
                 "schedules": schedules,
+                "unreadable": dict(found.unreadable),
             },
             lines=True,
         )
@@ -214,6 +215,9 @@ def sections(found: Overview, history: History, now: float, wall: float, width: 
             Column("NEXT", numbers=True),
         ]
         tables.append(("schedule", columns, _schedules(found, wall)))
+    if found.unreadable:
+        columns = [Column("UNREADABLE", is_cut=True), Column("WHY", is_cut=True)]
+        tables.append(("unreadable", columns, [(name, Cell(why, ALARM)) for name, why in found.unreadable.items()]))
     rooms = shares([len(rows) for _, _, rows in tables], height)
     lines: list[Text] = []
     for (kind, columns, rows), room in zip(tables, rooms, strict=True):
@@ -231,6 +235,7 @@ _LISTS = {
     "group": "tenure partitions",
     "queue": "tenure queue",
     "schedule": "tenure schedule",
+    "unreadable": "tenure queue NAME",
 }
 
 

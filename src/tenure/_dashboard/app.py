@@ -248,6 +248,7 @@ class Dashboard:
             groups=[] if found is None else [_group(one) for one in found.groups],
             queues=queues,
             schedules=schedules,
+            unreadable={} if found is None else found.unreadable,
             live=True,
         )
 

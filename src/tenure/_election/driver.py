@@ -359,11 +359,22 @@ class Driver:
                 one.answered(RenewalWithheld(why))
             else:
                 progressing.append(one)
-        if not progressing:
+        if progressing:
+            await self._renew_at_once(progressing, ttl)
+
+    async def _renew_at_once(self, group: list[_DueRenewal], ttl: float) -> None:
+        """Renew by one request. If that fails, by one for each half: one bad record must not cost all their terms."""
+        try:
+            answers = await self.store.renew([one.grant for one in group], ttl)
+        except Exception as error:
+            # It ends no term here, not even a ConfigError: terms end when their time is up.
+            if isinstance(error, Unavailable) or len(group) == 1:
+                _answer_all(group, no_answer(error))
+                return
+            middle = len(group) // 2
+            await asyncio.gather(*(self._renew_at_once(half, ttl) for half in (group[:middle], group[middle:])))
             return
-        # An exception ends no term here, not even a ConfigError: terms end when their time is up.
-        answers = await self.store.renew([one.grant for one in progressing], ttl)
-        for one, answer in zip(progressing, answers, strict=True):
+        for one, answer in zip(group, answers, strict=True):
             one.answered(answer)
 
     # --- observing ---

@@ -7,7 +7,8 @@ work* (``ConfigError``).
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -92,7 +93,8 @@ class LeaseStore(Protocol):
         ...
 
     async def names(self) -> Sequence[str]:
-        """List every name that was ever claimed, sorted."""
+        """List every name that was ever claimed, sorted; perhaps also what others have written there, see
+        :func:`usable_names`."""
         ...
 
     async def ask_to_resign(self, name: str) -> bool:
@@ -141,13 +143,26 @@ def require_name(name: object, of: str = "name", most: int = NAME_MAX) -> None:
         ConfigError: It isn't text, is empty, is too long, or contains a character that some store can't keep.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"the {of} must be text of 1 to {most} characters, not {name!r}")
+        raise ConfigError(f"the {of} must be text of 1 to {most} characters, not {name!r:.80}")
     if len(name) > most:
         raise ConfigError(f"the {of} must have at most {most} characters, not {len(name)}: {name[:40]!r}…")
     if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise ConfigError(
             f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: some stores can't keep them"
         )
+
+
+def usable_names(listed: Iterable[str]) -> list[str]:
+    """Return those of the names *listed* by a store that an election can have: others can write there what they like.
+
+    One that no election can have would be refused by ``inspect_many``, and all the others with it.
+    """
+    found = []
+    for name in listed:
+        with suppress(ConfigError):
+            require_name(name)
+            found.append(name)
+    return found
 
 
 def require_ttl(ttl: float, traits: LeaseTraits) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from functools import partial
 
+from tenure._foreign import digits, read_or
 from tenure._lease import HeldBy, Leader
 from tenure._queue.identity import numbered_partition
 from tenure.errors import ConfigError
@@ -24,6 +26,12 @@ WEIGHT_MAX = 1_000
 
 SLOT = "member-"
 """The name of a slot in its group begins so; it ends with its number."""
+
+NUMBER_MAX = 10**9 - 1
+"""The highest number in the metadata of a slot that is read."""
+
+LAYOUT_MAX = 40
+"""The most characters of a layout that are read: those of others differ from ours, however long they are."""
 
 OWN = "tenure-"
 """Keys in metadata that begin so are tenure's own."""
@@ -118,7 +126,8 @@ def member_of(slot: int, held: HeldBy | Leader) -> Member:
     """Return the member that holds a slot."""
     order, weight = (_number(held.metadata.get(key)) for key in (ORDER, WEIGHT))
     weight, is_timed = min(max(weight, 1), WEIGHT_MAX), held.remaining is not None
-    return Member(slot, identity_of(held.holder), order, weight, held.metadata.get(LAYOUT, ""), is_timed)
+    layout = held.metadata.get(LAYOUT, "")[:LAYOUT_MAX]
+    return Member(slot, identity_of(held.holder), order, weight, layout, is_timed)
 
 
 def identity_of(holder: str) -> str:
@@ -128,7 +137,7 @@ def identity_of(holder: str) -> str:
 
 def _number(text: str | None) -> int:
     """Return a number in metadata, which another program may have written."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return read_or(partial(digits, most=NUMBER_MAX), text, 0)
 
 
 def shares(members: Iterable[Member], partitions: int) -> dict[str, int]:

@@ -139,13 +139,14 @@ class DeadLetters:
     async def _chosen(self, which: Selection, where: Filter | None, limit: int | None) -> Selection:
         if where is None:
             return which
-        meant: set[int] = set()
+        meant: dict[int, str] = {}
         async for letter in self._all(which):
             if where(letter):
-                meant.add(letter.sequence)
+                meant[letter.sequence] = letter.id
                 if len(meant) == limit:
                     break
-        return replace(EVERYTHING, sequences=frozenset(meant))
+        # By both: where notes of others are believed, two letters may have one sequence.
+        return replace(EVERYTHING, sequences=frozenset(meant), ids=frozenset(meant.values()))
 
     async def _all(self, which: Selection) -> AsyncGenerator[DeadMessage, None]:
         while page := await self._context.broker.peek_dead(self._context.name, which, PAGE):

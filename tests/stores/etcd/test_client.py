@@ -84,7 +84,7 @@ def test_a_wrong_url_is_refused(url: str, words: str) -> None:
 
 @given(st.text(), st.text())
 def test_no_two_names_share_a_key(one: str, other: str) -> None:
-    assert unescaped(escaped(one)) == one
+    assert unescaped(escaped(one).encode()) == (one or None)
     assert (KEYS.election(one) == KEYS.election(other)) == (one == other) if is_text(one) and is_text(other) else True
     assert "/" not in escaped(one)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from tenure._backends import etcd
 from tenure._backends.etcd import leases
+from tenure._backends.etcd.requests import Keys
 from tenure._election.store import LeaseStore
 from tenure._url import Url
 from tenure.testing import until
@@ -39,8 +41,24 @@ LATE_MAX = 30.0  # seconds, after which what is over must have ended, also on a 
 USER, PASSWORD, ROOT = "app", "s3cret", "r00t"
 
 
+RECORDS = {
+    "no text": b"\xff",
+    "no record": b"{}",
+    "a deep record": b"[" * 100_000,
+    "a record of another kind": b'{"holder": "somebody"}',
+    "a token as text": b'{"token": "new", "holder": "b", "metadata": {}}',
+    "a token without end": b'{"token": 1e999, "holder": "b", "metadata": {}}',
+    "a token below zero": b'{"token": -1, "holder": "b", "metadata": {}}',
+    "the last token": b'{"token": 9223372036854775807, "holder": "b", "metadata": {}}',
+    "a holder as a number": b'{"token": 1, "holder": 7, "metadata": {}}',
+    "metadata of other types": b'{"token": 1, "holder": "b", "metadata": {"x": [1], "y": "\\ud800"}}',
+}
+"""What others may write in place of the record of an election, by what that is."""
+
+
 class EtcdHarness(LeaseHarness):
     traits = etcd.TRAITS
+    foreign = tuple(RECORDS)
     ttl = 60.0 if CAN_TURN else 2.0  # long enough for three hundred claims on a busy machine; turning it takes no time
     ends_within = 0.2  # the client ends a lease itself; etcd, if that can't be reached, up to 1 s later
     has_sessions = True
@@ -64,6 +82,11 @@ class EtcdHarness(LeaseHarness):
         await asyncio.to_thread(self._server.end_leases)
         self._ports = deque([self._server.port])
         self._clock.turn_loop()
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        value = base64.b64encode(RECORDS[how]).decode()
+        key = base64.b64encode(Keys("tenure/").record(name)).decode()
+        await asyncio.to_thread(self._server.call, "kv/put", {"key": key, "value": value})
 
     async def open(self) -> LeaseStore:
         proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -480,6 +480,25 @@ async def test_a_missing_command_is_named_with_its_hint(server: Kubernetes, tmp_
         await ask(f"kubernetes://?kubeconfig={path}")
 
 
+@pytest.mark.parametrize("fields", [{"args": ["a\0b"]}, {"env": [{"name": "A=", "value": "b"}]}], ids=repr)
+async def test_a_command_that_no_system_can_run_is_named(
+    server: Kubernetes, tmp_path: Path, plugin: Plugin, fields: Json
+) -> None:
+    path = written(tmp_path / "config", config(server, plugin.user(**fields)))
+    with pytest.raises(ConfigError, match=r"get-token' can't be run: "):
+        await ask(f"kubernetes://?kubeconfig={path}")
+
+
+async def test_a_command_is_told_of_a_cluster_with_odd_values(
+    server: Kubernetes, tmp_path: Path, plugin: Plugin
+) -> None:
+    plugin.answers(token="first-token")
+    found = config(server, plugin.user(provideClusterInfo=True))
+    found["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = date(2026, 11, 23)
+    await ask(f"kubernetes://?kubeconfig={written(tmp_path / 'config', found)}")
+    assert plugin.calls[0]["spec"]["cluster"]["insecure-skip-tls-verify"] == "2026-11-23"
+
+
 async def test_a_command_line_leads_with_a_credential_command(
     server: Kubernetes, tmp_path: Path, plugin: Plugin
 ) -> None:
@@ -513,6 +532,8 @@ EXEC = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
         ({"exec": {**EXEC, "env": ["A=b"]}}, {}, "has env that are no list of entries"),
         ({"client-certificate": "/nowhere/ann.pem"}, {}, "names /nowhere/ann.pem, which can't be read: No such file"),
         ({"client-certificate-data": "%"}, {}, "client-certificate-data of 'u' is no base64"),
+        ({"client-certificate-data": "é"}, {}, "client-certificate-data of 'u' is no base64"),
+        ({"client-certificate": "a\0b"}, {}, "which can't be read: it is no text"),
         ({}, {"proxy-url": "http://proxy:3128"}, "has proxy-url, which tenure doesn't support"),
         ({}, {"server": "10.0.0.1:6443"}, "must be an address such as https://10.0.0.1:6443, .*, not '10.0.0.1:6443'"),
         ({}, {"server": "https://h:0"}, "must be an address such as"),
@@ -534,7 +555,9 @@ async def test_what_a_kubeconfig_may_not_have(
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [("a: [", "is no YAML in line 1"), ("- a", "is no kubeconfig"), ("", "is no kubeconfig"), ("\0", "is no YAML")],
+    [("a: [", "is no YAML in line 1"), ("- a", "is no kubeconfig"), ("", "is no kubeconfig"), ("\0", "is no YAML")]
+    + [(content, "is no YAML") for content in ("a: 2026-13-45", "a: " + "9" * 5_000, "[" * 5_000)],
+    ids=lambda text: str(text)[:20],
 )
 async def test_a_file_that_is_no_kubeconfig_is_named(
     server: Kubernetes, tmp_path: Path, content: str, why: str

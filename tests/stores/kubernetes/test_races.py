@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tenure._backends import kubernetes
+from tenure._backends.kubernetes import client as client_module
 from tenure._backends.kubernetes import leases as leases_module
 from tenure._backends.kubernetes import records
 from tenure._backends.kubernetes.client import Client, Request
-from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure.errors import ConfigError, Unavailable
 from tests.clocks import TurnedClock
 from tests.servers import Kubernetes, shared
@@ -325,6 +326,74 @@ async def test_a_webhook_that_adds_something_is_no_problem() -> None:
         assert (await claim(backend, "x")).token > 0
 
 
+@pytest.mark.parametrize("odd", [None, 7, [], {}, {"metadata": "x"}, {"metadata": {"name": ["x"]}}], ids=repr)
+async def test_what_is_no_lease_in_a_list_hides_no_other(odd: Any) -> None:
+    names = [f"x-{number}" for number in range(9)]
+    edited = {"annotations": [], "creationTimestamp": 7, "labels": "x", "name": "x-8", "resourceVersion": "1"}
+    leases = [
+        {"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 9}}
+        for name in names[:8]
+    ]
+    async with Scripted() as server, opened(server.url) as backend:
+        listed = {"items": [*leases[:4], odd, *leases[4:], {"metadata": edited, "spec": "x"}], "metadata": {}}
+        server.answer = lambda method, body: (200, listed)
+        found = await backend.leases.inspect_many(names)
+        assert [type(one) for one in found] == [HeldBy] * 8 + [Vacant]
+        assert await backend.leases.names() == names
+
+
+@pytest.mark.parametrize(
+    "items", [{"items": 7}, {"items": [], "metadata": 7}, {"metadata": {"continue": ["x"]}}], ids=repr
+)
+async def test_what_is_no_list_is_no_answer(items: Json) -> None:
+    async with Scripted() as server, opened(server.url) as backend:
+        server.answer = lambda method, body: (200, items)
+        with pytest.raises(Unavailable, match="answered, but not with a list of Leases: is a proxy"):
+            await backend.leases.names()
+
+
+async def test_a_list_ends_although_a_server_always_has_one_page_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases_module, "PAGES_MAX", 3)
+    async with Scripted() as server, opened(server.url) as backend:
+        server.answer = lambda method, body: (200, {"items": [], "metadata": {"continue": "more"}})
+        with pytest.raises(Unavailable, match="not with a list of Leases that ends after 3 pages"):
+            await backend.leases.names()
+        assert len(server.asked) == 3
+
+
+async def test_a_line_of_a_watch_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LINE_MAX", 2**17)
+    async with Scripted() as server, opened(server.url) as backend:
+        server.answer = lambda method, body: (200, b"x" * 2**19)
+        request = client_module.Request("watch", "x")
+        with pytest.raises(Unavailable, match="a watch has a line of more than 131,072 bytes"):
+            async with backend._client.stream(request, "/", {}, lasts=60.0) as events:
+                await anext(aiter(events))
+
+
+async def test_a_record_that_others_have_edited_ends_no_election(server: Kubernetes, name: str) -> None:
+    async with opened(server.url) as backend:
+        old = await claim(backend, name)
+        await backend.leases.release(old)
+        lease = server.lease(name)
+        lease["spec"] |= {"renewTime": "9999-12-31T23:59:59.000000Z", "acquireTime": "0001-01-01T00:00:00.000000Z"}
+        lease["metadata"]["annotations"] |= {records.TOKEN: "9" * 18, records.METADATA: "[" * 50_000}
+        server.put(lease)
+        one = await claim(backend, name)
+        assert one.token == 10**18
+        assert await backend.leases.renew([one], TTL) == [Granted(one)]
+        assert await backend.leases.release(one) == Released(one)
+        lease = server.lease(name)
+        lease["metadata"]["annotations"][records.TOKEN] = "9" * 19
+        server.put(lease)
+        with pytest.raises(ConfigError, match=f"the token of the Lease {name!r} can't rise any more"):
+            await backend.leases.acquire(name, "bob#1", TTL)
+        lease = server.lease(name)
+        lease["metadata"]["annotations"][records.TOKEN] = str(one.token)
+        server.put(lease)
+        assert (await claim(backend, name)).token == one.token + 1
+
+
 async def test_a_proxy_that_refuses_is_not_the_server(server: Kubernetes, name: str) -> None:
     async with opened(server.url) as backend:
         grant = await claim(backend, name)
@@ -353,10 +422,12 @@ async def test_a_refusal_without_a_pause_is_not_hammered() -> None:
         b'{"type":"ADDED","object":{"metadata":{"name":"x","resourceVersion":"1"}}}\n',
         b"[]\n",
         b"<html>\n",
+        b"[" * 100_000 + b"\n",
+        b'{"type":"ADDED","object":{"metadata":{"name":"x","resourceVersion":7}}}\n',
         b'{"type":"ADD',
         b"",
     ],
-    ids=repr,
+    ids=lambda line: repr(line[:80]),
 )
 async def test_watches_that_end_at_once_are_not_repeated_at_once(line: bytes) -> None:
     async with Scripted() as server, opened(server.url) as backend:

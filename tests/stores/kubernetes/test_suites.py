@@ -79,10 +79,29 @@ class Client:
         await self.proxy.__aexit__(None, None, None)
 
 
+LEASES: dict[str, dict[str, dict[str, object]]] = {
+    "a renewal in the year 9999": {"spec": {"renewTime": "9999-12-31T23:59:59.999999Z"}},
+    "a renewal in the year 1": {"spec": {"renewTime": "0001-01-01T00:00:00.000000Z"}},
+    "transitions at their end": {"spec": {"leaseTransitions": 2**31 - 1}},
+    "no duration": {"spec": {"leaseDurationSeconds": None}},
+    "a long duration": {"spec": {"leaseDurationSeconds": 2**31 - 1}},
+    "the last token": {"annotations": {"tenure/token": str(2**63 - 1)}},
+    "a token of nines": {"annotations": {"tenure/token": "9" * 18}},
+    "a token of many digits": {"annotations": {"tenure/token": "9" * 5_000}},
+    "a token as text": {"annotations": {"tenure/token": "new"}},
+    "metadata that is no json": {"annotations": {"tenure/metadata": "{"}},
+    "metadata of other types": {"annotations": {"tenure/metadata": '{"x": [1], "y": "\\ud800"}'}},
+    "deep metadata": {"annotations": {"tenure/metadata": "[" * 100_000}},
+    "an odd request": {"annotations": {"tenure/resign-asked": "yes"}},
+}
+"""What an administrator may set in a Lease, by what that is."""
+
+
 class KubernetesHarness(LeaseHarness):
     """The double; the clock that judges expiry is ours, and is moved."""
 
     traits = kubernetes.TRAITS
+    foreign = tuple(LEASES)
     ttl = 10.0
     faults = frozenset({"cut", "late", "hold"})
 
@@ -96,6 +115,18 @@ class KubernetesHarness(LeaseHarness):
 
     def token(self) -> str:
         return f"token-{len(self._clients)}"
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        server = self._server
+        assert isinstance(server, Kubernetes)
+
+        def write() -> None:
+            lease = server.lease(name)
+            lease["spec"] |= LEASES[how].get("spec", {})
+            lease["metadata"]["annotations"] |= LEASES[how].get("annotations", {})
+            server.put(lease)
+
+        await asyncio.to_thread(write)
 
     async def open(self) -> LeaseStore:
         client = Client(self._server, self._clock, self.token())
@@ -236,6 +267,7 @@ if os.environ.get(PROGRAM):
     class RealHarness(KubernetesHarness):
         """A real kube-apiserver."""
 
+        foreign = ()  # it refuses most of what the double takes
         faults = frozenset({"lose_answer", "cut", "late", "hold"})
 
         @cached_property

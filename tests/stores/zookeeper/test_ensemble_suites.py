@@ -20,6 +20,7 @@ from tests.stores.zookeeper.test_suites import TICK, FaultyHarness, RestartedHar
 class EnsembleHarness(ZooKeeperHarness):
     async def start(self) -> None:
         self._ensemble = self._turned = shared(ZooKeeperEnsemble, tick=TICK)
+        self._server = self._ensemble.nodes[0]
         self._ports = deque(node.port for node in self._ensemble.nodes)
         self._clock.turn_loop()
 

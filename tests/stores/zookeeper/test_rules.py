@@ -136,7 +136,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"10.0.0.1", b"{}", b"[1]", b"\xff", b'{"tenure":1}', b'{"tenure":1,"token":"x","holder":""}', b"[" * 100_000],
+    [b"10.0.0.1", b"{}", b"[1]", b"\xff", b"[" * 100_000],
     ids=lambda data: ascii(data[:20]),
 )
 def test_data_of_others_is_no_record(data: bytes) -> None:

@@ -48,10 +48,26 @@ ADMIN = "admin", "of this test"
 SYSTEM = "/zookeeper"
 
 
+RECORDS = {
+    "no text": b"\xff",
+    "no record": b"{}",
+    "a deep record": b"[" * 100_000,
+    "a record of another kind": b'{"holder": "somebody"}',
+    "a token as text": b'{"tenure": 1, "token": "new", "holder": "b", "metadata": {}}',
+    "a token without end": b'{"tenure": 1, "token": 1e999, "holder": "b", "metadata": {}}',
+    "a token below zero": b'{"tenure": 1, "token": -1, "holder": "b", "metadata": {}}',
+    "the last token": b'{"tenure": 1, "token": 9223372036854775807, "holder": "b", "metadata": {}}',
+    "a holder as a number": b'{"tenure": 1, "token": 1, "holder": 7, "metadata": {}}',
+    "metadata of other types": b'{"tenure": 1, "token": 1, "holder": "b", "metadata": {"x": [1], "y": "\\ud800"}}',
+}
+"""What others may write in place of the record of an election, by what that is."""
+
+
 class ZooKeeperHarness(LeaseHarness):
     """A ZooKeeper for one test; each client has its own proxy, so that faults concern it alone."""
 
     traits = replace(zookeeper.TRAITS, ttl_min=2 * TICK)
+    foreign = tuple(RECORDS)
     ttl = 20.0
     ends_within = 0.2  # a busy machine may delay the request that deletes a node
     has_sessions = True
@@ -73,6 +89,13 @@ class ZooKeeperHarness(LeaseHarness):
         self._server = self._turned = shared(ZooKeeper, tick=TICK, options=self.options)
         self._ports = deque([self._server.port])
         self._clock.turn_loop()
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        def write() -> None:
+            with self._server.client() as client:
+                client.set(self._backends[0].leases._elections.path(name), RECORDS[how])
+
+        await asyncio.to_thread(write)
 
     async def open(self) -> LeaseStore:
         proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]

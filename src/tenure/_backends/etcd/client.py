@@ -25,13 +25,20 @@ import aiohttp
 from tenure._backends.etcd.address import Address, Options
 from tenure._backends.etcd.errors import NoAnswerInTime, NoTimeLeft, Refused, translate
 from tenure._backends.etcd.requests import Json
+from tenure._foreign import Unreadable, an_object, read_object, read_or
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError
 
+TEXT_MAX = 1_000
+"""Characters of the longest reason of a refusal that is read."""
+
 TRUSTED_FOR = 5.0
 """Seconds in which the connections to a member are not replaced because it was too slow for one request."""
+
+LINE_MAX = 2**28
+"""Bytes of the longest message of a watch: it has the values of up to a thousand changes, whatever others have put."""
 
 CONNECTIONS_MAX = 32
 """Connections to one member, besides those of watches; more requests than that wait for each other."""
@@ -118,13 +125,18 @@ class Member:
         async with self._streams.post(f"{self.url}/v3/{path}", data=json.dumps(body), headers=headers) as reply:
             if reply.status != 200:
                 _read(reply.status, await reply.read())
-            rest = b""
+            parts, size = list[bytes](), 0
             self._running.add(reply.content)
             try:
                 async for data in reply.content.iter_any():
-                    *lines, rest = (rest + data).split(b"\n")
+                    first, *lines = data.split(b"\n")
+                    parts.append(first)
+                    size += len(first)
                     for line in lines:
-                        yield _read(reply.status, line)
+                        yield _read(reply.status, b"".join(parts))
+                        parts, size = [line], len(line)
+                    if size > LINE_MAX:
+                        raise aiohttp.ClientPayloadError(f"a message has more than {LINE_MAX:,} bytes")
             finally:
                 self._running.discard(reply.content)
 
@@ -278,11 +290,14 @@ class Client:
             if self._token is None:
                 login = {"name": self.address.username, "password": self.address.password}
                 try:
-                    self._token = str((await member.post("auth/authenticate", login, ""))["token"])
+                    given = (await member.post("auth/authenticate", login, "")).get("token")
                 except Refused as error:
                     if not error.is_without_users:
                         raise
-                    self._token = ""
+                    given = ""
+                if not isinstance(given, str) or not given.isascii() or (given and not given.isprintable()):
+                    raise Refused(200, "the login was answered without a token", is_of_etcd=False)
+                self._token = given
             return self._token
 
     def forget_login(self, token: str) -> None:
@@ -331,7 +346,11 @@ class Client:
         except (Refused, aiohttp.ClientError, OSError) as error:
             raise self.translated(error) from error
         found = (line.partition(" ") for line in text.splitlines())
-        return next((float(value) for known, _, value in found if known == name), 0.0)
+        written = next((value for known, _, value in found if known == name), "0")
+        with suppress(ValueError):
+            if math.isfinite(value := float(written)):
+                return value
+        return 0.0
 
     @property
     def has_login(self) -> bool:
@@ -394,16 +413,14 @@ def _read(status: int, raw: bytes) -> Json:
         Refused: It is an error, or not from etcd.
     """
     try:
-        found = json.loads(raw)
-    except ValueError:
+        found = read_object(raw, most=len(raw))
+    except Unreadable:
         raise Refused(status, raw[:200].decode(errors="replace").strip(), is_of_etcd=False) from None
-    if not isinstance(found, dict):
-        raise Refused(status, str(found)[:200], is_of_etcd=False)
     wrapped = found.get("error")
     if isinstance(wrapped, dict):  # in a stream
         found = wrapped
     if status != 200 or wrapped is not None:
         code = found.get("code", found.get("grpc_code"))
-        raise Refused(status, str(found.get("message") or found.get("error") or found), code)
-    result = found.get("result", found)
-    return result if isinstance(result, dict) else {}
+        text = str(found.get("message") or found.get("error") or found)[:TEXT_MAX]
+        raise Refused(status, text, code if type(code) is int else None)
+    return read_or(an_object, found.get("result", found), {})

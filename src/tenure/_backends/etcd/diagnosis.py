@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
+from functools import partial
 
 from tenure._backends.etcd.client import Client, Member
-from tenure._backends.etcd.requests import Json
+from tenure._backends.etcd.requests import Json, number
+from tenure._foreign import a_list, an_object, read_or
 from tenure._opened import Fact
 from tenure.errors import TenureError
 
@@ -17,7 +19,7 @@ QUOTA_DEFAULT = 2 * 1024**3
 """The quota of a member that names none: from 3.4 to 3.6, 2 GiB."""
 
 MEMBERS_MIN = 3
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 Release = tuple[int, int, int]
 FULL: dict[int, int] = {4: 20, 5: 7}
@@ -51,9 +53,10 @@ async def _member(client: Client, member: Member, name: str, status: Json) -> li
     if "leader" not in status:
         advice = "it can't reach a majority of the cluster; check the network between the members"
         return [Fact(f"member {name}", "has no leader", advice, "etcd-no-leader")]
-    role = "leader" if status["leader"] == status.get("header", {}).get("member_id") else "follower"
-    size = int(status.get("dbSize", 0))
-    quota = int(status.get("dbSizeQuota", 0)) or await _quota(client, member)
+    header = read_or(an_object, status.get("header"), {})
+    role = "leader" if status["leader"] == header.get("member_id") else "follower"
+    size, quota = (read_or(partial(number, status), name, 0) for name in ("dbSize", "dbSizeQuota"))
+    quota = quota or await _quota(client, member)
     advice = ""
     if quota and size >= NEARLY_FULL * quota:
         advice = "it is nearly full, and will refuse new candidates; compact it and defragment it, or raise the quota"
@@ -110,7 +113,7 @@ def _versions(versions: list[str]) -> list[Fact]:
 
 async def _members(client: Client) -> Fact:
     try:
-        found = (await client.call("cluster/member/list", {})).body.get("members", ())
+        found = _objects_in((await client.call("cluster/member/list", {})).body, "members")
     except TenureError as error:
         return Fact("members", "may not be read", str(error), error.code)
     voting = [one for one in found if not one.get("isLearner")]
@@ -126,9 +129,13 @@ async def _members(client: Client) -> Fact:
     return Fact("members", f"{len(voting)}: {names}", advice, code)
 
 
+def _objects_in(answer: Json, name: str) -> list[Json]:
+    return [one for one in read_or(a_list, answer.get(name), []) if isinstance(one, dict)]
+
+
 async def _alarms(client: Client) -> Fact:
     try:
-        found = (await client.call("maintenance/alarm", {"action": "GET"})).body.get("alarms", ())
+        found = _objects_in((await client.call("maintenance/alarm", {"action": "GET"})).body, "alarms")
     except TenureError as error:
         return Fact("alarms", "may not be read", str(error), error.code)
     kinds = sorted({str(one.get("alarm", "unknown")) for one in found})
@@ -153,7 +160,7 @@ async def shortest_lease(client: Client) -> Fact:
     """Return the shortest lease that it grants, by asking for one, which is revoked at once."""
     lease = str(secrets.randbits(62) + 1)
     try:
-        granted = int((await client.call("lease/grant", {"TTL": "1", "ID": lease})).body.get("TTL", 0))
+        granted = read_or(partial(number, (await client.call("lease/grant", {"TTL": "1", "ID": lease})).body), "TTL", 0)
         await client.call("lease/revoke", {"ID": lease})
     except TenureError as error:
         return Fact("shortest lease", "can't be asked for", str(error), error.code)

@@ -13,7 +13,8 @@ from weakref import WeakSet
 
 from tenure._backends.etcd import requests
 from tenure._backends.etcd.client import Client
-from tenure._backends.etcd.requests import Change, Json, Keys
+from tenure._backends.etcd.requests import Change, Json, Keys, number
+from tenure._foreign import Unreadable, a_list, an_object, read_or
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
@@ -104,9 +105,9 @@ class Hints:
             if deleted_at > revision and beginning in self._keys.ranges(name):
                 del self._deleted[name]
 
-    def changed(self, event: Json) -> None:
+    def changed(self, event: object) -> None:
         """Notify the listeners that *event* concerns."""
-        change = self._keys.change(event)
+        change = read_or(self._keys.change, event, None)
         if change is None:
             return
         listeners = len(self._subscriptions.get(change.name, ()))
@@ -145,17 +146,27 @@ class Watch:
             self.next_revision = max(self.next_revision, self._began_at + 1)
 
     def read(self, message: Json) -> None:
-        """Read a message of the stream, and notify those whom it concerns."""
-        revision = int(message.get("header", {}).get("revision", 0))
+        """Read a message of the stream, and notify those whom it concerns.
+
+        Raises:
+            Unavailable: It can't be from etcd.
+        """
+        try:
+            self._read(message)
+        except Unreadable as error:
+            raise requests.no_answer(error) from error
+
+    def _read(self, message: Json) -> None:
+        revision = number(an_object(message.get("header", {})), "revision")
         if message.get("canceled"):
             # The revision from which it was to go on was compacted. The stream stays open, and silent.
             self.next_revision, self.is_live = None, False
         elif message.get("created"):
             self._begun(revision)
-        elif events := message.get("events", ()):
+        elif events := a_list(message.get("events", [])):
             for event in events:
                 self._hints.changed(event)
-            self.next_revision = int(events[-1]["kv"].get("mod_revision", 0)) + 1
+            self.next_revision = number(an_object(an_object(events[-1]).get("kv")), "mod_revision") + 1
         elif revision:  # a notification of progress
             self.next_revision = revision + 1
 

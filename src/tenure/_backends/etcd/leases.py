@@ -23,7 +23,9 @@ from tenure._backends.etcd.errors import NO_LEASE, NoTimeLeft, Refused
 from tenure._backends.etcd.hints import Hints
 from tenure._backends.etcd.requests import LOOKED_MAX, Change, Holder, Keys, Record, TxnAnswer
 from tenure._backends.etcd.sessions import Extension, Place, Session, SessionGone, Sessions
+from tenure._checks import LONGEST
 from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._foreign import Unreadable, a_list, an_object
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
@@ -287,16 +289,23 @@ class EtcdLeases:
         if not lease:
             return None  # a key without a lease never ends
         found = (await self._client.call("lease/timetolive", {"ID": str(lease)})).body
-        left, granted = int(found.get("TTL", 0)), int(found.get("grantedTTL", 0))
-        return float(min(left + 1, granted)) if left >= 0 else 0.0
+        try:
+            left, granted = requests.number(found, "TTL"), requests.number(found, "grantedTTL")
+        except Unreadable:
+            return None
+        return float(min(max(0, left + 1), granted, LONGEST))
 
     async def names(self) -> Sequence[str]:
-        """List every name that tenure has ever led under this prefix, sorted."""
+        """List every name that tenure has ever led under this prefix, sorted; a key made by others may be no name."""
         beginning = self._keys.records
         bounds = {"key": requests.encoded(beginning), "range_end": requests.encoded(requests.end_of(beginning))}
-        found = (await self._client.call("kv/range", {**bounds, "keys_only": True})).body.get("kvs", ())
-        keys = (requests.decoded(one["key"]).removeprefix(beginning) for one in found)
-        return sorted(requests.unescaped(key.decode(errors="replace")) for key in keys)
+        found = (await self._client.call("kv/range", {**bounds, "keys_only": True})).body.get("kvs", [])
+        try:
+            keys = [requests.decoded(an_object(one).get("key")) for one in a_list(found)]
+        except Unreadable as error:
+            raise requests.no_answer(error) from error
+        names = (requests.unescaped(key.removeprefix(beginning)) for key in keys)
+        return sorted(name for name in names if name is not None)
 
     async def ask_to_resign(self, name: str) -> bool:
         """Ask the present holder to step down; False if there is none, or a foreign one, which doesn't listen."""

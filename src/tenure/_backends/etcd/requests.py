@@ -9,6 +9,8 @@ House rules:
 - No answer is decided by a read. A transaction that can only read is answered by etcd as a read, which may be stale
   after a pause (etcd issue 20418). So each decision is a transaction that would write if its conditions held; where
   there is nothing to write, it deletes a key that never exists, which etcd's log orders and which changes nothing.
+- Anybody who may write there can write any key and any value: one that can't be read is nobody's record, or no name.
+  An answer that etcd's gateway can't have given is ``Unavailable``.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tenure._election.store import NAME_MAX
+from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, digits, read_object, read_or, texts
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, Metadata
+from tenure._lease import NO_METADATA, TOKEN_MAX, Metadata
+from tenure.errors import Unavailable
 
 Json = dict[str, Any]
 
@@ -30,6 +35,10 @@ CHECKED_MAX = OPS_MAX - 1
 """The most places that one transaction checks: it has an operation for each, and one that makes it a write."""
 LOOKED_MAX = OPS_MAX // 3
 """The most names that one transaction looks at."""
+
+_ENCODED_MAX = 2**26
+"""Characters of a key or value in an answer, at most: etcd's own limit of a request is much lower."""
+_UINT_MAX = 2**64 - 1
 
 _OWN = "%tenure/"
 
@@ -90,25 +99,31 @@ class Keys:
             return (self.prefix.encode(),)
         return self.election(name), _OWN.encode()
 
-    def change(self, event: Json) -> Change | None:
-        """Return the change that *event* reports; None if it concerns no election."""
-        key = decoded(event["kv"].get("key", ""))
-        rest = key.removeprefix(self.prefix.encode()).decode(errors="replace")
+    def change(self, event: object) -> Change | None:
+        """Return the change that *event* reports; None if it concerns no election.
+
+        Raises:
+            Unreadable: It has no such form.
+        """
+        event = an_object(event)
+        pair = an_object(event.get("kv"))
+        key, revision = decoded(pair.get("key", "")), number(pair, "mod_revision")
+        rest = key.removeprefix(self.prefix.encode())
         kind: Literal["place", "record", "resign"] = "place"
-        if rest.startswith(_OWN):
-            section, _, name = rest.removeprefix(_OWN).partition("/")
-            if section == "record":
+        if rest.startswith(_OWN.encode()):
+            section, _, written = rest.removeprefix(_OWN.encode()).partition(b"/")
+            if section == b"record":
                 kind = "record"
-            elif section == "resign":
+            elif section == b"resign":
                 kind = "resign"
             else:
                 return None
         else:
-            name, slash, _ = rest.partition("/")
+            written, slash, _ = rest.partition(b"/")
             if not slash:
                 return None
-        is_delete = event.get("type") == "DELETE"
-        return Change(unescaped(name), kind, key, is_delete, int(event["kv"].get("mod_revision", 0)))
+        name = unescaped(written)
+        return None if name is None else Change(name, kind, key, event.get("type") == "DELETE", revision)
 
 
 def escaped(name: str) -> str:
@@ -116,9 +131,14 @@ def escaped(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F")
 
 
-def unescaped(text: str) -> str:
-    """Return the name that :func:`escaped` has turned into *text*."""
-    return text.replace("%2F", "/").replace("%25", "%")
+def unescaped(written: bytes) -> str | None:
+    """Return the name that :func:`escaped` has turned into what is *written* in a key; None if it is of no name."""
+    try:
+        text = written.decode()
+    except UnicodeDecodeError:
+        return None
+    name = text.replace("%2F", "/").replace("%25", "%")
+    return name if name and escaped(name) == text else None
 
 
 def end_of(beginning: bytes) -> bytes:
@@ -131,8 +151,30 @@ def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decoded(text: str) -> bytes:
-    return base64.b64decode(text)
+def decoded(text: object) -> bytes:
+    """Return the bytes in a field of the gateway's answer.
+
+    Raises:
+        Unreadable: It has no such form.
+    """
+    try:
+        return base64.b64decode(a_text(text, most=_ENCODED_MAX), validate=True)
+    except Unreadable:
+        raise
+    except ValueError as error:
+        raise Unreadable(f"it is no base64: {error}") from None
+
+
+def number(found: Mapping[str, object], name: str) -> int:
+    """Return a number in the gateway's answer, which writes most as text, and leaves out 0.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    value = found.get(name, 0)
+    if isinstance(value, str):
+        return -digits(value[1:]) if value.startswith("-") else digits(value, _UINT_MAX)
+    return a_count(value, -_UINT_MAX, _UINT_MAX)
 
 
 # --- values ---------------------------------------------------------------------------------------------
@@ -149,14 +191,15 @@ class KeyValue:
     lease: int
 
     @classmethod
-    def of(cls, found: Json) -> KeyValue:
-        return cls(
-            decoded(found.get("key", "")),
-            decoded(found.get("value", "")),
-            int(found.get("create_revision", 0)),
-            int(found.get("version", 0)),
-            int(found.get("lease", 0)),
-        )
+    def of(cls, found: object) -> KeyValue:
+        """Return what the gateway has answered.
+
+        Raises:
+            Unreadable: It has no such form.
+        """
+        found = an_object(found)
+        counts = (number(found, name) for name in ("create_revision", "version", "lease"))
+        return cls(decoded(found.get("key", "")), decoded(found.get("value", "")), *counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +221,14 @@ class Record:
         if found is None:
             return cls()
         try:
-            read = json.loads(found.value)
-            metadata = {str(name): str(value) for name, value in read.get("metadata", {}).items()}
-            return cls(int(read["token"]), str(read["holder"]), FrozenDict(metadata) if metadata else NO_METADATA)
-        except (ValueError, KeyError, TypeError, AttributeError):  # not written by tenure
+            read = read_object(found.value)
+            metadata = read_or(texts, read.get("metadata"), None)
+            return cls(
+                a_count(read.get("token"), most=TOKEN_MAX),
+                a_text(read.get("holder"), most=NAME_MAX),
+                FrozenDict(metadata) if metadata else NO_METADATA,
+            )
+        except Unreadable:  # not written by tenure
             return cls()
 
 
@@ -204,7 +251,8 @@ class Holder:
         if record.token == first.create_revision:
             return cls(record.holder, record.token, first.lease, record.metadata, True, first.key)
         name = first.value or first.key.rpartition(b"/")[2]
-        return cls(name.decode(errors="replace"), first.create_revision, first.lease, NO_METADATA, False, first.key)
+        shown = name[: 4 * NAME_MAX].decode(errors="replace")[:NAME_MAX]
+        return cls(shown, first.create_revision, first.lease, NO_METADATA, False, first.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +267,37 @@ class TxnAnswer:
 
     @classmethod
     def of(cls, answer: Json) -> TxnAnswer:
-        header = answer.get("header", {})
-        found = [
-            [KeyValue.of(each) for each in one["response_range"].get("kvs", ())] if "response_range" in one else ()
-            for one in answer.get("responses", ())
-        ]
-        succeeded = bool(answer.get("succeeded", False))
-        return cls(succeeded, int(header.get("revision", 0)), int(header.get("raft_term", 0)), found)
+        """Return what the gateway has answered.
 
-    def first(self, number: int) -> KeyValue | None:
-        """Return the first key that the operation with this *number* has found."""
-        return next(iter(self.found[number]), None)
+        Raises:
+            Unavailable: It has no such form.
+        """
+        try:
+            header = an_object(answer.get("header", {}))
+            found = [_found_by(an_object(one)) for one in a_list(answer.get("responses", []))]
+            return cls(answer.get("succeeded") is True, number(header, "revision"), number(header, "raft_term"), found)
+        except Unreadable as error:
+            raise no_answer(error) from error
+
+    def first(self, place: int) -> KeyValue | None:
+        """Return the first key that the operation in this *place* has found.
+
+        Raises:
+            Unavailable: The answer has no such operation.
+        """
+        if place >= len(self.found):
+            raise no_answer(f"it has {len(self.found)} parts")
+        return next(iter(self.found[place]), None)
+
+
+def _found_by(operation: Json) -> Sequence[KeyValue]:
+    reading = operation.get("response_range")
+    return () if reading is None else [KeyValue.of(one) for one in a_list(an_object(reading).get("kvs", []))]
+
+
+def no_answer(why: object) -> Unavailable:
+    """Return the error for an answer that etcd's gateway can't have given."""
+    return Unavailable(f"an answer can't be from etcd, as {why}; is a proxy between here and etcd?")
 
 
 # --- conditions and operations --------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from tenure._backends.etcd import requests
 from tenure._backends.etcd.client import Client, patience
 from tenure._backends.etcd.errors import LEASE_EXISTS, NO_LEASE, Refused
-from tenure._backends.etcd.requests import CHECKED_MAX, Keys, TxnAnswer
+from tenure._backends.etcd.requests import CHECKED_MAX, Json, Keys, TxnAnswer
+from tenure._foreign import Unreadable
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.clock import Clock
 from tenure._runtime.tasks import Tasks
@@ -133,9 +134,9 @@ class Session:
                 reply = await self._client.call("lease/grant", body, until=until, handles=LEASE_EXISTS)
             except Refused:  # an earlier request was executed, and its answer lost
                 reply = await self._client.call("lease/timetolive", {"ID": str(self.lease)}, until=until)
-                granted = int(reply.body.get("grantedTTL", 0))
+                granted = _seconds_in(reply.body, "grantedTTL")
             else:
-                granted = int(reply.body.get("TTL", 0))
+                granted = _seconds_in(reply.body, "TTL")
             if granted > self.ttl:
                 raise ConfigError(
                     f"{self._client.address} grants no lease shorter than {granted} s, which follows its "
@@ -157,15 +158,22 @@ class Session:
         self._extending = None  # whoever calls from now on needs another one: this one is being sent
         asked_at = self._clock.now()
         reply = await self._client.call("lease/keepalive", {"ID": str(self.lease)}, until=until)
-        if int(reply.body.get("TTL", 0)) <= 0:
+        if _seconds_in(reply.body, "TTL") <= 0:
             return None
         self._kept_at = max(self._kept_at, asked_at)
-        return Extension(int(reply.body.get("header", {}).get("raft_term", 0)))
+        return Extension(TxnAnswer.of(reply.body).term)
 
     async def revoke(self, until: float) -> None:
         """End the lease, and with it every key in it."""
         if self._is_granted and not self.is_gone:
             await self._client.call("lease/revoke", {"ID": str(self.lease)}, until=until, handles=NO_LEASE)
+
+
+def _seconds_in(answer: Json, name: str) -> int:
+    try:
+        return requests.number(answer, name)
+    except Unreadable as error:
+        raise requests.no_answer(error) from error
 
 
 def _retrieve(task: asyncio.Task[Extension | None]) -> None:

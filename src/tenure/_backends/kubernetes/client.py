@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import aiohttp
 
 from tenure._backends.kubernetes.address import Address, Options
 from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of, with_new_authority
 from tenure._backends.kubernetes.records import Json
+from tenure._foreign import Unreadable, digits, read_object, read_or
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
@@ -25,8 +25,8 @@ from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 AGENT = "tenure"
-ANSWER_MAX = 64 * 2**20
-"""The most bytes of one line of a watch."""
+LINE_MAX = 16 * 2**20
+"""The most bytes of one line of a watch: a Lease has two millions at most."""
 PAUSE_MIN = 0.1
 """Seconds to wait at least after the server has asked for a pause."""
 PAUSE_UNTOLD = 1.0
@@ -258,16 +258,14 @@ def _headers(login: Login, *, has_body: bool) -> dict[str, str]:
 
 def _answer_of(response: aiohttp.ClientResponse, content: bytes) -> Answer:
     try:
-        body = json.loads(content)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
+        body = read_object(content, most=len(content))
+    except Unreadable as error:
         if response.status < 400:
-            raise ValueError(f"the answer is no JSON object: {content[:80]!r}")
+            raise ValueError(f"the answer is no JSON object: {content[:80]!r}: {error}") from error
         body = {"message": content[:200].decode(errors="replace")}
-    written = response.headers.get("Retry-After", "")
+    pause = read_or(digits, response.headers.get("Retry-After", ""), PAUSE_UNTOLD)
     priority = response.headers.get("X-Kubernetes-PF-PriorityLevel-UID", "")
-    return Answer(response.status, body, float(written) if written.isdecimal() else PAUSE_UNTOLD, priority)
+    return Answer(response.status, body, float(pause), priority)
 
 
 class Client:
@@ -399,17 +397,17 @@ class Client:
 
 
 async def _lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
-    """Yield the lines of a response, each a JSON object, however long they are."""
-    rest = b""
+    """Yield the lines of a response, each a JSON object; raises ``ValueError`` for one that isn't, or is too long."""
+    parts, size = list[bytes](), 0
     async for chunk in response.content.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
+        first, *lines = chunk.split(b"\n")
+        parts.append(first)
+        size += len(first)
         for line in lines:
-            event: Any = json.loads(line)
-            if not isinstance(event, dict):
-                raise ValueError(f"a watch has a line that is no JSON object: {line[:80]!r}")
-            yield event
-        if len(rest) > ANSWER_MAX:
-            raise ValueError("a watch has a line without an end")
+            yield read_object(b"".join(parts), most=LINE_MAX)
+            parts, size = [line], len(line)
+        if size > LINE_MAX:
+            raise ValueError(f"a watch has a line of more than {LINE_MAX:,} bytes")
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[None]]) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from tenure._foreign import a_text, an_object, read_object
 from tenure._runtime.threads import in_thread
 from tenure.errors import ConfigError, Unavailable
 
@@ -102,7 +103,7 @@ def read_file(path: Path, origin: str) -> str:
     """
     try:
         return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # also a UnicodeDecodeError, or a path that no file can have
         why = getattr(error, "strerror", None) or "it is no text"
         raise ConfigError(f"{origin} names {path}, which can't be read: {why}") from error
 
@@ -187,7 +188,7 @@ class TokenFile:
         if self._login is None or not is_fresh or self._login is refused:
             try:
                 token = (await in_thread("tenure-token", self._path.read_text)).strip()
-            except (OSError, UnicodeDecodeError) as error:
+            except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or "it is no text"
                 if self._login is not None and refused is None:
                     return self._login  # being replaced just now
@@ -257,10 +258,10 @@ class CommandLogin:
                 stderr=pipe,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: an argument or a variable that no command can have
             raise ConfigError(
-                f"the kubeconfig's credential command {command.argv[0]!r} can't be run: {error.strerror}"
-                f"{'; ' + command.hint if command.hint else ''}"
+                f"the kubeconfig's credential command {command.argv[0]!r} can't be run: "
+                f"{getattr(error, 'strerror', None) or error}{'; ' + command.hint if command.hint else ''}"
             ) from error
         is_over = False
         try:
@@ -295,12 +296,13 @@ def _credential_in(written: bytes, command: Command) -> tuple[Login, float | Non
     """Return the credential that a command has written, and when it expires, in Unix seconds."""
     refused = f"the credential command {command.argv[0]!r} wrote no ExecCredential of {command.version}"
     try:
-        found = json.loads(written)
-        status = found["status"]
-        login = Login(status.get("token"), status.get("clientCertificateData"), status.get("clientKeyData"))
+        found = read_object(written)
+        status = an_object(found.get("status"))
+        secrets = (status.get(name) for name in ("token", "clientCertificateData", "clientKeyData"))
+        login = Login(*(a_text(one) if one else None for one in secrets))
         expires = status.get("expirationTimestamp")
-        expires_at = datetime.fromisoformat(expires).timestamp() if expires else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        expires_at = datetime.fromisoformat(a_text(expires)).timestamp() if expires else None
+    except (ValueError, OverflowError):  # also Unreadable
         raise ConfigError(f"{refused}; its output is not shown, as it may hold a secret") from None
     if found.get("apiVersion") not in _EXEC_VERSIONS or not (login.token or login.certificate):
         raise ConfigError(f"{refused} with a token or a certificate")
@@ -315,7 +317,7 @@ def require_version(version: object) -> str:
     """
     if version not in _EXEC_VERSIONS:
         raise ConfigError(
-            f"the kubeconfig's credential command has apiVersion {version!r}; tenure knows "
+            f"the kubeconfig's credential command has apiVersion {version!r:.80}; tenure knows "
             f"{' and '.join(_EXEC_VERSIONS)}"
         )
     return str(version)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tenure._backends.kubernetes.client import Client, Request
 from tenure._backends.kubernetes.credentials import CommandLogin, TokenFile, TokenText
+from tenure._foreign import an_object, read_or
 from tenure._opened import Fact
 from tenure.errors import TenureError
 
@@ -58,7 +59,7 @@ def _login(client: Client) -> str:
 async def _version(client: Client) -> str:
     request = Request("get", resource="the version")
     answer = await client.send(request, "GET", "/version", expected=(403, 404))
-    return str(answer.body.get("gitVersion") or "unknown")
+    return str(answer.body.get("gitVersion") or "unknown")[:80]
 
 
 async def _namespace(client: Client, namespace: str) -> Fact:
@@ -90,7 +91,7 @@ async def _rights(client: Client, namespace: str) -> Fact:
             )
         except TenureError as error:
             return Fact("rights", "unknown", str(error), error.code)
-        if not (answer.body.get("status") or {}).get("allowed"):
+        if not read_or(an_object, answer.body.get("status"), {}).get("allowed"):
             missing.append(verb)
     if not missing:
         return Fact("rights", f"{', '.join(VERBS)} on leases")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,7 @@ class Entry:
         if data:
             try:
                 return base64.b64decode(str(data), validate=True).decode()
-            except (binascii.Error, UnicodeDecodeError) as error:
+            except ValueError as error:  # also binascii.Error, and a UnicodeDecodeError
                 raise ConfigError(f"{self.file}: {field}-data of {self.name!r} is no base64 of a text") from error
         path = self.path(field)
         return read_file(path, f"{self.file}: {field} of {self.name!r}") if path else None
@@ -105,7 +104,7 @@ def _parsed(path: Path, *, may_be_empty: bool) -> Mapping[str, Any]:
     text = read_file(path, "the kubeconfig")
     try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a ValueError: a number or a date that is none
         mark = getattr(error, "problem_mark", None)
         raise ConfigError(f"the kubeconfig {path} is no YAML{f' in line {mark.line + 1}' if mark else ''}") from None
     if content is None and may_be_empty:
@@ -195,7 +194,8 @@ def _command(user: Entry, fields: Any, cluster: Entry) -> Command:
     told = None
     if fields.get("provideClusterInfo"):
         names = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data")
-        told = {name: cluster.fields[name] for name in names if cluster.fields.get(name)}
+        given = {name: cluster.fields[name] for name in names if cluster.fields.get(name)}
+        told = {name: one if isinstance(one, bool) else str(one) for name, one in given.items()}
     env = {str(one.get("name")): str(one.get("value")) for one in _list_in(fields, "env", user.file)}
     arguments = fields.get("args") or []
     if not isinstance(arguments, list):

@@ -34,6 +34,7 @@ from tenure._backends.kubernetes.records import (
     is_lease,
     is_ours,
     metadata_of,
+    name_in,
     new_lease,
     record_of,
     released,
@@ -43,7 +44,8 @@ from tenure._backends.kubernetes.records import (
 )
 from tenure._backends.kubernetes.watch import Watches
 from tenure._election.store import LeaseTraits, require_name, require_ttl
-from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._foreign import Unreadable, a_list, a_text, an_object
+from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.together import together
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -67,6 +69,8 @@ FEW = 8
 """Up to so many names are inspected one by one; for more, the Leases of the namespace are listed."""
 PAGE = 500
 """Leases in one page of a list."""
+PAGES_MAX = 2_000
+"""Pages of one list: a million Leases."""
 
 _LIST = Request("list")
 
@@ -90,7 +94,7 @@ class KubernetesLeases:
         """Claim *name* if it is free; a holder that repeats the request gets the same grant, extended.
 
         Raises:
-            ConfigError: No Lease can have this name, or the API server chooses its holder.
+            ConfigError: No Lease can have this name; or the API server chooses its holder, or its token can't rise.
         """
         require_lease_name(name)
         require_name(holder, of="holder")
@@ -98,7 +102,7 @@ class KubernetesLeases:
         within = patience(ttl)
         seen = self._observed.find(name)
         is_free = seen is not None and (holder_of(seen.lease) == holder or seen.has_expired(self._observed.now))
-        if seen is None or not is_free or strategy_of(seen.lease):
+        if seen is None or not is_free or strategy_of(seen.lease) or token_of(seen.lease) >= TOKEN_MAX:
             seen = await self._read(name, within)  # otherwise it is written at once: that fails if it has changed
         for _ in range(TRIES):
             now = self._observed.now
@@ -255,7 +259,7 @@ class KubernetesLeases:
                 self._observed.note_missing(name)
                 found[name] = None
             else:
-                found[name] = self._observed.note(name, self._lease_in(lease, name))
+                found[name] = self._observed.note(name, lease)
         return found
 
     async def _list(self, label: str = "") -> dict[str, Json] | Answer:
@@ -269,18 +273,24 @@ class KubernetesLeases:
         """Read the list in pages; None if it took so long that the server has forgotten where it was."""
         leases: dict[str, Json] = {}
         following = ""
-        while True:
+        for _ in range(PAGES_MAX):
             query = {**selected, "limit": str(PAGE)} | ({"continue": following} if following else {})
             answer = await self._client.send(_LIST, "GET", self._client.leases_path, query=query, expected=(403, 410))
             if answer.status == 410:
                 return None
             if answer.status == 403:
                 return answer
-            for lease in answer.body.get("items") or []:  # the type of each is that of the list
-                leases[str(lease["metadata"]["name"])] = {"apiVersion": API_VERSION, "kind": "Lease", **lease}
-            following = str((answer.body.get("metadata") or {}).get("continue") or "")
+            try:
+                items = a_list(answer.body.get("items") or [])
+                following = a_text(an_object(answer.body.get("metadata") or {}).get("continue") or "")
+            except Unreadable as error:
+                raise self._no_answer("a list of Leases") from error
+            for lease in items:  # the type of each is that of the list
+                if (name := name_in(lease)) is not None:
+                    leases[name] = {"apiVersion": API_VERSION, "kind": "Lease", **lease}
             if not following:
                 return leases
+        raise self._no_answer(f"a list of Leases that ends after {PAGES_MAX} pages")
 
     async def _create(self, lease: Json, within: float | None = None) -> Json | None:
         """Create a Lease, and return it; None if it exists already."""
@@ -315,11 +325,14 @@ class KubernetesLeases:
 
     def _lease_in(self, found: Json, name: str) -> Json:
         if not is_lease(found, name):
-            raise Unavailable(
-                f"{self._client.address.access.server} answered, but not with the Lease {name!r}: is a proxy between "
-                "here and the API server?"
-            )
+            raise self._no_answer(f"the Lease {name!r}")
         return found
+
+    def _no_answer(self, asked: str) -> Unavailable:
+        return Unavailable(
+            f"{self._client.address.access.server} answered, but not with {asked}: is a proxy between here and the API "
+            "server?"
+        )
 
     @staticmethod
     def _held_by(name: str, seen: Observation, *, remaining: float | None) -> HeldBy:

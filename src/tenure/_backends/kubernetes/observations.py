@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tenure._backends.kubernetes.records import Json, duration_of, holder_of, record_of, token_of
+from tenure._lease import TOKEN_MAX
 from tenure._runtime.clock import Clock
 
 
@@ -31,7 +32,7 @@ class Observation:
 
     def vacant_for(self, now: float) -> float:
         """Return for how many seconds, at least, it has been free: since its release was seen, or it has expired."""
-        return now - self.since - (duration_of(self.lease) if holder_of(self.lease) else 0.0)
+        return max(0.0, now - self.since - (duration_of(self.lease) if holder_of(self.lease) else 0.0))
 
 
 class Observations:
@@ -53,7 +54,9 @@ class Observations:
 
     def note(self, name: str, lease: Json) -> Observation:
         """Note a Lease that was just read or written."""
-        self._tokens[name] = max(token_of(lease), self._tokens.get(name, 0))
+        token = token_of(lease)
+        if token < TOKEN_MAX:  # else another program has written it, and an operator may still correct that
+            self._tokens[name] = max(token, self._tokens.get(name, 0))
         known = self._known.get(name)
         if known is not None and record_of(known.lease) == record_of(lease):
             known.lease = lease

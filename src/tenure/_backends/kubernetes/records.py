@@ -10,19 +10,25 @@ House rules:
 - ``tenure/holder`` is the holder to which that token belongs. If ``holderIdentity`` differs, another program has taken
   over since, under a token that is higher.
 - client-go compares records in whole seconds. So each renewal gets a ``renewTime`` in another second than the last one.
+- Anybody who may write Leases can write anything there. What can't be read counts as absent; but a holder is a holder,
+  whatever it is called, and a number that is too high is the highest: then nothing is taken from a live holder, and no
+  token falls.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tenure._checks import LONGEST
+from tenure._election.store import NAME_MAX
+from tenure._foreign import a_text, digits, read_object, read_or, texts
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, Grant, Metadata
+from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Metadata
+from tenure.errors import ConfigError
 
 Json = dict[str, Any]
 
@@ -32,6 +38,8 @@ LABEL = "tenure/election"
 """The label of each Lease that tenure has ever acquired; ``names()`` selects them by it."""
 
 TRANSITIONS_MAX = 2**31 - 1
+DURATION_MAX = 2**31 - 1
+"""The API keeps both in 32 bits."""
 AHEAD_MAX = timedelta(seconds=60)
 """How far a ``renewTime`` may be ahead of the clock, if renewals follow within a second.
 
@@ -57,13 +65,19 @@ _RECORD = (
 
 def has_version(found: object) -> bool:
     """Return whether *found* is an object of the API, and not something that a proxy has answered instead."""
-    metadata = found.get("metadata") if isinstance(found, dict) else None
-    return isinstance(metadata, dict) and bool(metadata.get("resourceVersion"))
+    version = _metadata(found).get("resourceVersion") if isinstance(found, dict) else None
+    return isinstance(version, str) and bool(version)
 
 
-def is_lease(found: Json, name: str) -> bool:
+def is_lease(found: Any, name: str) -> bool:
     """Return whether *found* is the Lease of this *name*."""
     return has_version(found) and found["metadata"].get("name") == name and isinstance(found.get("spec") or {}, dict)
+
+
+def name_in(item: object) -> str | None:
+    """Return the name of a Lease in a list; None if it is none."""
+    name = _metadata(item).get("name") if isinstance(item, dict) and has_version(item) else None
+    return name if isinstance(name, str) else None
 
 
 def is_kept(sent: Json, stored: Json) -> bool:
@@ -77,12 +91,12 @@ def is_kept(sent: Json, stored: Json) -> bool:
 
 def holder_of(lease: Json) -> str:
     """Return the holder; empty if there is none."""
-    return str(_spec(lease).get("holderIdentity") or "")
+    return _text_of(_spec(lease).get("holderIdentity"))
 
 
 def duration_of(lease: Json) -> float:
     """Return the seconds for which the record is valid after each change; 0 if none are given, as in client-go."""
-    return float(_number(_spec(lease).get("leaseDurationSeconds")))
+    return float(_clipped(_spec(lease).get("leaseDurationSeconds"), DURATION_MAX))
 
 
 def record_of(lease: Json) -> tuple[object, ...]:
@@ -100,13 +114,13 @@ def token_of(lease: Json) -> int:
     """Return the token of the present holder; if there is none, the newest one."""
     annotations = _annotations(lease)
     created_at = _created_at(lease)
-    counted = created_at + _number(_spec(lease).get("leaseTransitions"))
+    counted = created_at + _clipped(_spec(lease).get("leaseTransitions"), TRANSITIONS_MAX)
     if TOKEN not in annotations:
         return counted
     # When tenure creates a Lease, it can't know yet that its first token is the second of its creation.
-    noted = max(_number(annotations[TOKEN]), created_at)
+    noted = max(_noted(annotations[TOKEN]), created_at)
     is_newest = annotations.get(HOLDER, "") == holder_of(lease)
-    return max(counted, noted + (not is_newest))
+    return min(max(counted, noted + (not is_newest)), TOKEN_MAX)
 
 
 def grant_of(name: str, lease: Json) -> Grant:
@@ -119,22 +133,19 @@ def metadata_of(lease: Json) -> Metadata:
     written = _annotations(lease).get(METADATA)
     if not written or not is_ours(lease):
         return NO_METADATA
-    try:
-        found = json.loads(written)
-    except ValueError:
-        return NO_METADATA  # another program has changed it
-    return FrozenDict(found) if isinstance(found, dict) else NO_METADATA
+    found = read_or(lambda text: texts(read_object(text)), written, None)
+    return FrozenDict(found) if found else NO_METADATA  # also if another program has changed it
 
 
 def strategy_of(lease: Json) -> str:
     """Return the strategy of a coordinated election, in which the API server chooses the holder; usually empty."""
-    return str(_spec(lease).get("strategy") or "")
+    return _text_of(_spec(lease).get("strategy"))
 
 
 def is_asked_to_resign(lease: Json) -> bool:
     """Return whether the holder was asked to step down, by tenure or by a coordinated election."""
-    preferred = _spec(lease).get("preferredHolder")
-    asked = _number(_annotations(lease).get(RESIGN))
+    preferred = _text_of(_spec(lease).get("preferredHolder"))
+    asked = _noted(_annotations(lease).get(RESIGN))
     return bool(asked and asked == token_of(lease)) or bool(preferred and preferred != holder_of(lease))
 
 
@@ -163,12 +174,23 @@ def acquired(lease: Json, holder: str, ttl: float, metadata: Metadata, *, after:
     """Return *lease* held by *holder*, under a token higher than all that it had, and higher than *after*.
 
     A Lease that isn't created yet gets its base, the second of its creation, from the server.
+
+    Raises:
+        ConfigError: Somebody has written a token that can't rise any more.
     """
-    changed = copy.deepcopy(lease)
-    spec, annotations = _for_change(changed)
+    changed, spec, annotations = _for_change(lease)
     created_at = _created_at(lease)
-    token = max(token_of(lease), after) + 1 if created_at else after + 1 if after else 0
-    transitions = token - created_at if created_at else 0
+    if created_at or has_version(lease):
+        token = max(token_of(lease), after) + 1
+        transitions = token - created_at
+    else:
+        token, transitions = after + 1 if after else 0, 0
+    if token > TOKEN_MAX:
+        raise ConfigError(
+            f"the token of the Lease {_metadata(lease).get('name')!r} can't rise any more: another program has written "
+            f"{annotations.get(TOKEN)!r:.40} into its annotation {TOKEN}; write the newest token there that your "
+            "resources have seen"
+        )
     written = micro_time(_next_renewal(spec.get("renewTime"), now))
     spec |= {
         "holderIdentity": holder,
@@ -182,16 +204,14 @@ def acquired(lease: Json, holder: str, ttl: float, metadata: Metadata, *, after:
     annotations |= {HOLDER: holder, TOKEN: str(token)}
     if metadata:
         annotations[METADATA] = json.dumps(dict(metadata))
-    labels = changed["metadata"].get("labels") or {}
-    changed["metadata"]["labels"] = {**labels, LABEL: "true"}
+    changed["metadata"]["labels"] = {**_dict(changed["metadata"].get("labels")), LABEL: "true"}
     return changed
 
 
 def renewed(lease: Json, ttl: float, *, left: float, now: datetime) -> Json:
     """Return *lease* renewed for *ttl* seconds, and at least for the *left* ones: a renewal never shortens it."""
-    changed = copy.deepcopy(lease)
     token = token_of(lease)
-    spec, annotations = _for_change(changed)
+    changed, spec, annotations = _for_change(lease)
     spec["renewTime"] = micro_time(_next_renewal(spec.get("renewTime"), now))
     spec["leaseDurationSeconds"] = max(math.ceil(ttl), math.ceil(left))
     # Again, as another program may have removed them.
@@ -201,9 +221,8 @@ def renewed(lease: Json, ttl: float, *, left: float, now: datetime) -> Json:
 
 def released(lease: Json, *, now: datetime) -> Json:
     """Return *lease* without a holder, as client-go releases it; its token is kept."""
-    changed = copy.deepcopy(lease)
     token = token_of(lease)
-    spec, annotations = _for_change(changed)
+    changed, spec, annotations = _for_change(lease)
     written = micro_time(_next_renewal(spec.get("renewTime"), now))
     spec |= {"holderIdentity": "", "leaseDurationSeconds": RELEASED_DURATION}
     spec |= {"acquireTime": written, "renewTime": written}
@@ -215,8 +234,7 @@ def released(lease: Json, *, now: datetime) -> Json:
 
 def asked_to_resign(lease: Json) -> Json:
     """Return *lease* with a request to its holder to step down; the record stays the same, so this is no renewal."""
-    changed = copy.deepcopy(lease)
-    _, annotations = _for_change(changed)
+    changed, _, annotations = _for_change(lease)
     annotations[RESIGN] = str(token_of(lease))
     return changed
 
@@ -229,30 +247,45 @@ def micro_time(moment: datetime) -> str:
 # --- inner -------------------------------------------------------------------------------------------------------
 
 
+def _dict(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
 def _spec(lease: Json) -> Mapping[str, Any]:
-    return lease.get("spec") or {}
+    return _dict(lease.get("spec"))
 
 
 def _metadata(lease: Json) -> Mapping[str, Any]:
-    return lease.get("metadata") or {}
+    return _dict(lease.get("metadata"))
 
 
-def _annotations(lease: Json) -> Mapping[str, str]:
-    return _metadata(lease).get("annotations") or {}
+def _annotations(lease: Json) -> Mapping[str, object]:
+    return _dict(_metadata(lease).get("annotations"))
 
 
-def _for_change(lease: Json) -> tuple[Json, Json]:
-    """Return the spec and the annotations of a copy, to be changed."""
-    spec = lease["spec"] = lease.get("spec") or {}
-    annotations = lease["metadata"]["annotations"] = lease["metadata"].get("annotations") or {}
-    return spec, annotations
+def _for_change(lease: Json) -> tuple[Json, Json, Json]:
+    """Return a copy of *lease*, with its spec and its annotations, which may be changed."""
+    spec, annotations = dict(_spec(lease)), dict(_annotations(lease))
+    return {**lease, "spec": spec, "metadata": {**_metadata(lease), "annotations": annotations}}, spec, annotations
 
 
-def _number(value: object) -> int:
-    """Return a number that another program may have written."""
-    if isinstance(value, str):
-        return int(value) if value.isascii() and value.isdecimal() and len(value) < 19 else 0
-    return int(value) if isinstance(value, int | float) else 0
+def _text_of(value: object) -> str:
+    """Return a name in the record as text that can be shown; empty if there is none."""
+    if not isinstance(value, str):
+        return str(value)[:NAME_MAX] if value else ""
+    return value if value.isascii() else value.encode(errors="replace").decode()
+
+
+def _noted(annotation: object) -> int:
+    """Return the token in an annotation: 0 if that is no number, the highest if it is higher than a token can be."""
+    is_number = isinstance(annotation, str) and annotation.isascii() and annotation.isdecimal()
+    return read_or(digits, annotation, TOKEN_MAX if is_number else 0)
+
+
+def _clipped(value: object, most: int) -> int:
+    """Return a number in the record: 0 if it is none, *most* if it is higher."""
+    is_number = type(value) in (int, float) and value > 0  # type: ignore[operator]
+    return int(min(value, most)) if is_number else 0  # type: ignore[call-overload]
 
 
 def _created_at(lease: Json) -> int:
@@ -262,9 +295,12 @@ def _created_at(lease: Json) -> int:
 
 
 def _moment(text: object) -> datetime | None:
+    """Return a time that every clock can represent; None if it is none."""
     try:
-        return datetime.fromisoformat(str(text)).astimezone(UTC) if text else None
-    except ValueError:
+        found = datetime.fromisoformat(a_text(text))
+        found = found.astimezone(UTC) if found.tzinfo is not None else found.replace(tzinfo=UTC)
+        return found if 0.0 <= found.timestamp() <= LONGEST else None
+    except (ValueError, OverflowError):  # also Unreadable
         return None
 
 

@@ -191,7 +191,7 @@ class Watch:
         if not is_known:  # ERROR: usually 410, the version is too old
             self._version = None
             return False
-        self._version = str(lease["metadata"]["resourceVersion"])
+        self._version = lease["metadata"]["resourceVersion"]
         if kind != "BOOKMARK":
             if kind == "DELETED":
                 self._observed.note_missing(self._name)

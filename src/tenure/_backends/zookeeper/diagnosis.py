@@ -42,7 +42,7 @@ async def _server(client: Client, host: str, port: int) -> tuple[Fact, str]:
     if not mode:
         advice = "add srvr to its 4lw.commands.whitelist"
         return Fact(name, "does not say whether it leads", advice, "zookeeper-no-srvr"), ""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal() and len(part) < 10)
     advice = "tenure needs 3.5 or newer, and is tested with 3.8" if numbers < VERSION_MIN else ""
     return Fact(name, f"{version}, {mode}", advice, "zookeeper-version"), mode
 

@@ -10,11 +10,12 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.names import Dialect, Queue, dialect_of, escaped, queue_of, unescaped
-from tenure._backends.zookeeper.records import NO_RECORD, Record, is_asked, read_record
+from tenure._backends.zookeeper.records import NO_RECORD, Record, is_asked, is_record, read_record, shown_record
 from tenure._backends.zookeeper.requests import Send, children, create, exists, get, set_data, sync
 from tenure._backends.zookeeper.session import Session
+from tenure._election.store import NAME_MAX
 from tenure._lease import HeldBy, Vacant
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable
 
 ATTEMPTS = 10
 """How often a queue that changes meanwhile is read anew, in one verb."""
@@ -133,6 +134,7 @@ class Elections:
         listings = await session.ask_each([children(self.path(name)) for name in names], until, after=after)
         firsts: dict[str, str] = {}
         for name, nodes in zip(names, listings, strict=True):
+            _require_rights(nodes)
             first = None if isinstance(nodes, NoNodeError) else queue_of(nodes, self._dialect).first
             if first is not None:
                 firsts[name] = first
@@ -140,16 +142,23 @@ class Elections:
         readings = [get(f"{self.path(name)}/{first}") for name, first in firsts.items()]
         answers = await session.ask_each([*readings, *(get(self.path(name)) for name in names)], until)
         leaders = dict(zip(firsts, answers, strict=False))
+        hidden = [name for name, answer in leaders.items() if isinstance(answer, TenureError)]
+        if hidden:  # by a candidate of others; whether a node exists, everybody may ask
+            statuses = await session.ask_each([exists(f"{self.path(name)}/{firsts[name]}") for name in hidden], until)
+            leaders |= {
+                name: (b"", stat) if stat else NoNodeError() for name, stat in zip(hidden, statuses, strict=True)
+            }
         found: dict[str, HeldBy | Vacant] = {}
         for name, answer in zip(names, answers[len(firsts) :], strict=True):
+            _require_rights(answer)
             is_gone = isinstance(answer, NoNodeError)
-            record = NO_RECORD if is_gone else read_record(answer[0], self.path(name))
+            record = NO_RECORD if is_gone else shown_record(answer[0])
             if name not in firsts:
-                found[name] = Vacant(name, record.token if record else 0)
+                found[name] = Vacant(name, record.token)
             elif not is_gone and not isinstance(leaders[name], NoNodeError):
                 data, stat = leaders[name]
-                held = _held_by(name, firsts[name], data, stat, record or NO_RECORD)
-                found[name] = replace(held, resign_asked=is_asked(record or NO_RECORD, stat.czxid, data))
+                held = _held_by(name, firsts[name], data, stat, record)
+                found[name] = replace(held, resign_asked=is_asked(record, stat.czxid, data))
         return found
 
     async def held_by(self, session: Session, name: str, first: str, until: float) -> HeldBy | None:
@@ -200,9 +209,9 @@ class Elections:
             readings = [get(f"{self._root}/{node}") for node in some]
             answers = await session.ask_each(readings, self._client.until())  # each time, a time limit of its own
             for node, answer in zip(some, answers, strict=True):
-                data = b"" if isinstance(answer, NoNodeError) else answer[0]
-                if data and read_record(data, f"{self._root}/{node}"):
-                    found.append(unescaped(node))
+                data = b"" if isinstance(answer, (NoNodeError, TenureError)) else answer[0]
+                if is_record(data) and (name := unescaped(node)) is not None:
+                    found.append(name)
         return sorted(found)
 
     async def ask_to_resign(self, name: str) -> bool:
@@ -263,7 +272,14 @@ def _held_by(name: str, first: str, data: bytes, stat: Any, record: Record) -> H
     """Return the holder of *name* by the *data* and the status of its node, which is the *first* one."""
     if record.token == stat.czxid:
         return HeldBy(name, record.holder, record.token, None, record.metadata)
-    return HeldBy(name, data.decode(errors="replace") or first, stat.czxid, None)
+    shown = data[: 4 * NAME_MAX].decode(errors="replace")[:NAME_MAX]
+    return HeldBy(name, shown or first, stat.czxid, None)
+
+
+def _require_rights(answer: object) -> None:
+    """Refuse an answer that says that this client may not read what it has asked about."""
+    if isinstance(answer, TenureError):
+        raise answer
 
 
 def _unsteady(path: str) -> Unavailable:

@@ -16,12 +16,12 @@ from uuid import UUID
 Dialect = Literal["latch", "lock", "kazoo"]
 
 _NUMBER = r"(-\d{9,10}|\d{10})"
-_ANY_SEQUENCE = re.compile(rf".*{_NUMBER}", re.DOTALL)
+_ANY_SEQUENCE = re.compile(rf".*?{_NUMBER}", re.DOTALL | re.ASCII)
 _WRITES: dict[str, str] = {"latch": "_c_{guid}-latch-", "lock": "_c_{guid}-lock-", "kazoo": "{hex}__lock__"}
 # As the clients of the dialect find the number: Curator takes what follows the last "latch-" or "lock-". A name that
 # begins with "lock-" is of DistributedLock for .NET, which counts no other names: it would lead beside those clients.
 _READS = {
-    dialect: re.compile(rf"{marker}{_NUMBER}", re.DOTALL)
+    dialect: re.compile(rf"{marker}{_NUMBER}", re.DOTALL | re.ASCII)
     for dialect, marker in (("latch", ".*latch-"), ("lock", ".+lock-"), ("kazoo", ".*__lock__"))
 }
 _CYCLE = 2**32
@@ -65,20 +65,28 @@ def queue_of(children: Iterable[str], dialect: Dialect) -> Queue:
     numbers: dict[str, int] = {}
     strangers = []
     for child in children:
-        if found := _READS[dialect].fullmatch(child):
+        found = _READS[dialect].fullmatch(child)
+        sequence = found or _ANY_SEQUENCE.fullmatch(child)
+        if sequence is None or not -_CYCLE // 2 <= int(sequence[1]) < _CYCLE // 2:  # no server gives such a number
+            continue
+        if found:
             numbers[child] = int(found[1])
-        elif _ANY_SEQUENCE.fullmatch(child):
+        else:
             strangers.append(child)
     return Queue(_sorted(numbers), sorted(strangers))
 
 
 def _sorted(numbers: dict[str, int]) -> list[str]:
-    if not numbers:
-        return []
-    # All that stand in a queue at one time lie within half a cycle, so each may be the origin.
-    origin = next(iter(numbers.values()))
-    half = _CYCLE // 2
-    return sorted(numbers, key=lambda node: (numbers[node] - origin + half) % _CYCLE)
+    """Sort nodes so that all clients agree, whatever numbers others have put among them by hand.
+
+    All that stand in a queue at one time have numbers close to each other. So the first one follows the widest gap.
+    """
+    nodes = sorted(numbers, key=lambda node: (numbers[node] % _CYCLE, node))
+    gaps = [
+        (numbers[node] - numbers[before]) % _CYCLE for before, node in zip([*nodes[-1:], *nodes], nodes, strict=False)
+    ]
+    first = gaps.index(max(gaps)) if len(nodes) > 1 else 0
+    return nodes[first:] + nodes[:first]
 
 
 def dialect_of(node: str) -> str:
@@ -104,6 +112,7 @@ def escaped(name: str) -> str:
     return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
 
 
-def unescaped(node: str) -> str:
-    """Return the name of the election that has this *node*."""
-    return unquote(node, errors="replace")
+def unescaped(node: str) -> str | None:
+    """Return the name of the election that has this *node*; None if no name gives it."""
+    name = unquote(node, errors="replace")
+    return name if escaped(name) == node else None

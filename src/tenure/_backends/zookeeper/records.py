@@ -1,15 +1,19 @@
 """What an election's node holds, beside its candidates: the newest token, its holder's metadata, a request to resign.
 
-Clients in other languages never look at the data of that node. If it isn't ours, it is left alone.
+Clients in other languages never look at the data of that node. If it isn't ours, it is left alone. What is wrong in a
+record of ours counts as not noted, and the next holder writes it anew: no token follows from it.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 
+from tenure._election.store import NAME_MAX
+from tenure._foreign import a_count, a_text, read_object, read_or, texts
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, Metadata
+from tenure._lease import NO_METADATA, TOKEN_MAX, Metadata
 from tenure.errors import ConfigError
 
 METADATA_MAX = 65_536
@@ -64,19 +68,40 @@ def read_record(data: bytes, path: str) -> Record | None:
     """
     if not data:
         return NO_RECORD
-    try:
-        found = json.loads(data)
-        if not isinstance(found, dict) or _MARK not in found:
-            return None
-        if found[_MARK] != _LAYOUT:
-            raise ConfigError(
-                f"{path} was written in layout {found[_MARK]!r}, and this tenure knows layout {_LAYOUT} only; update "
-                "tenure in every process that uses it"
-            )
-        metadata = FrozenDict({str(key): str(value) for key, value in found.get("metadata", {}).items()})
-        return Record(int(found["token"]), str(found["holder"]), metadata or NO_METADATA, int(found.get("resign", 0)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    found = read_or(read_object, data, {})
+    layout = found.get(_MARK)
+    if type(layout) is not int or layout < _LAYOUT:
         return None
+    if layout != _LAYOUT:
+        raise ConfigError(
+            f"{path} was written in layout {layout}, and this tenure knows layout {_LAYOUT} only; update tenure in "
+            "every process that uses it"
+        )
+    token = read_or(_a_token, found.get("token"), 0)
+    holder = read_or(partial(a_text, most=NAME_MAX), found.get("holder"), "")
+    if not (token and holder):
+        return NO_RECORD
+    metadata = read_or(texts, found.get("metadata"), {})
+    return Record(token, holder, FrozenDict(metadata) or NO_METADATA, read_or(_a_token, found.get("resign"), 0))
+
+
+def shown_record(data: bytes) -> Record:
+    """Return the record in *data* as far as it is known, to be shown: nothing of one that isn't ours, or is newer."""
+    try:
+        return read_record(data, "") or NO_RECORD
+    except ConfigError:
+        return NO_RECORD
+
+
+def is_record(data: bytes) -> bool:
+    """Return whether a candidate of tenure has written *data*, also a newer one."""
+    try:
+        return bool(data) and read_record(data, "") is not None
+    except ConfigError:
+        return True
+
+
+_a_token = partial(a_count, most=TOKEN_MAX)
 
 
 def require_metadata(metadata: Metadata) -> None:

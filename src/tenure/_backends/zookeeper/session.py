@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kazoo.exceptions import AuthFailedError, KazooException, SessionExpiredError
+from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError, SessionExpiredError
 from kazoo.protocol.states import KeeperState, WatchedEvent
 
 from tenure._backends.zookeeper.driver import OVER, Driver
@@ -243,6 +243,7 @@ class Session:
     async def ask_each(self, sends: Sequence[Send], until: float, *, after: Send | None = None) -> list[Any]:
         """Send many requests together as :meth:`ask` does; return of each the answer, or the error that is expected.
 
+        A node that this client has no rights for must not hide the rest: then it is the ``TenureError`` that says so.
         They are answered in their order; those without an answer when the connection breaks are sent again.
         """
         found: list[Any] = []
@@ -268,6 +269,10 @@ class Session:
             return await self.answer(reply, until)
         except Expected as error:
             return error
+        except TenureError as error:
+            if isinstance(error.__cause__, NoAuthError):
+                return error
+            raise
 
     def send(
         self, send: Send, *, writes: bool = False, arms: Watched | None = None, needs_rights: bool = True

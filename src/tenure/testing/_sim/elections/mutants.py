@@ -391,7 +391,7 @@ class _PlacesStay(QueuedStore):
     def acquire(self, holder: str) -> Granted | HeldBy:
         answer = super().acquire(holder)
         for place in self.places[1:]:
-            place.expires = math.inf
+            place.expires = self.now() + 1e9
         return answer
 
 
