@@ -20,7 +20,6 @@ from tenure._queue.broker import Broker
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.verdicts import DeadLetter
 from tenure._url import Url
-from tenure.testing import until
 from tenure.testing._conformance.queues.steps import receive, settle
 from tenure.testing.conformance import (
     BrokerCapacitySuite,
@@ -34,6 +33,7 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy
+from tests.durations import until
 from tests.servers import ServiceBus, private, shared
 from tests.servers.servicebus import NAMESPACE
 from tests.stores.servicebus.opened import MovedClock, inside, look_shortly
