@@ -169,6 +169,18 @@ def test_each_store_counts_the_cost_of_its_requests(store: str) -> None:
     assert counting >= suites_of(store) & {"LeaseCostSuite", "BrokerCostSuite"}
 
 
+NOBODY_ELSE_WRITES = frozenset({"Memory", "Observed", "Queued"})
+"""Stores inside the process."""
+
+
+@pytest.mark.parametrize("store", WHERE)
+def test_what_others_may_write_is_tried_on_each_store(store: str) -> None:
+    for suite in (LeaseSuite, QueueSuite):
+        classes = [one for one in classes_before(store) if issubclass(one, suite)]
+        if classes and store not in NOBODY_ELSE_WRITES:
+            assert max(len(one.harness.foreign) for one in classes) >= 7, suite
+
+
 def test_peers_have_the_faults_of_a_fleet() -> None:
     # A fleet has no store that could be full, away or restarted: tests/sim/peers has faults of its members, and
     # tests/stores/peers/test_cut.py cuts real ones off.
