@@ -58,10 +58,6 @@ def brief(message: Any) -> str:
     return f"{type(message).__name__}({', '.join(shown)})"
 
 
-Outcome = Literal["abandoned", "expired", "rejected"]
-"""How a delivery ended that did not settle its message for good."""
-
-
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A delivery that did not settle the message for good; ``at`` by the store's wall clock."""
@@ -70,10 +66,14 @@ class Attempt:
     """Which delivery it was: 1 is the first."""
     at: float
     """When it ended, by the store's wall clock, in Unix seconds."""
-    outcome: Outcome
+    outcome: Literal["abandoned", "expired", "rejected"]
     """``abandoned`` by its consumer, its lock ``expired`` (crash, hang), or ``rejected`` to the dead letters."""
     error: Failure | None = None
     """What the handler raised; None if it raised nothing, or its process died."""
+
+
+OUTCOMES = frozenset({"abandoned", "expired", "rejected"})
+"""How an attempt may end."""
 
 
 @dataclass(frozen=True, slots=True)
