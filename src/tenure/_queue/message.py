@@ -72,10 +72,6 @@ class Attempt:
     """What the handler raised; None if it raised nothing, or its process died."""
 
 
-OUTCOMES = frozenset({"abandoned", "expired", "rejected"})
-"""How an attempt may end."""
-
-
 @dataclass(frozen=True, slots=True)
 class Death:
     """Why, when and after what a message died."""
