@@ -31,7 +31,9 @@ class Unreadable(ValueError):
 
 
 def read_or(read: Callable[[Any], T], value: object, otherwise: Otherwise) -> T | Otherwise:
-    """Return what *read* makes of *value*, or *otherwise* if it is unreadable."""
+    """Return what *read* makes of *value*, or *otherwise* if it is unreadable, or None: most values are not there."""
+    if value is None:
+        return otherwise
     try:
         return read(value)
     except Unreadable:
@@ -117,6 +119,13 @@ def seconds(value: object, least: float = 0.0, most: float = LONGEST) -> float:
     if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]
         raise Unreadable(f"it is no number of seconds from {least:g} to {most:g}, but {_shown(value)}")
     return float(value)  # type: ignore[arg-type]
+
+
+def clipped(value: object, least: float = 0.0, most: float = LONGEST) -> float | None:
+    """Return a number, an infinite one too, as the nearest one from *least* to *most*; None if *value* is no number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        return None
+    return float(min(max(value, least), most))
 
 
 def a_text(value: object, most: int = RECORD_MAX) -> str:

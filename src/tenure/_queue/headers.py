@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from tenure._foreign import Unreadable, a_text, an_object
@@ -14,6 +15,9 @@ from tenure.errors import ConfigError
 
 HEADERS_MAX = 65_536
 """Bytes that the headers of a message may have, names and texts as UTF-8, and 8 for each other value."""
+
+HEADERS_JSON_MAX = 8 * HEADERS_MAX
+"""The longest JSON of headers that is read: six characters may stand for one, and 24 digits for 8 bytes."""
 
 RESERVED_PREFIXES = ("tenure-", "x-tenure-", "nats-", "x-first-death-", "x-last-death-")
 """Beginnings of names, in capitals or not, that a store or tenure uses for its bookkeeping."""
@@ -33,6 +37,7 @@ RESERVED_NAMES = frozenset(
 """Names that a store uses for its bookkeeping, or by which it puts a message into other queues, too."""
 
 
+@lru_cache(maxsize=1_000)  # the same few names come with every message
 def is_reserved(name: str) -> bool:
     """Return whether a header of this *name* means something to a store or to tenure; no sender may set it."""
     return name in RESERVED_NAMES or name.lower().startswith(RESERVED_PREFIXES)

@@ -58,6 +58,9 @@ def brief(message: Any) -> str:
     return f"{type(message).__name__}({', '.join(shown)})"
 
 
+Outcome = Literal["abandoned", "expired", "rejected"]  # beside that of Attempt, as this name isn't public
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A delivery that did not settle the message for good; ``at`` by the store's wall clock."""

@@ -16,11 +16,13 @@ from tenure._backends.postgres.client import Client
 from tenure._election.store import LeaseStore
 from tenure._lease import Granted
 from tenure._queue.broker import Broker
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, Settlement
 from tenure._url import Url
 from tenure.testing import until
+from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -158,8 +160,36 @@ def _is_idle() -> bool:
 LONG = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
 
 
+LEASE_EDITS = {
+    "metadata that is no JSON": "metadata = '{'",
+    "metadata of other types": """metadata = '{"x": [1], "y": "\\ud800"}'""",
+    "deep metadata": "metadata = repeat('[', 100000)",
+    "the last token": "token = 9223372036854775807",
+    "an endless time": "expires_at = 'infinity'",
+    "a time that is no number": "expires_at = 'NaN'",
+    "a time long ago": "expires_at = -1e300",
+}
+"""What an administrator may set in the row of a lease, by what that is."""
+
+MESSAGE_EDITS = {
+    "headers that are no JSON": "headers = '{'",
+    "headers that are no object": "headers = '[1]'",
+    "headers of other types": """headers = '{"x": [1], "y": null, "z": 1e999, "\\ud800": "\\ud800", "n": 9e99}'""",
+    "deep headers": "headers = repeat('[', 100000)",
+    "a history that is no list": "history = '7'",
+    "a history of another form": """history = '[[1,0,"x",null],7,{"number":-1},[2,1e400,"expired",null]]'""",
+    "a count below zero": "deliveries = -5",
+    "a count at its end": "deliveries = 2147483647",
+    "an endless time": "enqueued_at = 'infinity'",
+    "a time that is no number": "enqueued_at = 'NaN'",
+    "long texts": "id = repeat('x', 10000), reply_to = repeat('x', 10000), correlation_id = E'\\n'",
+}
+"""What an administrator may set in the row of a message, by what that is."""
+
+
 class PostgresHarness(LeaseHarness):
     traits = postgres.TRAITS
+    foreign = tuple(LEASE_EDITS)
     ttl = LONG
     behind_proxy: ClassVar[bool] = False
 
@@ -182,6 +212,10 @@ class PostgresHarness(LeaseHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._setup.server.turn(seconds)
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        async with connected_to(self._setup.server.url) as user:
+            await user.execute(f"UPDATE tenure.lease SET {LEASE_EDITS[how]} WHERE name = $1", name)
 
 
 class SeveredHarness(PostgresHarness):
@@ -257,6 +291,7 @@ class TestPostgresLeasesWithALockedRow(LeaseFaultSuite):
 
 class PostgresQueueHarness(QueueHarness):
     traits = postgres.QUEUE_TRAITS
+    foreign = tuple(MESSAGE_EDITS)
     lock = LONG
     counts_bytes = True
     backlog = 21_000  # it handles ten times a thousand, and a session takes two steps
@@ -287,6 +322,13 @@ class PostgresQueueHarness(QueueHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._setup.server.turn(seconds)
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        body = f"foreign: {how}".encode()
+        await place((await self._setup.open()).broker, self, queue, body)
+        table = "dead" if queue.endswith(DEAD_SUFFIX) else "message"
+        async with connected_to(self._setup.server.url) as user:
+            await user.execute(f"UPDATE tenure.{table} SET {MESSAGE_EDITS[how]} WHERE body = $1", body)
 
 
 class SeveredQueueHarness(PostgresQueueHarness):

@@ -14,6 +14,7 @@ from tenure._backends.redis.scripts import LEASES, QUEUES, scripts
 from tenure._election.store import LeaseStore
 from tenure._queue.broker import Broker
 from tenure._url import Url
+from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -111,23 +112,73 @@ class RedisSetup:
 LONG = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
 
 
+LEASE_EDITS: dict[str, tuple[str, bytes]] = {
+    "metadata that is no JSON": ("metadata", b"{"),
+    "metadata of other types": ("metadata", b'{"x": [1], "y": "\\ud800"}'),
+    "deep metadata": ("metadata", b"[" * 100_000),
+    "metadata that is no text": ("metadata", b"\xff"),
+    "the last token": ("token", b"9223372036854775807"),
+    "a token as text": ("token", b"new"),
+    "a token with a fraction": ("token", b"1.5"),
+    "a token below zero": ("token", b"-1"),
+    "a holder that is no text": ("holder", b"\xff"),
+    "a resignation as text": ("resign", b"yes"),
+    "an odd end": ("released", b"x y"),
+}
+"""What an administrator may set in the term of a lease, by what that is: the field, and its value."""
+
+MESSAGE_EDITS: dict[str, tuple[str, bytes | None]] = {
+    "a head that is no JSON": ("head", b"["),
+    "a head that is no list": ("head", b"7"),
+    "a head of other types": ("head", b'[7, {"x": [1], "y": null, "z": 1e999}, [1], {}]'),
+    "a deep head": ("head", b"[" * 100_000),
+    "a state that is none": ("state", b"x"),
+    "a state without fields": ("state", b"1|2"),
+    "a state of other types": ("state", b"a|b|c|d|q||"),
+    "a count below zero": ("state", b"-1|0|0|0|q||"),
+    "huge numbers": ("state", b"9" * 400 + b"|" + b"9" * 400 + b"|0|0|q||"),
+    "a history that is none": ("history", b"x"),
+    "a history of other types": ("history", b"1|x|y|z\n2|3|expired|[["),
+    "a death that is no JSON": ("death", b"["),
+    "a death of other types": ("death", b'[7, [], "soon"]'),
+    "no body": ("body", None),
+}
+"""What an administrator may set of a message, by what that is: the hash, and its value; None removes it."""
+
+
 class RedisHarness(RedisSetup, LeaseHarness):
     traits = redis.TRAITS
+    foreign = tuple(LEASE_EDITS)
     ttl = LONG
     faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def open(self) -> LeaseStore:
         return (await self.backend()).leases
 
+    async def write_foreign(self, name: str, how: str) -> None:
+        _, term = self._backends[0].leases._keys(name)
+        async with aioredis.Redis.from_url(self._server.url) as client:
+            await client.hset(term, *LEASE_EDITS[how])
+
 
 class RedisQueueHarness(RedisSetup, QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
     lock = LONG
+    foreign = tuple(MESSAGE_EDITS)
     faults = frozenset({"lose_answer", "cut", "late", "hold", "away", "restart"})
 
     async def open(self) -> Broker:
         return (await self.backend()).broker
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        broker, body = self._backends[0].broker, f"foreign: {how}".encode()
+        await place(broker, self, queue, body)
+        base, (part, value) = broker._scripts.base(queue), MESSAGE_EDITS[how]
+        async with aioredis.Redis.from_url(self._server.url) as client:
+            bodies = await client.hgetall(f"{base}body")
+            [sequence] = [one for one, found in bodies.items() if found == body]
+            await (client.hdel(base + part, sequence) if value is None else client.hset(base + part, sequence, value))
 
 
 KILLED = (("databases", "16"),)

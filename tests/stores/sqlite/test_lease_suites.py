@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,9 +16,29 @@ from tenure.testing import ManualClock
 from tenure.testing.conformance import FaultyLeaseStore, GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite
 from tenure.testing.faultproxy import Begin, Direction
 
+EDITS = {
+    "metadata that is no JSON": "metadata = '{'",
+    "metadata of other types": """metadata = '{"x": [1], "\\ud800": "y"}'""",
+    "deep metadata": "metadata = printf('%.*c', 100000, '[')",
+    "metadata as bytes": "metadata = x'ff'",
+    "the last token": "token = 9223372036854775807",
+    "a token as text": "token = 'new'",
+    "a token with a fraction": "token = 1e300",
+    "a holder as bytes": "holder = x'ff'",
+    "a holder as a number": "holder = 7",
+    "an endless time": "expires_at = 9e999",
+    "a time as text": "expires_at = 'never'",
+    "a ttl as text": "ttl = 'long'",
+    "a negative ttl": "ttl = -1e300",
+    "a resignation as text": "resign_asked = 'yes'",
+    "renewals as text": "renewals = 'many'",
+}
+"""What an administrator may set in the row of a lease, by what that is."""
+
 
 class SqliteHarness(LeaseHarness):
     traits = sqlite.TRAITS
+    foreign = tuple(EDITS)
     is_exact = True
     busy: ClassVar[float] = 10.0  # many calls come at once, and this process may be slow while one of them writes
 
@@ -46,6 +66,10 @@ class SqliteHarness(LeaseHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        with closing(sqlite3.connect(self._file, isolation_level=None)) as file:
+            file.execute(f"UPDATE tenure_lease SET {EDITS[how]} WHERE name = ?", [name])
 
 
 class TestSqliteLeases(LeaseStoreSuite):

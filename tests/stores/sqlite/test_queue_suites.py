@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from tenure._backends import sqlite
 from tenure._queue.broker import Broker
 from tenure._url import Url
 from tenure.testing import ManualClock
+from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -26,9 +27,30 @@ from tenure.testing.conformance import (
 from tenure.testing.faultproxy import Begin, Direction
 from tests.stores.sqlite.test_lease_suites import moved_away
 
+EDITS = {
+    "headers that are no JSON": "headers = '{'",
+    "headers that are no object": "headers = '[1]'",
+    "headers of other types": """headers = '{"x": [1], "y": null, "z": 1e999, "\\ud800": "\\ud800", "n": 9e99}'""",
+    "deep headers": "headers = printf('%.*c', 100000, '[')",
+    "headers as bytes": "headers = x'ff'",
+    "history that is no JSON": "history = '{'",
+    "history of another form": """history = '[[1e999,0,"x",null],7,{"number":-1}]'""",
+    "deep history": "history = printf('%.*c', 100000, '[')",
+    "counts as text": "deliveries = 'many', priority = 'high'",
+    "huge counts": "deliveries = 9e18, priority = 9e18",
+    "a negative count": "deliveries = -5",
+    "an endless time": "enqueued_at = 1e300",
+    "a time as text": "enqueued_at = 'now'",
+    "texts as bytes": "id = x'ff', reply_to = x'ff', correlation_id = x'ff'",
+    "texts as numbers": "id = 7, reply_to = 7.5, correlation_id = 1e300",
+    "a body as text": "body = CAST(body AS TEXT)",
+}
+"""What an administrator may set in the row of a message, by what that is."""
+
 
 class SqliteQueueHarness(QueueHarness):
     traits = sqlite.QUEUE_TRAITS
+    foreign = tuple(EDITS)
     is_exact = True
     counts_bytes = True
     busy: ClassVar[float] = 10.0  # many calls come at once, and this process may be slow while one of them writes
@@ -57,6 +79,12 @@ class SqliteQueueHarness(QueueHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        body = f"foreign: {how}".encode()
+        await place(self._opened[0].broker, self, queue, body)
+        with closing(sqlite3.connect(self._file, isolation_level=None)) as file:
+            file.execute(f"UPDATE tenure_message SET {EDITS[how]} WHERE body = ?", [body])
 
 
 class TestSqliteQueues(BrokerSuite):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from tenure._backends.postgres.client import Client
+from tenure._foreign import a_count, a_list, a_text, read_json, read_or
+from tenure._queue.checks import COUNT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Died
+from tenure._queue.notes import read_reason
 
 DIED_MAX = 10_000
 """The newest deaths of a queue that are kept at most until this process's next claim reports them."""
+
+DEATHS_JSON_MAX = 2**26
+"""The longest JSON of deaths that is read: a transaction notes twenty thousand at most."""
 
 _DEATHS = "nullif(current_setting('tenure.died', true), '')"
 """The deaths that the transaction has noted so far; see ``_note_deaths`` in messages.sql."""
@@ -80,6 +85,18 @@ class QueueFunctions:
             pass
 
 
+def _read_deaths(text: str) -> list[tuple[int, str | None, int, str]]:
+    found = (read_or(_read_death, one, None) for one in a_list(read_json(text, DEATHS_JSON_MAX)))
+    return [one for one in found if one is not None]
+
+
+def _read_death(value: object) -> tuple[int, str | None, int, str]:
+    fields: list[Any] = [*a_list(value), None, None, None, None]
+    number, known_as, deliveries, reason = fields[:4]
+    name = None if known_as is None else a_text(known_as)
+    return a_count(number), name, max(0, a_count(deliveries, least=-COUNT_MAX - 1)), read_reason(reason)
+
+
 class Deaths:
     """Deaths that were found in the database, kept by queue until a claim reports them."""
 
@@ -91,7 +108,7 @@ class Deaths:
         if text:
             self._kept.setdefault(queue, deque(maxlen=DIED_MAX)).extend(
                 Died(number, known_as or f"{queue}{ID_MARK}{number}", deliveries, reason)
-                for number, known_as, deliveries, reason in json.loads(text)
+                for number, known_as, deliveries, reason in read_or(_read_deaths, text, [])
             )
 
     def take(self, queue: str) -> Sequence[Died]:

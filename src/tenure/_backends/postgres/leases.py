@@ -10,9 +10,10 @@ from tenure._backends.postgres.client import Client, RowLocked
 from tenure._backends.postgres.statements import milliseconds, statements
 from tenure._backends.postgres.wake import Wake, channel_of
 from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._foreign import clipped, read_json, read_or, texts
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure.errors import Unavailable
+from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.errors import ConfigError, Unavailable
 
 TRAITS = LeaseTraits(
     ttl_min=0.1,
@@ -25,6 +26,9 @@ TRAITS = LeaseTraits(
 
 TRIES = 10
 """How often to repeat an acquisition during which the name changed hands."""
+
+OUT_OF_RANGE = "22003"
+"""The code of the error that a number is too high."""
 
 LOCK_WAIT = 0.25
 """Seconds at most that a renewal, with its whole batch, waits for a row that another transaction has locked."""
@@ -54,24 +58,31 @@ class PostgresLeases:
         topic = f"lease:{name}"
         within = self._client.bound(_patience(ttl))
         for _ in range(TRIES):
-            rows = await self._client.fetch(
-                self._sql["acquire"],
-                name,
-                holder,
-                ttl,
-                written,
-                self._channel,
-                f":{topic}",
-                milliseconds(within),
-                within=within,
-                # Soon after, the candidate has given up: a late request would win a lease that is released at once.
-                queue_for=ttl / 8,
-            )
+            try:
+                rows = await self._client.fetch(
+                    self._sql["acquire"],
+                    name,
+                    holder,
+                    ttl,
+                    written,
+                    self._channel,
+                    f":{topic}",
+                    milliseconds(within),
+                    within=within,
+                    # Soon after, the candidate has given up: a late request would win a lease that is released at once.
+                    queue_for=ttl / 8,
+                )
+            except ConfigError as error:
+                if getattr(error.__cause__, "sqlstate", None) != OUT_OF_RANGE:
+                    raise
+                raise _no_token(name) from error
             if not rows:
                 continue  # another candidate won between the statement's read and its write; the next try sees that
             token, resign_asked, other, remaining, theirs, _ = rows[0]
             if other is not None:
-                return HeldBy(name, other, token, remaining, _metadata(theirs))
+                return _held(name, token, other, remaining, theirs)
+            if token < 1:
+                raise _no_token(name)
             self._wake.notify_here(topic)
             return Granted(Grant(name, holder, token), resign_asked)
         raise Unavailable(f"{name!r} changed hands {TRIES} times during the request; tenure tries again")
@@ -157,9 +168,21 @@ def _seen(
     if token is None:
         return Vacant(name)
     if holder is None or remaining <= 0:
-        return Vacant(name, token, max(0.0, -remaining))
-    return HeldBy(name, holder, token, remaining, _metadata(metadata), resign_asked)
+        return Vacant(name, max(0, token), clipped(-remaining))
+    return _held(name, token, holder, remaining, metadata, resign_asked=resign_asked)
 
 
-def _metadata(text: str) -> Metadata:
-    return FrozenDict(json.loads(text))
+def _held(name: str, token: int, holder: str, remaining: float, metadata: str, *, resign_asked: bool = False) -> HeldBy:
+    shown = read_or(_read_metadata, metadata, NO_METADATA)
+    return HeldBy(name, holder, max(0, token), clipped(remaining), shown, resign_asked)
+
+
+def _read_metadata(text: str) -> Metadata:
+    return FrozenDict(texts(read_json(text)))
+
+
+def _no_token(name: str) -> ConfigError:
+    return ConfigError(
+        f"the token of the lease {name!r} in the table lease can't rise: it is no whole number from 0 to "
+        f"{TOKEN_MAX - 1}; set it to the highest token that was ever given for this name"
+    )

@@ -18,7 +18,7 @@ from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection
 from tenure._backends.postgres.statements import PLANS, VERSION, statements, text_of, works_with
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
-from tenure._queue.checks import INT_MAX
+from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.limits import HELD_UP_MAX, PARTS
 from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
@@ -316,6 +316,7 @@ def functions(schema: str) -> str:
         "dedupe_window": settings.dedupe_window,
         "body_max": settings.body_max,
         "history_max": HISTORY_MAX,
+        "count_max": COUNT_MAX,
         "int_max": INT_MAX,
         "id_mark": ID_MARK,
         "look_again": RECHECK_AFTER,

@@ -33,6 +33,8 @@ from tenure._backends.postgres.sessions import HeldSessions
 from tenure._backends.postgres.statements import statements
 from tenure._backends.postgres.tokens import ClaimTokens
 from tenure._backends.postgres.wake import Wake
+from tenure._checks import LONGEST
+from tenure._foreign import clipped
 from tenure._queue.broker import (
     CLAIM_BYTES,
     LIMITS,
@@ -45,6 +47,7 @@ from tenure._queue.broker import (
     QueueTraits,
     Schedules,
     Selection,
+    read_settings,
     undeclared,
 )
 from tenure._queue.checks import DEAD_SUFFIX
@@ -215,7 +218,7 @@ class PostgresBroker:
         due_in, has_due, is_held_back, held_up_for = None, False, None, None
         if rows and rows[-1][0] is None:
             last = rows.pop()
-            due_in, is_held_back, held_up_for = last[6], last[8], last[5]
+            due_in, is_held_back, held_up_for = clipped(last[6]), last[8], clipped(last[5])
             has_due = due_in is not None or is_held_back is None
             self._functions.deaths.note(queue, last[3])
             if not is_held_back and sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
@@ -285,7 +288,7 @@ class PostgresBroker:
                         lock,
                     )
                     for place, (until,) in zip(places, rows, strict=True):
-                        answers[place] = LAPSED if until is None else Renewed(until)
+                        answers[place] = LAPSED if until is None else Renewed(clipped(until) or LONGEST)
 
         if held:
             await self._client.run(renew, within=bound, urgent=True)  # renew_many relies on this bound
@@ -401,9 +404,9 @@ class PostgresBroker:
         token = self._tokens.new()
         [(name, until, state)] = await self._functions.rows_with_deaths("accept", queue, session, lock, token)
         if name is None:
-            return NoSession(until, self._functions.deaths.take(queue), is_held_back=state is not None)
+            return NoSession(clipped(until), self._functions.deaths.take(queue), is_held_back=state is not None)
         self._hold(token, lock)
-        return SessionLock(queue, name, token, until, state)
+        return SessionLock(queue, name, token, clipped(until) or 0.0, state)
 
     def _hold(self, token: int | str, lock: float) -> None:
         """Remember a session whose lock is or will be extended by *lock* seconds."""
@@ -474,7 +477,7 @@ class PostgresBroker:
         ready, locked, delayed, deferred, dead = (int(count or 0) for count in rows[0][:5])
         if queue.endswith(DEAD_SUFFIX):
             return Stats(dead=dead)
-        return Stats(ready, locked, delayed, deferred, dead, rows[0][5] or 0.0, rows[0][6])
+        return Stats(ready, locked, delayed, deferred, dead, clipped(rows[0][5]) or 0.0, rows[0][6])
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages."""
@@ -521,7 +524,7 @@ class PostgresBroker:
             return Deleted(Stats())
         is_deleted, *counts, age = rows[0]
         ready, locked, delayed, deferred, dead = (int(count or 0) for count in counts)
-        found = Stats(ready, locked, delayed, deferred, dead, age or 0.0)
+        found = Stats(ready, locked, delayed, deferred, dead, clipped(age) or 0.0)
         if is_deleted:
             return Deleted(found)
         return NotEmpty(replace(found, paused=(await self.settings(queue)).paused))
@@ -540,20 +543,21 @@ class PostgresBroker:
 
 
 def _settings_of(row: Any) -> QueueSettings:
-    """Return the settings in the columns of _SETTINGS, where NULL is no limit."""
+    """Return the settings in the columns of _SETTINGS, where NULL is no limit; those that can't be one are left out."""
     lock, max_deliveries, dedupe_window, body_max, dead_retention, max_locked, *rates, paused = row
     count, seconds, session_count, session_seconds = rates
-    return QueueSettings(
-        lock,
-        max_deliveries,
-        dedupe_window,
-        body_max,
-        dead_retention,
-        math.inf if max_locked is None else max_locked,
-        math.inf if count is None else (count, seconds),
-        math.inf if session_count is None else (session_count, session_seconds),
-        paused,
-    )
+    found: QueueOptions = {
+        "lock": lock,
+        "max_deliveries": max_deliveries,
+        "dedupe_window": dedupe_window,
+        "body_max": body_max,
+        "dead_retention": dead_retention,
+        "max_locked": math.inf if max_locked is None else max_locked,
+        "rate": math.inf if count is None else (count, seconds),
+        "session_rate": math.inf if session_count is None else (session_count, session_seconds),
+        "paused": paused,
+    }
+    return QueueSettings(**read_settings(found))
 
 
 def _rate_columns(rate: Rate) -> tuple[int | None, float | None]:

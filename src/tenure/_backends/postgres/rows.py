@@ -1,4 +1,8 @@
-"""Messages as columns of a statement's parameters, and from its rows."""
+"""Messages as columns of a statement's parameters, and from its rows.
+
+Whoever may write into the tables can change any row. So each value is read by itself: of a message whose bookkeeping is
+unreadable, what can be read is handed out.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenure._backends.postgres.tokens import since_of
-from tenure._frozen import FrozenDict
-from tenure._queue.checks import DEAD_SUFFIX
+from tenure._checks import LONGEST
+from tenure._foreign import clipped, read_json, read_object, read_or
+from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX
 from tenure._queue.failures import Failure
+from tenure._queue.headers import HEADERS_JSON_MAX, read_headers
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     NO_HEADERS,
@@ -25,7 +31,9 @@ from tenure._queue.message import (
     live_message_of,
     newest_error,
 )
-from tenure._queue.outgoing import Outgoing
+from tenure._queue.notes import HISTORY_JSON_MAX, read_attempts
+from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
+from tenure._queue.verdicts import DESCRIPTION_MAX
 
 STATES: tuple[State, ...] = ("ready", "locked", "delayed", "deferred")
 """The states by their numbers in the database."""
@@ -78,12 +86,18 @@ def _encoded_headers(headers: Headers) -> str | None:
     return json.dumps(dict(headers)) if headers else None
 
 
-def _headers(text: str | None) -> Headers:
-    return NO_HEADERS if text is None else FrozenDict(json.loads(text))
+def _headers(text: str) -> Headers:
+    return read_or(_read_headers, text, NO_HEADERS)
+
+
+def _read_headers(text: str) -> Headers:
+    return read_headers(read_object(text, HEADERS_JSON_MAX))
 
 
 def delivery_of(queue: str, token: int | str, row: Any, death: Death | None = None) -> Delivery:
     number, name, body, headers, count, enqueued_at, until, session, priority, reply_to, correlation_id = row
+    if not (0 <= count <= COUNT_MAX and 0.0 <= enqueued_at <= LONGEST and 0.0 <= until <= LONGEST):
+        count, enqueued_at, until = max(count, 0), clipped(enqueued_at) or 0.0, clipped(until) or 0.0
     return Delivery(
         queue,
         number,
@@ -94,8 +108,8 @@ def delivery_of(queue: str, token: int | str, row: Any, death: Death | None = No
         count,
         enqueued_at,
         until,
-        session,
-        priority,
+        session or None,
+        priority if 0 <= priority <= PRIORITY_MAX else min(max(priority, 0), PRIORITY_MAX),
         reply_to,
         correlation_id,
         death,
@@ -108,22 +122,25 @@ def dead_message(queue: str, row: Any) -> DeadMessage:
 
 def death_of(columns: Sequence[Any]) -> Death:
     reason, description, at, history = columns
-    attempts = tuple(
-        Attempt(number, when, outcome, Failure(*error) if error else None)
-        for number, when, outcome, error in json.loads(history or "[]")
+    attempts = read_or(_read_history, history, ()) if history else ()
+    return Death(
+        reason[:DESCRIPTION_MAX], description[:DESCRIPTION_MAX], clipped(at) or 0.0, newest_error(attempts), attempts
     )
-    return Death(reason, description, at, newest_error(attempts), attempts)
+
+
+def _read_history(text: str) -> tuple[Attempt, ...]:
+    return read_attempts(read_json(text, HISTORY_JSON_MAX))
 
 
 def live_message(queue: str, row: Any) -> LiveMessage:
-    one = delivery_of(queue, "", row[:11])
+    one = delivery_of(queue, "", (*row[:6], row[6] or 0.0, *row[7:11]))
     state, due_at, locked_by, token = row[11:]
     since = None if token is None else since_of(token, time.time())
     return live_message_of(
         one,
         STATES[state],
-        locked_until=one.locked_until,
-        due_at=due_at,
+        locked_until=None if row[6] is None else one.locked_until,
+        due_at=clipped(due_at),
         locked_by=locked_by,
         locked_since=since if locked_by else None,
     )

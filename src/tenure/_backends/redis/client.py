@@ -136,6 +136,11 @@ def _refusal(text: str, place: str) -> TenureError:
     if text.startswith("LAYOUT "):
         _, found, keys = text.split(" ", 2)
         return other_layout(found, keys, place)
+    if text.startswith("SEQUENCE "):
+        return ConfigError(
+            f"{place} has no number under {text.split(' ')[1]} that can rise, so nothing can be sent to this queue; "
+            "set it to the highest sequence of its messages (the fields of the key that ends with state)"
+        )
     if text.startswith("WRONGTYPE"):
         return ConfigError(f"{place} has other data under a key that tenure needs: {text}; try the option prefix")
     if "compiling script" in text:  # older servers don't know the first line of the scripts

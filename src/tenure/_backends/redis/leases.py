@@ -20,10 +20,12 @@ from tenure._backends.redis.address import escaped
 from tenure._backends.redis.client import Client, is_forbidden, patience
 from tenure._backends.redis.scripts import LEASES, NOTE, Answer, Call, scripts
 from tenure._backends.redis.wake import Wake
+from tenure._checks import LONGEST
 from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._foreign import digits, read_json, read_or, texts
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure.errors import Unavailable
+from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.errors import ConfigError, Unavailable
 
 TRAITS = LeaseTraits(
     ttl_min=0.1,
@@ -38,6 +40,9 @@ TRAITS = LeaseTraits(
 
 RENEWED_MAX = 100
 """How many leases one script extends: it blocks the server meanwhile."""
+
+UNREADABLE = 2
+"""The answer to an acquisition if the token of the lease can't rise."""
 
 INSPECTED_AT_ONCE = 500
 """How many names are asked about in one round trip: more would delay the requests of others."""
@@ -77,7 +82,13 @@ class RedisLeases:
                 self._listed.add(name)
         if not answer[0]:
             return _held(name, answer)
-        return Granted(Grant(name, holder, int(answer[1])), answer[2] == b"1")
+        token = None if answer[0] == UNREADABLE else read_or(digits, answer[1], None)
+        if token is None:
+            raise ConfigError(
+                f"the token of the lease {name!r} can't rise: the field token of the key {keys[1]} is no whole number "
+                f"from 0 to {TOKEN_MAX - 1}; set it to the highest token that was ever given for this name"
+            )
+        return Granted(Grant(name, holder, token), answer[2] == b"1")
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Extend many claims to *ttl* seconds from now, in one round trip; in a cluster, in one for each node."""
@@ -135,7 +146,7 @@ class RedisLeases:
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
-        return sorted(name.decode() for name in await self._client.command("SMEMBERS", self._names))
+        return sorted(name.decode(errors="replace") for name in await self._client.command("SMEMBERS", self._names))
 
     async def ask_to_resign(self, name: str) -> bool:
         """Request that the present holder resigns; False if there is none, or it is a ``Lock``, which can't do so."""
@@ -158,23 +169,39 @@ def _renewed(grants: Sequence[Grant], answers: Answer | Unavailable) -> Sequence
     if isinstance(answers, Unavailable):
         return [NoAnswer(str(answers))] * len(grants)
     return [
-        Granted(grant, answer == 2) if answer else Lost(grant) for grant, answer in zip(grants, answers, strict=True)
+        NoAnswer(f"there is other data under a key of the lease {grant.name!r}")
+        if answer < 0
+        else Granted(grant, answer == 2)
+        if answer
+        else Lost(grant)
+        for grant, answer in zip(grants, answers, strict=True)
     ]
 
 
 def _seen(name: str, answer: Answer) -> HeldBy | Vacant:
+    if answer[0] < 0:  # so none of ours can hold it
+        return HeldBy(name, "(other data)", 0, None)
     if answer[0]:
         return _held(name, answer[:-1], resign_asked=answer[-1] == b"1")
     _, token, ended = answer
-    return Vacant(name, int(token), max(0, ended) / 1_000 if ended != b"" else None)
+    return Vacant(name, read_or(digits, token, 0), _seconds(ended) if ended != b"" else None)
 
 
 def _held(name: str, answer: Answer, *, resign_asked: bool = False) -> HeldBy:
     _, holder, token, remaining, written = answer
-    metadata = FrozenDict(json.loads(written)) if written else NO_METADATA
+    metadata = read_or(_read_metadata, written, NO_METADATA) if written else NO_METADATA
     # A Lock without a timeout never ends: then there is no remaining time.
-    left = max(0, remaining) / 1_000 if remaining != -1 else None
-    return HeldBy(name, holder.decode(errors="replace"), int(token), left, metadata, resign_asked)
+    left = _seconds(remaining) if remaining != -1 else None
+    holder = holder.decode(errors="replace")
+    return HeldBy(name, holder, read_or(digits, token, 0), left, metadata, resign_asked)
+
+
+def _read_metadata(written: bytes) -> Metadata:
+    return FrozenDict(texts(read_json(written)))
+
+
+def _seconds(milliseconds: int) -> float:
+    return min(max(0, milliseconds) / 1_000, LONGEST)
 
 
 def _milliseconds(seconds: float) -> int:

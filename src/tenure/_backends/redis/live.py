@@ -11,6 +11,7 @@ from tenure._backends.redis.client import Client
 from tenure._backends.redis.message_format import LETTERS, deliveries_of, live_message, selected
 from tenure._backends.redis.queue_scripts import QueueScripts
 from tenure._backends.redis.scripts import Answer, Argument
+from tenure._foreign import digits, read_or
 from tenure._queue.broker import LiveSelection
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import STATES, LiveMessage, State
@@ -19,6 +20,8 @@ PART = 100
 """The most live messages that one script reads or purges."""
 SCAN_COUNT = 500
 """The approximate number of entries of a sorted set that one command returns."""
+DIGITS = 15
+"""The most digits of a sequence: what is longer is no message, as in rows.lua."""
 _PLACES: tuple[tuple[State, str], ...] = (
     ("delayed", "delayed"),
     ("deferred", "deferred"),
@@ -77,7 +80,7 @@ class LiveMessages:
         action: Literal["count", "purge"] = "count" if dry_run else "purge"
         if which.sequences is not None:
             return await self._purge(action, queue, which, sorted(one for one in which.sequences if one > which.after))
-        newest = int(await self._client.command("GET", f"{self._scripts.base(queue)}sequence") or 0)
+        newest = read_or(digits, await self._client.command("GET", f"{self._scripts.base(queue)}sequence") or b"0", 0)
         total, gone = 0, 1
         while gone and not (dry_run and total):  # repeated: a message that moves meanwhile may be missed
             gone = 0
@@ -111,7 +114,7 @@ class LiveMessages:
         while cursor:
             words = ("ZSCAN", f"{self._scripts.base(queue)}{key}", max(cursor, 0), "COUNT", SCAN_COUNT)
             cursor, page = await self._client.command(*words)
-            yield [int(sequence) for sequence, _ in page]
+            yield [int(sequence) for sequence, _ in page if len(sequence) <= DIGITS and sequence.isdigit()]
 
     async def _live(
         self, action: Literal["peek", "count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]

@@ -159,7 +159,7 @@ class RedisBroker:
     async def schedules(self, queue: str) -> Schedules:
         """Return what is kept of the schedules of *queue*."""
         now, kept = await self._scripts.run("schedules", queue)
-        texts = [one.decode() for one in kept]
+        texts = [one.decode(errors="replace") for one in kept]
         return Schedules(dict(zip(texts[::2], texts[1::2], strict=True)), now / 1_000)
 
     async def advance(
@@ -179,7 +179,7 @@ class RedisBroker:
         is_done, kept, now, is_new = await self._scripts.run_listed({queue}, NOTE_GROWING, call)
         if is_new:
             await self._scripts.list(queue)
-        return Advanced(bool(is_done), kept.decode() or None, now / 1_000)
+        return Advanced(bool(is_done), kept.decode(errors="replace") or None, now / 1_000)
 
     # --- receiving ---
 
@@ -310,4 +310,4 @@ class RedisBroker:
 
     async def idle(self) -> Sequence[str]:
         """List the queues whose idle time has run out."""
-        return [name.decode() for name in await self._scripts.run_on("idle", [self._idle])]
+        return [name.decode(errors="replace") for name in await self._scripts.run_on("idle", [self._idle])]

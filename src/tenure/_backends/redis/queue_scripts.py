@@ -61,7 +61,7 @@ class QueueScripts:
 
     async def names(self) -> list[str]:
         """Return every name on the list, sorted."""
-        return sorted(name.decode() for name in await self._client.command("SMEMBERS", self._names))
+        return sorted(name.decode(errors="replace") for name in await self._client.command("SMEMBERS", self._names))
 
     async def run_listed(self, queues: set[str], note: Script, call: Call) -> Answer:
         """Run *call*; before it, run *note* to list those of *queues* that this process has not listed lately."""

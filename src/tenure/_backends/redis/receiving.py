@@ -20,6 +20,8 @@ DIED_MAX = 1_000
 """A claim that has found so many deaths returns them; the rest is left to the next claim."""
 SURVEYED_MAX = 100
 """How many queues one script looks at: it blocks the server meanwhile."""
+STRANGE_MAX = 20
+"""Sessions with a name that is no text that are accepted at most to get past them."""
 SESSION_LOST = 300.0
 """Seconds for which a lost claim of a session is looked for: the claim doesn't state how long the session's lock is."""
 
@@ -84,6 +86,14 @@ class Receiving:
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
+        for _ in range(STRANGE_MAX):
+            held = await self._accept_one(queue, session, lock)
+            if held is not None:
+                return held
+        return NoSession(0.0)
+
+    async def _accept_one(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession | None:
+        """Accept a session; None if its name is no text: another program's, which stays locked for so long."""
         token = new_token()
         with self._claims(queue).asking(lock, token) as asking:
             answer = await self._scripts.run(
@@ -98,7 +108,10 @@ class Receiving:
             due_in, died, is_held_back = rest
             return NoSession(seconds_of(due_in), deaths_of(queue, died), bool(is_held_back))
         until, name, state = rest
-        return SessionLock(queue, name.decode(), token, until / 1_000, state)
+        try:
+            return SessionLock(queue, name.decode(), token, until / 1_000, state)
+        except UnicodeDecodeError:
+            return None
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from tenure._queue.broker import CLAIM_BYTES
 from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
+from tenure._queue.notes import HISTORY_JSON_MAX
 
 Argument = str | bytes | int
 Answer = Any
@@ -41,6 +42,7 @@ keep leases and locks."""
 SHARED_VALUES = {
     "claim_bytes": CLAIM_BYTES,
     "history_max": HISTORY_MAX,
+    "history_size": HISTORY_JSON_MAX,
     "reason_exhausted": MAX_DELIVERIES,
     "reason_expired": EXPIRED,
     "exhausted_description": exhausted_description("%d"),

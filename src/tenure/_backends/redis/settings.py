@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
-from tenure._queue.broker import QueueOptions, QueueSettings
+from tenure._foreign import digits, read_or
+from tenure._queue.broker import QueueOptions, read_settings
 
+_NAMES = tuple(QueueOptions.__annotations__)
 _RATES = frozenset({"rate", "session_rate"})
 
 
@@ -21,21 +21,24 @@ def encoded_setting(value: Any) -> str:
 
 
 def settings_of(texts: Mapping[bytes, bytes]) -> QueueOptions:
-    """Return the settings among the fields of a queue; others are of later versions."""
-    known: dict[str, Any] = {}
-    for field in fields(QueueSettings):
-        text = texts.get(field.name.encode())
-        if text is not None:
-            known[field.name] = _setting(field.name, field.default, text)
-    return cast(QueueOptions, known)
+    """Return the settings among the fields of a queue; others are of later versions, or can't be settings."""
+    return read_settings({name: _setting(name, texts[name.encode()]) for name in _NAMES if name.encode() in texts})
 
 
-def _setting(name: str, default: object, text: bytes) -> object:
+def _setting(name: str, text: bytes) -> object:
     if name in _RATES and b"/" in text:
-        count, seconds = text.split(b"/")
-        return int(count), float(seconds)
-    if name == "max_locked":
-        return math.inf if text == b"inf" else int(text)
-    if isinstance(default, bool):
-        return text == b"1"
-    return float(text) if isinstance(default, float) else int(text)
+        count, _, window = text.partition(b"/")
+        return _number(count), _number(window)
+    if name == "paused":
+        return {b"0": False, b"1": True}.get(text)
+    return _number(text)
+
+
+def _number(text: bytes) -> float | int | None:
+    whole = read_or(digits, text, None)
+    if whole is not None:
+        return whole
+    try:
+        return float(text)
+    except ValueError:
+        return None

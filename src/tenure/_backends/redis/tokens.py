@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
 
+from tenure._foreign import a_text, read_or, seconds
 from tenure._runtime.process_name import process_name
 
 _UNSAFE = re.compile(r"[^!-{}~]")  # the scripts separate fields by |, and tokens have no spaces
@@ -20,4 +22,10 @@ def holder_of(token: str) -> tuple[str | None, float | None]:
     """Return the process of a token, and its time; None of one of an older version."""
     _, _, rest = token.partition("@")
     since, _, name = rest.partition("@")
-    return (name, float(since)) if name else (None, None)
+    if not name:
+        return None, None
+    try:
+        moment = float(since)
+    except ValueError:  # another program's
+        moment = math.nan
+    return read_or(a_text, name, None), read_or(seconds, moment, None)

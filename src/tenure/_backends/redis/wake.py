@@ -229,7 +229,7 @@ class Subscriber:
         if kind == "subscribe":
             self._notify_later(channel, QUIET_MAX)
         elif data.isdigit():
-            self._notify_later(channel, int(data))
+            self._notify_later(channel, min(int(data[:9]), QUIET_MAX))
 
     def _notify_later(self, channel: str, milliseconds: int) -> None:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -47,4 +48,7 @@ def is_earlier_boot(other: str, mine: str) -> bool:
 
 
 def _seconds(guess: str) -> float:
-    return float(guess.removeprefix(_GUESSED))
+    try:
+        return float(guess.removeprefix(_GUESSED))
+    except ValueError:  # another program's
+        return math.nan

@@ -6,19 +6,27 @@ import os
 from collections.abc import Sequence
 
 from tenure._backends.sqlite.limiting import Limiting
-from tenure._backends.sqlite.queue_reader import LockGroup, Queue
-from tenure._backends.sqlite.rows import (
-    MessageRow,
-    death_of,
-)
+from tenure._backends.sqlite.queue_reader import LockGroup, Queue, session_state
+from tenure._backends.sqlite.rows import MessageRow, death_of, moment_of, text_of
 from tenure._backends.sqlite.statements import statements
+from tenure._backends.sqlite.transitions import ROW_BYTES
+from tenure._foreign import read_or
 from tenure._queue.broker import CLAIM_BYTES, Claim, NoSession
 from tenure._queue.limits import delay_by, sooner_of
 from tenure._queue.message import Death, Delivery, SessionLock
+from tenure._queue.notes import read_deliveries
 from tenure._queue.verdicts import LAPSED, Lapsed
 
 CLAIM_MAX = 1_000
 """The most messages of one claim: the rest of the claim is rewritten with each verdict."""
+
+STRANGE_MAX = 100
+"""The most sessions with a name that is no text that one transaction sets aside."""
+
+REPLACED = "\ufffd"
+"""What a byte is read as that is no UTF-8: then the name can't be written back as it is."""
+
+_NO_DEATH = (None, None, None, None)
 
 _SQL = statements("queue.sql")
 
@@ -72,13 +80,29 @@ class Claiming(Limiting):
         rows: list[MessageRow] = []
         size = 0
         for row in self._run(_SQL["claimable"], (queue.number, session, min(limit, CLAIM_MAX))):
-            if row[10] is not None and row[10] <= self._at.wall and not queue.is_dead:
+            if row[10] is not None and self._is_expired(queue, row):
+                if not rows:  # its entry among those that expire may be gone: so that it doesn't stand first for ever
+                    self._expire_first(queue, session, row)
                 return rows, 0.0
             rows.append(row)
-            size += len(row[2])
+            body = row[2]
+            size += len(body) if isinstance(body, (bytes, str)) else ROW_BYTES
             if size >= CLAIM_BYTES:
                 return rows, 0.0
+        if not rows:
+            queue.ready -= self._run(_SQL["delete_ready_without_message"], (queue.number, session)).rowcount
         return rows, 0.0 if len(rows) == CLAIM_MAX else due_in
+
+    def _is_expired(self, queue: Queue, row: MessageRow) -> bool:
+        expires_at = moment_of(row[10])
+        return expires_at is not None and expires_at <= self._at.wall and not queue.is_dead
+
+    def _expire_first(self, queue: Queue, session: str, row: MessageRow) -> None:
+        sequence, expires_at, rank = row[0], row[10], row[11]
+        self._take_from("expiry", queue.number, expires_at, sequence)
+        if self._take_from("ready", queue.number, session, rank, sequence):
+            queue.ready -= 1
+            self._expire(queue, sequence, session or None)
 
     def receive_deferred(self, name: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -99,7 +123,7 @@ class Claiming(Limiting):
         if not found:
             return Claim((), is_limited=bool(queue.is_limited), is_held_back=is_held_back)
         queue.deferred -= len(found)
-        rows = [self._run(_SQL["message"], (sequence,)).fetchone() for sequence in found]
+        rows = [row for row in (self._run(_SQL["message"], (sequence,)).fetchone() for sequence in found) if row]
         token = _new_token()
         self._insert_claim(queue, token, 0, rows, lock, was_deferred=True)
         deliveries = self._locked_deliveries(queue, rows, token, self._at.wall + lock)
@@ -129,11 +153,14 @@ class Claiming(Limiting):
         if timed:
             self._run_many(_SQL["delete_expiry"], timed)
         if queue.is_dead:
-            return [one._replace(delivery_count=one.delivery_count - 1, death=self._death(queue, one)) for one in made]
+            return [
+                one._replace(delivery_count=read_or(read_deliveries, row[4], 0), death=self._death(queue, one))
+                for one, row in zip(made, rows, strict=True)
+            ]
         return made
 
     def _death(self, queue: Queue, delivery: Delivery) -> Death:
-        return death_of(*self._run(_SQL["death"], (queue.number, delivery.sequence)).fetchone())
+        return death_of(*self._run(_SQL["death"], (queue.number, delivery.sequence)).fetchone() or _NO_DEATH)
 
     def accept(self, name: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
@@ -144,20 +171,30 @@ class Claiming(Limiting):
         due_in = self.apply_due(queue)
         self._write_sessions()
         if session is None:
-            row = self._run(_SQL["free_session"], (queue.number,)).fetchone()
-            if row is None:
+            session = self._free_session(queue)
+            if session is None:
                 return NoSession(due_in)
             if not (allowed := self._allowance(queue)).most:
                 return NoSession(sooner_of(due_in, allowed.free_in), is_held_back=True)
-            (session,) = row
-            assert session is not None
         elif self._run(_SQL["lock_group_of_session"], (queue.number, session)).fetchone():
             return NoSession(due_in)
         token = _new_token()
         self._insert_group(LockGroup(token, 0, queue.number, session, 0, 0.0, lock, {}))
         self._touched[queue.number, session] = None
         row = self._run(_SQL["state"], (queue.number, session)).fetchone()
-        return SessionLock(name, session, token, self._at.wall + lock, row[0] if row else None)
+        return SessionLock(name, session, token, self._at.wall + lock, session_state(row))
+
+    def _free_session(self, queue: Queue) -> str | None:
+        """Return the free session that has waited longest; set those aside whose name no sender can have written."""
+        for _ in range(STRANGE_MAX):
+            row = self._run(_SQL["free_session"], (queue.number,)).fetchone()
+            if row is None:
+                return None
+            session, first = row
+            if text_of(session) and REPLACED not in session:
+                return str(session)
+            self._run(_SQL["set_aside_session"], (queue.number, first))
+        return None
 
     def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from tenure._backends.sqlite.address import Options
@@ -29,6 +30,9 @@ _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # a file size limit or a qu
 _NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _NOT_READ = "it can't be read from here; check the rights on the file and its folder"
 _NOT_WRITTEN = "it can't be written from here; check the rights on the file and its folder, for SQLite writes both"
+
+
+_text = partial(str, encoding="utf-8", errors="replace")
 
 
 class DiskFullError(Unavailable):
@@ -321,6 +325,7 @@ class Database:
                 "the first of them create it"
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        connection.text_factory = _text  # one invalid text would fail the whole statement
         try:
             if not self.options.create and not versions(connection):
                 raise self._unusable(

@@ -17,8 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tenure._backends.sqlite.boot import common_name, this_boot
+from tenure._backends.sqlite.rows import plain_text
 from tenure._backends.sqlite.statements import statements
+from tenure._checks import LONGEST
+from tenure._foreign import read_or, seconds
 from tenure._runtime.clock import Clock
+from tenure.errors import ConfigError
 
 _SQL = statements("queue.sql")
 _STEP = 0.01  # seconds: if the wall clock was set forward by more, the row is updated
@@ -46,10 +50,20 @@ class FileClock:
     def read(self, connection: sqlite3.Connection) -> ClockReading:
         """Return the present time, and the rest of the row of the clock."""
         if not self.boot:
-            self.boot = common_name(this_boot(), [boot for (boot,) in connection.execute(_SQL["boots"])])
-        origin, sequence, boot, ahead, seen = connection.execute(_SQL["clock"]).fetchone()
+            boots = connection.execute(_SQL["boots"])
+            self.boot = common_name(this_boot(), [plain_text(boot) for (boot,) in boots])
+        row = connection.execute(_SQL["clock"]).fetchone()
+        if row is None:
+            raise ConfigError(
+                "the table tenure_queue_clock is empty, so that no sequence can be given; restore the file from a copy"
+            )
+        origin, sequence, boot, ahead, seen = row
         now = self._clock.now()
-        is_ours = boot == self.boot
+        unknown = self._wall() - now
+        seen = read_or(_moment, seen, now + unknown)
+        ahead = read_or(_moment, ahead, None)
+        is_ours = boot == self.boot and ahead is not None
+        ahead = unknown if ahead is None else ahead
         went_back = is_ours and now + ahead < seen - _BACK
         is_ours = is_ours and not went_back
         known = ahead if is_ours else seen - now
@@ -57,7 +71,9 @@ class FileClock:
         if is_ours and self._is_leap(ahead - known, now):
             ahead = known
         needs_writing = not is_ours or ahead - known > _STEP or now + ahead - seen > _EVERY
-        return ClockReading(now, now + ahead, ahead, self.boot, origin, sequence, needs_writing, went_back)
+        if type(sequence) is not int:  # another program has written it
+            (sequence,) = connection.execute(_SQL["newest_sequence"]).fetchone()
+        return ClockReading(now, now + ahead, ahead, self.boot, plain_text(origin), sequence, needs_writing, went_back)
 
     def _is_leap(self, by: float, now: float) -> bool:
         """Whether the wall clock is too far ahead to be accepted yet."""
@@ -67,6 +83,10 @@ class FileClock:
         if self._leapt_at is None or now < self._leapt_at:
             self._leapt_at = now
         return now - self._leapt_at < _LEAP_LASTS
+
+
+def _moment(value: object) -> float:
+    return seconds(value, least=-LONGEST)
 
 
 @dataclass(slots=True, eq=False)

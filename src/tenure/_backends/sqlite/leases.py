@@ -17,28 +17,35 @@ House rules:
 - A claim whose answer did not reach its caller (which was cancelled, or got ``Unavailable``) is released, because no
   candidate uses it. But its holder may have repeated the request and got the same grant. So it is released only if it
   was a new claim, no call of that holder got it, and no call is running that could get it.
+- Other programs may write into the table. A time that is unreadable can't be compared, like another boot's; a ttl that
+  is, or is longer than any, counts as the longest. A token that can't rise is refused: it must never fall.
 - Reading needs no write lock, so that many waiting candidates don't delay a renewal.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tenure._backends.sqlite.boot import common_name, is_earlier_boot, this_boot
 from tenure._backends.sqlite.client import Database, DiskFullError
+from tenure._backends.sqlite.rows import plain_text
 from tenure._backends.sqlite.schema import TableSet
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
+from tenure._checks import LONGEST
 from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._foreign import a_count, clipped, read_json, read_or, texts
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
 from tenure._runtime.clock import Clock
+from tenure.errors import ConfigError
 
 LEASES = TableSet("leases", version=1, script="leases_schema.sql")
 
@@ -57,6 +64,9 @@ SLACK = 0.001
 PAGE = 4_096
 """Bytes: a new name takes no more beside its metadata."""
 
+_NO_TOKEN = -1
+"""A token that is unreadable."""
+
 _SQL = statements("leases.sql")
 
 
@@ -67,9 +77,30 @@ class _Row(NamedTuple):
     expires_at: float
     ttl: float
     boot: str
-    metadata: str
-    resign_asked: int
-    renewals: int
+    metadata: Metadata
+    resign_asked: bool
+    renewals: object
+
+    @classmethod
+    def of(cls, columns: Sequence[Any]) -> _Row:
+        name, holder, token, expires_at, ttl, boot, metadata, resign_asked, renewals = columns
+        ttl = clipped(ttl, 0.0, TRAITS.ttl_max)
+        expires_at = clipped(expires_at, -LONGEST)
+        return cls(
+            plain_text(name),
+            None if holder is None else plain_text(holder),
+            read_or(a_count, token, _NO_TOKEN),
+            math.inf if expires_at is None else expires_at,
+            TRAITS.ttl_max if ttl is None else ttl,
+            plain_text(boot),
+            read_or(_read_metadata, metadata, NO_METADATA),
+            bool(resign_asked),
+            renewals,
+        )
+
+    @property
+    def shown_token(self) -> int:
+        return max(0, self.token)
 
 
 class _PendingAcquire:
@@ -97,7 +128,7 @@ class SqliteLeases:
         self._clock = clock
         self._boot = boot
         self._boot_known = bool(boot)
-        self._foreign_rows: dict[str, tuple[int, int, float]] = {}  # token, renewals, and its end by the own clock
+        self._foreign_rows: dict[str, tuple[int, object, float]] = {}  # token, renewals, and its end by the own clock
         self._pending: dict[tuple[str, str], _PendingAcquire] = {}
 
     @property
@@ -152,7 +183,9 @@ class SqliteLeases:
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
         return await self._worker.run(
-            lambda database: database.read(lambda connection: [name for (name,) in connection.execute(_SQL["names"])])
+            lambda database: database.read(
+                lambda connection: [plain_text(name) for (name,) in connection.execute(_SQL["names"])]
+            )
         )
 
     async def ask_to_resign(self, name: str) -> bool:
@@ -207,12 +240,16 @@ class SqliteLeases:
         now = self._clock.now()
         values = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._clock_values(now)}
         if row is None or not self._is_live(row, now) or (row.holder != holder and self._has_outlived_ttl(row, now)):
+            if row is not None and not 0 <= row.token < TOKEN_MAX:
+                raise self._no_token(row)
             self._foreign_rows.pop(name, None)
             (token,) = connection.execute(_SQL["claim"], values).fetchone()
             return Granted(Grant(name, holder, token)), True
         if row.holder == holder:
+            if row.token == _NO_TOKEN:
+                raise self._no_token(row)
             connection.execute(_SQL["stamp"], {**values, "by_holder": 1})
-            return Granted(Grant(name, holder, row.token), bool(row.resign_asked)), False
+            return Granted(Grant(name, holder, row.token), row.resign_asked), False
         if self._is_ours(row, now):
             return _held_by(row, row.expires_at - now), False
         if not self._is_remembered(row):
@@ -256,9 +293,15 @@ class SqliteLeases:
         if row is None:
             return Vacant(name)
         if not self._is_live(row, now):
-            return Vacant(name, row.token, self._vacant_for(row, now))
+            return Vacant(name, row.shown_token, self._vacant_for(row, now))
         remaining = row.expires_at - now if self._is_ours(row, now) else row.ttl
-        return _held_by(row, remaining, resign_asked=bool(row.resign_asked))
+        return _held_by(row, remaining, resign_asked=row.resign_asked)
+
+    def _no_token(self, row: _Row) -> ConfigError:
+        return ConfigError(
+            f"the token of the lease {row.name!r} in the table tenure_lease can't rise: it is no whole number from 0 "
+            f"to {TOKEN_MAX - 1}; set it to the highest token that was ever given for this name"
+        )
 
     # --- time ---
 
@@ -275,7 +318,7 @@ class SqliteLeases:
     def _vacant_for(self, row: _Row, now: float) -> float | None:
         """Return the seconds for which the name was vacant; at least this boot's, if its end is of an earlier boot."""
         if self._is_ours(row, now):
-            return max(0.0, now - row.expires_at)
+            return clipped(now - row.expires_at)
         return now if is_earlier_boot(row.boot, self._boot) else None
 
     def _is_remembered(self, row: _Row) -> bool:
@@ -289,16 +332,22 @@ class SqliteLeases:
         """Read, before anything else, the name that this boot has in the file."""
         if not self._boot_known:
             boots = database.read(
-                lambda connection: [boot for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")]
+                lambda connection: [
+                    plain_text(boot) for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")
+                ]
             )
             self._boot, self._boot_known = common_name(this_boot(), boots), True
 
 
 def _find(connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, _Row]:
     rows = connection.execute(_SQL["find"], {"names": json.dumps(list(names))})
-    return {row.name: row for row in (_Row(*each) for each in rows)}
+    return {row.name: row for row in map(_Row.of, rows)}
 
 
 def _held_by(row: _Row, remaining: float, *, resign_asked: bool = False) -> HeldBy:
     assert row.holder is not None
-    return HeldBy(row.name, row.holder, row.token, remaining, FrozenDict(json.loads(row.metadata)), resign_asked)
+    return HeldBy(row.name, row.holder, row.shown_token, clipped(remaining), row.metadata, resign_asked)
+
+
+def _read_metadata(column: object) -> Metadata:
+    return FrozenDict(texts(read_json(column)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tenure._backends.sqlite.queue_reader import Queue
+from tenure._backends.sqlite.rows import count_of, log_of
 from tenure._backends.sqlite.sending import Sending
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.limits import UNLIMITED, Allowance, Burst, Rate, allowance_of, allowed_by, noted
@@ -26,7 +27,7 @@ class Limiting(Sending):
         locked, log = 0, []
         if queue.has_max_locked:
             (kept,) = self._run(_SQL["locked"], (queue.number,)).fetchone()
-            locked = kept + queue.locked  # with what this transaction has changed
+            locked = count_of(kept) + queue.locked  # with what this transaction has changed
         if isinstance(settings.rate, tuple):
             log = self._log(queue, "")
         return allowance_of(settings, locked, log, self._at.wall)
@@ -56,7 +57,7 @@ class Limiting(Sending):
 
     def _log(self, queue: Queue, session: str) -> list[Burst]:
         row = self._run(_SQL["delivered"], (queue.number, session)).fetchone()
-        return [Burst(*one) for one in json.loads(row[0])] if row else []
+        return log_of(row[0]) if row else []
 
     def _is_any_ready(self, queue: Queue) -> bool:
         return bool(self._run(_SQL["any_ready"], (queue.number,)).fetchone()[0])

@@ -6,6 +6,9 @@
 -- name: clock
 SELECT origin, sequence, boot, ahead, seen FROM tenure_queue_clock;
 
+-- name: newest_sequence
+SELECT coalesce(max(sequence), 0) FROM tenure_message;
+
 -- name: set_clock
 UPDATE tenure_queue_clock SET sequence = ?, boot = ?, ahead = ?, seen = ?;
 
@@ -120,31 +123,32 @@ INSERT INTO tenure_message (queue, enqueued_at, deliveries, priority, sequence, 
 SELECT ?, ?, 0, 0, column1, column2 FROM (VALUES (?, ?));
 
 -- name: ready_range
-INSERT INTO tenure_ready (queue, session, rank, sequence)
+INSERT OR IGNORE INTO tenure_ready (queue, session, rank, sequence)
 SELECT queue, coalesce(session, ''), iif(session IS NULL, -priority, 0), sequence
 FROM tenure_message
 WHERE sequence BETWEEN ? AND ? AND due_at IS NULL;
 
+-- Whether another program has put it there already doesn't matter: "OR IGNORE" in these.
 -- name: insert_ready
-INSERT INTO tenure_ready (queue, session, rank, sequence) VALUES (?, ?, ?, ?);
+INSERT OR IGNORE INTO tenure_ready (queue, session, rank, sequence) VALUES (?, ?, ?, ?);
 
 -- name: delete_ready
 DELETE FROM tenure_ready WHERE queue = ? AND session = ? AND rank = ? AND sequence = ?;
 
 -- name: insert_delayed
-INSERT INTO tenure_delayed (queue, due_at, sequence, session) VALUES (?, ?, ?, ?);
+INSERT OR IGNORE INTO tenure_delayed (queue, due_at, sequence, session) VALUES (?, ?, ?, ?);
 
 -- name: delete_delayed
 DELETE FROM tenure_delayed WHERE queue = ? AND due_at = ? AND sequence = ?;
 
 -- name: insert_expiry
-INSERT INTO tenure_expiry (queue, expires_at, sequence) VALUES (?, ?, ?);
+INSERT OR IGNORE INTO tenure_expiry (queue, expires_at, sequence) VALUES (?, ?, ?);
 
 -- name: delete_expiry
 DELETE FROM tenure_expiry WHERE queue = ? AND expires_at = ? AND sequence = ?;
 
 -- name: insert_deferred
-INSERT INTO tenure_deferred (queue, sequence) VALUES (?, ?);
+INSERT OR IGNORE INTO tenure_deferred (queue, sequence) VALUES (?, ?);
 
 -- name: is_deferred
 SELECT 1 FROM tenure_deferred WHERE queue = ? AND sequence = ?;
@@ -160,6 +164,12 @@ FROM tenure_ready AS ready CROSS JOIN tenure_message AS message ON message.seque
 WHERE ready.queue = ? AND ready.session = ?
 ORDER BY ready.rank, ready.sequence
 LIMIT ?;
+
+-- Places of messages that another program has deleted.
+-- name: delete_ready_without_message
+DELETE FROM tenure_ready
+WHERE queue = ? AND session = ?
+  AND NOT EXISTS (SELECT 1 FROM tenure_message AS message WHERE message.sequence = tenure_ready.sequence);
 
 -- name: delete_ready_up_to
 DELETE FROM tenure_ready WHERE queue = ? AND session = ? AND (rank, sequence) <= (?, ?);
@@ -230,7 +240,10 @@ ON CONFLICT (queue, session) DO UPDATE SET first = excluded.first, is_free = exc
 DELETE FROM tenure_session WHERE queue = ? AND session = ? AND state IS NULL;
 
 -- name: free_session
-SELECT session FROM tenure_session WHERE queue = ? AND is_free = 1 AND first IS NOT NULL ORDER BY first LIMIT 1;
+SELECT session, first FROM tenure_session WHERE queue = ? AND is_free = 1 AND first IS NOT NULL ORDER BY first LIMIT 1;
+
+-- name: set_aside_session
+UPDATE tenure_session SET is_free = 0 WHERE queue = ? AND is_free = 1 AND first = ?;
 
 -- name: state
 SELECT state FROM tenure_session WHERE queue = ? AND session = ?;

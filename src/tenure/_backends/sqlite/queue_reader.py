@@ -7,21 +7,32 @@ import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.rows import (
     MessageRow,
+    MessageState,
+    blob_of,
     conditions_of,
+    count_of,
     dead_message,
+    deliveries_and_window,
+    delivery_of,
     headers_of,
     live_conditions_of,
-    message_of,
+    moment_of,
+    plain_text,
     settings_of,
+    state_of,
+    text_of,
     unpack,
 )
 from tenure._backends.sqlite.statements import statements
+from tenure._checks import LONGEST
+from tenure._foreign import clipped, read_or, seconds
 from tenure._queue.broker import LiveSelection, QueueSettings, Schedules, Selection
+from tenure._queue.checks import COUNT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     NO_HEADERS,
@@ -45,6 +56,10 @@ _WAITING: tuple[tuple[State, str, Sequence[int]], ...] = (
     ("deferred", "live_deferred", (0,)),
 )
 """Where messages wait: their state, the statement that finds them, the ranks to search."""
+
+
+_PRIORITIES = frozenset(range(PRIORITY_MAX + 1))
+_TEXTS = frozenset({str, type(None)})
 
 
 @dataclass(slots=True, eq=False)
@@ -127,11 +142,12 @@ class QueueReader:
         row = self._run(_SQL["counts"], (name,)).fetchone()
         if row is None:
             return Stats()
-        number, ready, locked, delayed, deferred, dead, paused = row
+        number, *counts, paused = row
+        ready, locked, delayed, deferred, dead = map(count_of, counts)
         if number % 2:
             return Stats(dead=dead)
         oldest = self._run(_SQL["oldest"], {"queue": number}).fetchone() if ready else None
-        age = max(0.0, self._at.wall - oldest[0]) if oldest else 0.0
+        age = max(0.0, self._at.wall - read_or(seconds, oldest[0], self._at.wall)) if oldest else 0.0
         return Stats(ready, locked, delayed, deferred, dead, age, bool(paused))
 
     def holding(self, names: Sequence[str]) -> list[bool]:
@@ -141,7 +157,7 @@ class QueueReader:
 
     def names(self) -> list[str]:
         """List every queue, sorted."""
-        return [name for (name,) in self._run(_SQL["names"])]
+        return [name for (name,) in self._run(_SQL["names"]) if isinstance(name, str)]
 
     def settings(self, name: str) -> QueueSettings:
         """Return the settings of a queue."""
@@ -154,11 +170,12 @@ class QueueReader:
 
     def schedules(self, name: str) -> Schedules:
         """Return what is kept of the schedules of a queue."""
-        return Schedules(dict(self._run(_SQL["schedules"], (name,))), self._at.wall)
+        kept = {plain_text(one): plain_text(record) for one, record in self._run(_SQL["schedules"], (name,))}
+        return Schedules(kept, self._at.wall)
 
     def idle(self) -> list[str]:
         """List the queues that may be deleted if they are empty."""
-        return [name for (name,) in self._run(_SQL["idle"], (self._at.wall,))]
+        return [name for (name,) in self._run(_SQL["idle"], (self._at.wall,)) if isinstance(name, str)]
 
     def are_remembered(self, name: str, ids: Sequence[str]) -> list[bool]:
         """Return, for each of *ids*, whether the inbox of a queue remembers it."""
@@ -203,21 +220,21 @@ class QueueReader:
         later = self._at.wall - self._at.now
         groups = self._run(_SQL["all_lock_groups"], (queue.number,)).fetchall()
         return {
-            sequence: _Lock(until + later, holder, since)
+            sequence: _Lock(clipped((moment_of(until) or 0.0) + later), text_of(holder), read_or(seconds, since, None))
             for until, packed, holder, since in groups
             for sequence in unpack(packed)
         }
 
     def _live_message(self, name: str, sequence: int, state: State, lock: _Lock) -> LiveMessage:
         *columns, due_at = self._run(_SQL["live_message"], (sequence,)).fetchone()
-        one = message_of(name, self._prefix, columns)
+        one = delivery_of(name, self._prefix, columns)
         if state == "locked":
-            one = one._replace(delivery_count=one.delivery_count + 1)
+            one = _counted(one)
         return live_message_of(
             one,
             state,
             locked_until=lock.until,
-            due_at=due_at if state == "delayed" else None,
+            due_at=clipped(due_at) if state == "delayed" else None,
             locked_by=lock.holder,
             locked_since=lock.since,
         )
@@ -253,8 +270,7 @@ class QueueReader:
         if group is None:
             return LAPSED
         row = self._run(_SQL["state"], (group.queue, held.session)).fetchone()
-        state: bytes | None = row[0] if row else None
-        return state
+        return session_state(row)
 
     # --- shared with the operations that write ---
 
@@ -264,14 +280,14 @@ class QueueReader:
         if queue is None:
             row = self._run(_SQL["queue_by_name"], (name,)).fetchone()
             if row is not None:
-                queue = self._queues[name] = Queue(*row)
+                queue = self._queues[name] = _queue_of(row)
         return queue
 
     def _numbered(self, number: int) -> Queue:
         for queue in self._queues.values():
             if queue.number == number:
                 return queue
-        queue = Queue(*self._run(_SQL["queue_by_number"], (number,)).fetchone())
+        queue = _queue_of(self._run(_SQL["queue_by_number"], (number,)).fetchone())
         self._queues[queue.name] = queue
         return queue
 
@@ -289,9 +305,15 @@ class QueueReader:
         }
         return [sequence for (sequence,) in self._run(_SQL["dead_letters"], values)]
 
+    def _state(self, sequence: int) -> MessageState | None:
+        """Return what else is kept of a message; None if there is no such message."""
+        row = self._run(_SQL["message_state"], (sequence,)).fetchone()
+        return None if row is None else state_of(row)
+
     def _deliveries_of(
         self, queue: Queue, rows: Sequence[MessageRow], token: int | str, until: float
     ) -> list[Delivery]:
+        """Return deliveries of *rows*, with the one under way counted."""
         name, prefix = queue.name, self._prefix
         make = tuple.__new__  # skips the check of the number of fields, which takes longer than all the rest
         return [
@@ -313,6 +335,29 @@ class QueueReader:
                     correlation_id,
                     None,
                 ),
+            )
+            # As nearly all are: the others are read value by value.
+            if type(body) is bytes
+            and type(deliveries) is int
+            and 0 <= deliveries < COUNT_MAX
+            and type(sent_at) is float
+            and 0.0 <= sent_at <= LONGEST
+            and priority in _PRIORITIES
+            and (
+                id_ is session is reply_to is correlation_id is None
+                or (
+                    (type(id_) in _TEXTS and type(session) in _TEXTS)
+                    and (type(reply_to) in _TEXTS and type(correlation_id) in _TEXTS)
+                )
+            )
+            else _counted(
+                delivery_of(
+                    name,
+                    prefix,
+                    (sequence, id_, body, headers, deliveries, sent_at, session, priority, reply_to, correlation_id),
+                    token,
+                    until,
+                )
             )
             for (
                 sequence,
@@ -336,7 +381,16 @@ class QueueReader:
             return []
         rows = self._run(_SQL["lock_groups"], {"token": token, "boot": self._at.boot, "now": self._at.now}).fetchall()
         return [
-            LockGroup(token, part, queue, session, was_deferred, until, lock, unpack(packed))
+            LockGroup(
+                token,
+                part,
+                queue,
+                text_of(session),
+                was_deferred,
+                moment_of(until) or 0.0,
+                clipped(lock) or 0.0,
+                unpack(packed),
+            )
             for part, queue, session, was_deferred, until, lock, packed in rows
         ]
 
@@ -354,5 +408,22 @@ class QueueReader:
         return None
 
 
-def _is_past(moment: float | None, now: float) -> bool:
-    return moment is not None and moment <= now
+def _counted(one: Delivery) -> Delivery:
+    return one._replace(delivery_count=min(one.delivery_count + 1, COUNT_MAX))
+
+
+def _queue_of(row: Sequence[Any]) -> Queue:
+    number, name, max_deliveries, dedupe_window, is_limited, has_max_locked = row
+    return Queue(
+        number, plain_text(name), *deliveries_and_window(max_deliveries, dedupe_window), is_limited, has_max_locked
+    )
+
+
+def session_state(row: Sequence[Any] | None) -> bytes | None:
+    """Return a session's state from a row of the statement ``state``."""
+    return None if row is None or row[0] is None else blob_of(row[0])
+
+
+def _is_past(moment: object, now: float) -> bool:
+    at = moment_of(moment)
+    return at is not None and at <= now

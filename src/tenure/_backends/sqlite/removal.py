@@ -33,16 +33,17 @@ class Removal(Sending):
         found = self._selected(dead, which, limit, with_locked=False)
         live = self._numbered(dead.number - 1)
         for sequence in found:
-            _, priority, session, due_at, _, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
+            state = self._state(sequence)
+            assert state is not None  # it was selected in this transaction
             if self._take_from("ready", dead.number, "", 0, sequence):
                 dead.ready -= 1
-            elif self._take_from("delayed", dead.number, due_at, sequence):
+            elif self._take_from("delayed", dead.number, state.due_at, sequence):
                 dead.delayed -= 1
             if to is not None and to != name:
                 self._send_copy(to, dead, sequence)
             if to == name:
                 self._run(_SQL["reset_message"], (sequence,))
-                self._enqueue(live, sequence, session, priority, 0.0, None, blocks=False)
+                self._enqueue(live, sequence, state.session, state.priority, 0.0, None, blocks=False)
                 self.changed[live.name] = None
             else:
                 self._run(_SQL["delete_messages"], (sequence, sequence))
@@ -83,10 +84,10 @@ class Removal(Sending):
 
     def _take_waiting(self, queue: Queue, sequence: int, which: LiveSelection) -> bool:
         """Remove a message from its place; return False if it is locked, or its state is not selected."""
-        row = self._run(_SQL["message_state"], (sequence,)).fetchone()
-        if row is None:
+        state = self._state(sequence)
+        if state is None:
             return False
-        _, priority, session, due_at, expires_at, _ = row
+        _, priority, session, due_at, expires_at, _ = state
         rank = -priority if session is None else 0
         if which.wants("ready") and self._take_from("ready", queue.number, session or "", rank, sequence):
             queue.ready -= 1
@@ -150,7 +151,7 @@ class Removal(Sending):
         for place in ("ready", "delayed", "deferred"):
             taken = self._run(_SQL[f"empty_{place}"], (queue.number, STEP)).fetchall()
             setattr(queue, place, getattr(queue, place) - len(taken))
-            found += [sequence for (sequence,) in taken]
+            found += [sequence for (sequence,) in taken if type(sequence) is int]
         for token, part, packed in self._run(_SQL["some_lock_groups"], (queue.number, STEP)).fetchall():
             sequences = unpack(packed)
             self._run(_SQL["delete_lock_group"], (token, part))

@@ -1,4 +1,8 @@
-"""Rows of the queues' tables to values, and values to columns."""
+"""Rows of the queues' tables to values, and values to columns.
+
+Any program can write into the file, and a column can hold any type. So each value is read by itself: of a message whose
+bookkeeping is unreadable, what can be read is handed out.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import json
 import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from tenure._frozen import FrozenDict
-from tenure._queue.broker import LiveSelection, QueueOptions, QueueSettings, Selection
+from tenure._checks import LONGEST
+from tenure._foreign import a_count, a_list, a_text, clipped, read_json, read_object, read_or, seconds
+from tenure._queue.broker import LiveSelection, QueueOptions, QueueSettings, Selection, read_settings
+from tenure._queue.checks import COUNT_MAX
 from tenure._queue.failures import Failure
-from tenure._queue.limits import Rate
+from tenure._queue.headers import HEADERS_JSON_MAX, read_headers
+from tenure._queue.limits import PARTS, Burst, Rate
 from tenure._queue.message import (
     HISTORY_MAX,
     NO_HEADERS,
@@ -21,15 +27,35 @@ from tenure._queue.message import (
     Death,
     Delivery,
     Headers,
+    Outcome,
     dead_message_of,
     newest_error,
 )
-from tenure._queue.outgoing import Outgoing
+from tenure._queue.notes import HISTORY_JSON_MAX, read_attempts, read_deliveries, read_reason
+from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
+from tenure.errors import ConfigError
 
-MessageRow = tuple[
-    int, str | None, bytes, str | None, int, float, str | None, int, str | None, str | None, float | None, int
-]
+MessageRow = tuple[Any, ...]
 """The columns of the statements ``claimable`` and ``message``."""
+
+LOG_MAX = PARTS + 2
+"""The most entries that a log of deliveries has."""
+
+UNREADABLE = "unreadable"
+"""The reason of a dead letter that has none which can be read."""
+
+
+class MessageState(NamedTuple):
+    """The columns of the statement ``message_state``."""
+
+    deliveries: int
+    priority: int
+    session: str | None
+    due_at: Any
+    """As it is in the row: it is a part of a key."""
+    expires_at: float | None
+    history: Any
+    """Read by :func:`history_of`."""
 
 
 def columns_of(settings: QueueSettings) -> tuple[float, int, float, int]:
@@ -45,14 +71,32 @@ def limits_of(settings: QueueSettings) -> tuple[int | float | None, ...]:
 
 def settings_of(row: Sequence[Any]) -> QueueSettings:
     """Return the settings from the columns of the statement ``settings``."""
-    *usual, most, rate, seconds, session_rate, session_seconds, paused = row
-    limits: QueueOptions = {
+    *usual, dead_retention, most, rate, rate_seconds, session_rate, session_seconds, paused = row
+    found: QueueOptions = {
+        **_usual_of(usual),
+        "dead_retention": dead_retention,
         "max_locked": math.inf if most is None else most,
-        "rate": math.inf if rate is None else (rate, seconds),
+        "rate": math.inf if rate is None else (rate, rate_seconds),
         "session_rate": math.inf if session_rate is None else (session_rate, session_seconds),
-        "paused": bool(paused),
+        "paused": bool(paused) if isinstance(paused, int) else paused,
     }
-    return replace(QueueSettings(*usual), **limits)
+    try:
+        return QueueSettings(**found)
+    except ConfigError:  # one of them can't be a setting
+        return QueueSettings(**read_settings(found))
+
+
+def _usual_of(columns: Sequence[Any]) -> QueueOptions:
+    lock, max_deliveries, dedupe_window, body_max = columns
+    return {"lock": lock, "max_deliveries": max_deliveries, "dedupe_window": dedupe_window, "body_max": body_max}
+
+
+def deliveries_and_window(max_deliveries: Any, dedupe_window: Any) -> tuple[int, float]:
+    """Return these two settings; of one that can't be a setting, the usual value."""
+    if not (type(max_deliveries) is int and 1 <= max_deliveries <= COUNT_MAX):
+        max_deliveries = QueueSettings().max_deliveries
+    window = read_or(seconds, dedupe_window, QueueSettings().dedupe_window)
+    return max_deliveries, window
 
 
 def _rate_columns(rate: Rate) -> tuple[int | None, float | None]:
@@ -67,9 +111,11 @@ def pack(sequences: Collection[int]) -> bytes:
     return struct.pack(f"<{len(sequences)}q", *sequences)
 
 
-def unpack(blob: bytes) -> dict[int, None]:
-    """Return the sequences of a blob, in their order, as the keys of a dict."""
-    return dict.fromkeys(struct.unpack(f"<{len(blob) // 8}q", blob))
+def unpack(blob: Any) -> dict[int, None]:
+    """Return the sequences of a blob, in their order, as the keys of a dict; a part of one at its end is left out."""
+    if not isinstance(blob, bytes):
+        return {}
+    return dict.fromkeys(struct.unpack_from(f"<{len(blob) // 8}q", blob))
 
 
 def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
@@ -96,57 +142,132 @@ def headers_column(message: Outgoing) -> str | None:
     return json.dumps(dict(message.headers), ensure_ascii=False) if message.headers else None
 
 
-def headers_of(column: str | None) -> Headers:
+def headers_of(column: Any) -> Headers:
     """Return the headers from their column."""
-    return NO_HEADERS if column is None else FrozenDict(json.loads(column))
+    return NO_HEADERS if column is None else read_or(_read_headers, column, NO_HEADERS)
 
 
-def history_with(column: str | None, number: int, at: float, outcome: str, error: Failure | None) -> str:
+def _read_headers(column: object) -> Headers:
+    return read_headers(read_object(column, HEADERS_JSON_MAX))
+
+
+def history_with(column: Any, number: int, at: float, outcome: Outcome, error: Failure | None) -> str:
     """Return the history with one more attempt, and without the oldest if there are too many."""
-    attempts: list[object] = json.loads(column) if column else []
-    failure = None if error is None else (error.type, error.message, error.traceback)
-    attempts.append((number, at, outcome, failure))
-    return json.dumps(attempts[-HISTORY_MAX:], ensure_ascii=False)
+    attempts = [*history_of(column), Attempt(number, at, outcome, error)][-HISTORY_MAX:]
+    return json.dumps([_attempt_columns(one) for one in attempts], ensure_ascii=False)
 
 
-def history_of(column: str | None) -> tuple[Attempt, ...]:
+def _attempt_columns(one: Attempt) -> tuple[object, ...]:
+    failure = None if one.error is None else (one.error.type, one.error.message, one.error.traceback)
+    return one.number, one.at, one.outcome, failure
+
+
+def history_of(column: Any) -> tuple[Attempt, ...]:
     """Return the attempts from the history's column."""
-    attempts: list[Any] = json.loads(column) if column else []
-    return tuple(
-        Attempt(number, at, outcome, None if failure is None else Failure(*failure))
-        for number, at, outcome, failure in attempts
+    return read_or(_read_history, column, ()) if column else ()
+
+
+def _read_history(column: object) -> tuple[Attempt, ...]:
+    return read_attempts(read_json(column, HISTORY_JSON_MAX))
+
+
+def death_of(reason: Any, description: Any, dead_at: Any, history: Any) -> Death:
+    """Return how a message died, with the newest error in its history."""
+    attempts = history_of(history)
+    return Death(
+        read_or(read_reason, reason, UNREADABLE),
+        read_or(read_reason, description, ""),
+        read_or(seconds, dead_at, 0.0),
+        newest_error(attempts),
+        attempts,
     )
 
 
-def death_of(reason: str, description: str, dead_at: float, history: str | None) -> Death:
-    """Return how a message died, with the newest error in its history."""
-    attempts = history_of(history)
-    return Death(reason, description, dead_at, newest_error(attempts), attempts)
+# --- values ------------------------------------------------------------------------------------------------------
 
 
-def message_of(queue: str, prefix: str, row: Sequence[Any]) -> Delivery:
-    """Return a message as a delivery without a lock, from its columns in ``dead_letter`` and ``live_message``."""
+def plain_text(value: Any) -> str:
+    """Return a text column as text, whatever it holds."""
+    if isinstance(value, str):
+        return value
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def text_of(value: Any) -> str | None:
+    """Return the text of a column, or None if there is none that every store can keep."""
+    return None if value is None else read_or(a_text, value, None)
+
+
+def blob_of(value: Any) -> bytes:
+    """Return a blob column as bytes: a text that was inserted in place of one as UTF-8."""
+    return value if isinstance(value, bytes) else plain_text("" if value is None else value).encode()
+
+
+def priority_of(value: Any) -> int:
+    """Return a priority; of one that is none, the nearest."""
+    return int(clipped(value, 0, PRIORITY_MAX) or 0)
+
+
+def count_of(value: Any) -> int:
+    """Return a number of messages; 0 if it is none."""
+    return int(clipped(value, 0, COUNT_MAX) or 0)
+
+
+def moment_of(value: Any) -> float | None:
+    """Return a time, also one that is far off; None if there is none."""
+    return clipped(value, -LONGEST)
+
+
+def state_of(row: Sequence[Any]) -> MessageState:
+    """Return the columns of the statement ``message_state``."""
+    deliveries, priority, session, due_at, expires_at, history = row
+    return MessageState(
+        read_or(read_deliveries, deliveries, 0),
+        priority_of(priority),
+        text_of(session),
+        due_at,
+        moment_of(expires_at),
+        history,
+    )
+
+
+def log_of(column: Any) -> list[Burst]:
+    """Return the log of a rate from its column; of one that is unreadable, none."""
+    return read_or(_read_log, column, [])
+
+
+def _read_log(column: object) -> list[Burst]:
+    return [_read_burst(one) for one in a_list(read_json(column))[-LOG_MAX:]]
+
+
+def _read_burst(value: object) -> Burst:
+    began, at, number, *_ = [*a_list(value), None, None, None]
+    return Burst(seconds(began), seconds(at), a_count(number, most=COUNT_MAX))
+
+
+def delivery_of(queue: str, prefix: str, row: Sequence[Any], token: int | str = "", until: float = 0.0) -> Delivery:
+    """Return a message as a delivery, from its columns, whatever they hold."""
     sequence, id_, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id = row
     return Delivery(
         queue,
         sequence,
-        "",
-        id_ or f"{prefix}{sequence}",
-        body,
+        token,
+        text_of(id_) or f"{prefix}{sequence}",
+        blob_of(body),
         headers_of(headers),
-        deliveries,
-        enqueued_at,
-        0.0,
-        session,
-        priority,
-        reply_to,
-        correlation_id,
+        read_or(read_deliveries, deliveries, 0),
+        read_or(seconds, enqueued_at, 0.0),
+        until,
+        text_of(session) or None,
+        priority_of(priority),
+        text_of(reply_to),
+        text_of(correlation_id),
     )
 
 
 def dead_message(queue: str, prefix: str, row: Sequence[Any]) -> DeadMessage:
     """Return a dead letter from a row of the statement ``dead_letter``."""
-    return dead_message_of(queue, message_of(queue, prefix, row[:10]), death_of(*row[10:]))
+    return dead_message_of(queue, delivery_of(queue, prefix, row[:10]), death_of(*row[10:]))
 
 
 def conditions_of(which: Selection) -> dict[str, object]:

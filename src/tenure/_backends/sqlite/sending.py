@@ -11,14 +11,16 @@ from tenure._backends.sqlite.rows import (
     columns_of,
     headers_column,
     limits_of,
+    plain_text,
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.transitions import Transitions
 from tenure._queue.broker import LIMITS, Advanced, QueueOptions, QueueSettings, undeclared
-from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.checks import DEAD_SUFFIX, INT_MAX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import NO_HEADERS
 from tenure._queue.outgoing import Outgoing
+from tenure.errors import ConfigError
 
 FORGET_MAX = 100
 """The most ids, and logs of sessions, that a claim deletes that finds no message."""
@@ -85,6 +87,11 @@ class Sending(Transitions):
             else:
                 self._add(queue, sequence, message)
         if sequence != self._newest:
+            if sequence > INT_MAX:
+                raise ConfigError(
+                    f"the sequence in tenure_queue_clock ({self._newest}) can't rise any more; set it to the highest "
+                    "sequence in tenure_message"
+                )
             queue.ready += sequence - self._newest - (queue.delayed - delayed)
             self._newest = sequence
             self.changed[name] = None
@@ -103,7 +110,7 @@ class Sending(Transitions):
         wall = self._at.wall
         found = self.find(name)
         row = None if found is None else self._run(_SQL["schedule"], (found.number, schedule)).fetchone()
-        kept: str | None = None if row is None else row[0]
+        kept = None if row is None else plain_text(row[0])
         if kept != expected or wall < not_before:
             return Advanced(False, kept, wall)
         queue = self.open(name)

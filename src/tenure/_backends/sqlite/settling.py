@@ -143,12 +143,11 @@ class Settling(Sending):
         queue.locked -= 1
         match verdict:
             case Defer():
-                self._run(_SQL["insert_deferred"], (queue.number, sequence))
-                queue.deferred += 1
+                self._defer(queue, sequence)
                 self._record_attempt(sequence, None)
             case DeadLetter(reason, description, error):
-                self._record_attempt(sequence, "rejected", error, counts=not queue.is_dead)
-                self._dead_letter(queue, sequence, reason, description)
+                if self._record_attempt(sequence, "rejected", error, counts=not queue.is_dead):
+                    self._dead_letter(queue, sequence, reason, description)
             case Abandon(delay, error):
                 return self._requeue(queue, group, sequence, "abandoned", delay, error)
             case GiveBack():

@@ -12,6 +12,8 @@ House rules:
   from now, if the clock went back under the same name of the boot.
 - Delays, expiries and windows must survive a boot, so they are judged by the wall clock, which never goes back here: if
   it was set back, it continues from where it was, at the pace of the time since boot.
+- Another program may have changed any row, or deleted some: a message that is gone is left out, wherever it still has a
+  place, and one that has a place already is not put there twice. What is unreadable of a message is ignored.
 - The time is read inside the transaction, after the write lock was won: an earlier reading may be old.
 """
 
@@ -22,10 +24,13 @@ from typing import Any
 
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.queue_reader import LockGroup, Queue, QueueReader
-from tenure._backends.sqlite.rows import history_with, pack, unpack
+from tenure._backends.sqlite.rows import MessageState, history_with, moment_of, pack, text_of, unpack
 from tenure._backends.sqlite.statements import statements
+from tenure._foreign import read_or
+from tenure._queue.checks import COUNT_MAX
 from tenure._queue.failures import Failure
-from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Died, exhausted_description
+from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Died, Outcome, exhausted_description
+from tenure._queue.notes import read_deliveries
 from tenure._queue.verdicts import SETTLED, SETTLED_DEAD, Settled
 from tenure._runtime.process_name import process_name
 
@@ -132,31 +137,37 @@ class Transitions(QueueReader):
         queue: Queue,
         group: LockGroup,
         sequence: int,
-        outcome: str | None = None,
+        outcome: Outcome | None = None,
         delay: float = 0.0,
         error: Failure | None = None,
     ) -> Settled:
         """Make a message claimable again, or dead-letter it; without an *outcome*, its delivery is not counted."""
         self.changed[queue.name] = None
+        if outcome is None or queue.is_dead:
+            state = self._state(sequence)
+        else:
+            state = self._record_attempt(sequence, outcome, error)
+        if state is None:
+            return SETTLED
         if queue.is_dead:
             self._enqueue(queue, sequence, None, 0, delay, None, blocks=False)
             return SETTLED
-        if outcome is None:
-            deliveries, priority, session, _, expires_at, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
-        else:
-            deliveries, priority, session, expires_at = self._record_attempt(sequence, outcome, error)
-            if deliveries >= queue.max_deliveries:
-                self._dead_letter(queue, sequence, MAX_DELIVERIES, exhausted_description(deliveries))
-                return SETTLED_DEAD
+        if outcome is not None and state.deliveries >= queue.max_deliveries:
+            self._dead_letter(queue, sequence, MAX_DELIVERIES, exhausted_description(state.deliveries))
+            return SETTLED_DEAD
         if group.was_deferred:
-            self._run(_SQL["insert_deferred"], (queue.number, sequence))
-            queue.deferred += 1
+            self._defer(queue, sequence)
             return SETTLED
-        if expires_at is not None and expires_at <= self._at.wall:
+        if state.expires_at is not None and state.expires_at <= self._at.wall:
             self._dead_letter(queue, sequence, EXPIRED, EXPIRED_DESCRIPTION)
             return SETTLED_DEAD
-        self._enqueue(queue, sequence, session, priority, delay, expires_at, blocks=deliveries > 0)
+        self._enqueue(
+            queue, sequence, state.session, state.priority, delay, state.expires_at, blocks=state.deliveries > 0
+        )
         return SETTLED
+
+    def _defer(self, queue: Queue, sequence: int) -> None:
+        queue.deferred += self._run(_SQL["insert_deferred"], (queue.number, sequence)).rowcount
 
     def _enqueue(
         self,
@@ -173,40 +184,41 @@ class Transitions(QueueReader):
         if delay > 0:
             due_at = self._at.wall + delay
             self._run(_SQL["set_due"], (due_at, sequence))
-            self._run(_SQL["insert_delayed"], (queue.number, due_at, sequence, session if blocks else None))
-            queue.delayed += 1
+            entry = (queue.number, due_at, sequence, session if blocks else None)
+            queue.delayed += self._run(_SQL["insert_delayed"], entry).rowcount
         else:
             rank = -priority if session is None else 0
-            self._run(_SQL["insert_ready"], (queue.number, session or "", rank, sequence))
-            queue.ready += 1
+            queue.ready += self._run(_SQL["insert_ready"], (queue.number, session or "", rank, sequence)).rowcount
         if expires_at is not None:
             self._run(_SQL["insert_expiry"], (queue.number, expires_at, sequence))
         if session is not None:
             self._touched[queue.number, session] = None
 
     def _record_attempt(
-        self, sequence: int, outcome: str | None, error: Failure | None = None, *, counts: bool = True
-    ) -> tuple[int, int, str | None, float | None]:
-        """Count the delivery that has ended, and add its outcome to the history if it failed."""
-        deliveries, priority, session, _, expires_at, history = self._run(_SQL["message_state"], (sequence,)).fetchone()
-        deliveries += counts
+        self, sequence: int, outcome: Outcome | None, error: Failure | None = None, *, counts: bool = True
+    ) -> MessageState | None:
+        """Count the delivery that has ended, and add its outcome to the history if it failed; None if it is gone."""
+        state = self._state(sequence)
+        if state is None:
+            return None
+        deliveries, history = min(state.deliveries + counts, COUNT_MAX), state.history
         if outcome is not None:
             history = history_with(history, deliveries, self._at.wall, outcome, error)
         self._run(_SQL["set_message_state"], (deliveries, history, sequence))
-        return deliveries, priority, session, expires_at
+        return state._replace(deliveries=deliveries)
 
     def _dead_letter(self, queue: Queue, sequence: int, reason: str, description: str) -> None:
         """Move a message, which was taken out of its place, to the dead letters."""
         dead = queue if queue.is_dead else self._numbered(queue.number + 1)
         self._run(_SQL["insert_death"], (dead.number, sequence, self._at.wall, reason, description))
-        self._run(_SQL["insert_ready"], (dead.number, "", 0, sequence))
-        dead.ready += 1
+        dead.ready += self._run(_SQL["insert_ready"], (dead.number, "", 0, sequence)).rowcount
         self.changed[dead.name] = None
 
     def _report_death(self, queue: Queue, sequence: int) -> None:
         """Report a message that died without a verdict; after a verdict, its answer reports the death."""
         named, deliveries, reason = self._run(_SQL["death_summary"], (queue.number | 1, sequence)).fetchone()
-        died = Died(sequence, named or f"{self._prefix}{sequence}", deliveries, reason)
+        known_as = text_of(named) or f"{self._prefix}{sequence}"
+        died = Died(sequence, known_as, read_or(read_deliveries, deliveries, 0), reason)
         self.died.setdefault(queue.name, []).append(died)
 
     def _take_from(self, place: str, *key: object) -> bool:
@@ -236,6 +248,7 @@ class Transitions(QueueReader):
         if has_foreign:
             self._run(_SQL["restamp_foreign_lock_groups"], {"queue": queue.number, "boot": at.boot, "now": at.now})
         is_due = False
+        due_at, until, expires_at = map(moment_of, (due_at, until, expires_at))
         if until is not None and until <= at.now:
             is_due = True
             self._expire_locks(queue)
@@ -246,7 +259,8 @@ class Transitions(QueueReader):
             is_due = True
             self._end_delays(queue)
         if is_due or has_foreign:
-            due_at, until, _, _ = self._run(_SQL["next_due"], {"queue": queue.number, "boot": at.boot}).fetchone()
+            row = self._run(_SQL["next_due"], {"queue": queue.number, "boot": at.boot}).fetchone()
+            due_at, until = moment_of(row[0]), moment_of(row[1])
         waits = []
         if due_at is not None:
             waits.append(max(0.0, due_at - at.wall))
@@ -267,6 +281,7 @@ class Transitions(QueueReader):
             if row is None:
                 return
             token, part, session, was_deferred, packed = row
+            session = text_of(session)
             group = LockGroup(token, part, queue.number, session, was_deferred, 0.0, 0.0, unpack(packed))
             self._run(_SQL["delete_lock_group"], (token, part))
             if session is not None:
@@ -283,26 +298,33 @@ class Transitions(QueueReader):
             _SQL["expired_messages"], (queue.number, self._at.wall, DUE_MAX)
         ).fetchall():
             self._take_from("expiry", queue.number, expires_at, sequence)
-            _, priority, session, due_at, _, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
-            rank = -priority if session is None else 0
-            if self._take_from("ready", queue.number, session or "", rank, sequence):
+            state = self._state(sequence)
+            if state is None:
+                continue
+            rank = -state.priority if state.session is None else 0
+            if self._take_from("ready", queue.number, state.session or "", rank, sequence):
                 queue.ready -= 1
-            elif self._take_from("delayed", queue.number, due_at, sequence):
+            elif self._take_from("delayed", queue.number, state.due_at, sequence):
                 queue.delayed -= 1
             else:
-                raise AssertionError(f"message {sequence} of {queue.name} is neither ready nor delayed")
-            if session is not None:
-                self._touched[queue.number, session] = None
-            self._dead_letter(queue, sequence, EXPIRED, EXPIRED_DESCRIPTION)
-            self._report_death(queue, sequence)
+                continue  # another program has changed its priority, session or delay: it expires when it is claimed
+            self._expire(queue, sequence, state.session)
+
+    def _expire(self, queue: Queue, sequence: int, session: str | None) -> None:
+        """Dead-letter an expired message, which was taken out of its place."""
+        if session is not None:
+            self._touched[queue.number, session] = None
+        self._dead_letter(queue, sequence, EXPIRED, EXPIRED_DESCRIPTION)
+        self._report_death(queue, sequence)
 
     def _end_delays(self, queue: Queue) -> None:
         for sequence, due_at in self._run(_SQL["due_delayed"], (queue.number, self._at.wall, DUE_MAX)).fetchall():
             self._take_from("delayed", queue.number, due_at, sequence)
             queue.delayed -= 1
-            _, priority, session, _, _, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
-            if queue.is_dead:
-                session, priority = None, 0
+            state = self._state(sequence)
+            if state is None:
+                continue
+            session, priority = (None, 0) if queue.is_dead else (state.session, state.priority)
             self._enqueue(queue, sequence, session, priority, 0.0, None, blocks=False)
             self.changed[queue.name] = None
 

@@ -34,6 +34,9 @@ from tenure.errors import TenureError
 _MANY = 8
 """Datagrams at once from which on the socket may have been full (at ten, by default): a topic may be missing."""
 
+_AT_ONCE = 64
+"""Datagrams that are read before the loop goes on to other work."""
+
 CHECK_EVERY = 5.0
 """Seconds between checks of the own socket: it may have been removed, or an obstacle may be gone."""
 
@@ -172,7 +175,7 @@ class Wake:
         """Notify for every datagram that has arrived; the loop calls this."""
         topics: list[str] = []
         with suppress(BlockingIOError):
-            while self._socket is not None:
+            while self._socket is not None and len(topics) < _AT_ONCE:  # anybody may send any number of them
                 topics.append(self._socket.recv(65_536).decode(errors="replace"))
         if len(topics) >= _MANY:
             self._notifier.notify_all()

@@ -7,8 +7,16 @@
 -- pcall: a hint that can't be published must not undo the change.
 -- GT: a request that was given up may be executed after newer ones, so an end is only ever moved forward.
 
-if (redis.call('HGET', KEYS[2], 'layout') or '1') ~= '1' then  -- neither read nor write a later layout
-    return redis.error_reply('LAYOUT ' .. redis.call('HGET', KEYS[2], 'layout') .. ' ' .. KEYS[2])
+do
+    local layout = redis.pcall('HGET', KEYS[2], 'layout')
+    if type(layout) == 'string' and layout ~= '1' then  -- neither read nor write a later layout
+        return redis.error_reply('LAYOUT ' .. layout .. ' ' .. KEYS[2])
+    end
+end
+
+-- Return whether the token of a term can be read, and rise.
+local function can_rise(token)
+    return not token or not string.find(token, '%D') and (#token < 19 or #token == 19 and token < '9223372036854775807')
 end
 
 -- name: acquire (holder, ttl in ms, metadata, channel)
@@ -17,27 +25,33 @@ local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'resign
 if held and held ~= ARGV[1] then
     return {0, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held and term[3] or ''}
 end
-if held and term[1] == held then  -- repeated: the answer was lost
+if held and term[1] == held and term[2] then  -- repeated: the answer was lost
     redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
     return {1, term[2], term[4]}
 end
-local token = redis.call('HINCRBY', KEYS[2], 'token', 1)
+if not can_rise(term[2]) then
+    return {2}
+end
+redis.call('HINCRBY', KEYS[2], 'token', 1)
 redis.call('HSET', KEYS[2], 'holder', ARGV[1], 'metadata', ARGV[3], 'resign', '0')
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.pcall('PUBLISH', ARGV[4], 'acquired')
-return {1, tostring(token), '0'}
+return {1, redis.call('HGET', KEYS[2], 'token'), '0'}  -- as a number, a high one would lose digits
 
 -- name: renew (ttl in ms; holder, token of each lease)
--- The keys of many leases, two for each. Each answer is 0: not held; 1: extended; 2: and asked to resign.
+-- The keys of many leases, two for each. Each answer is 0: not held; 1: extended; 2: and asked to resign; -1: there is
+-- something else under one of its keys, which fails none of the others.
 local answers = {}
 for i = 1, #KEYS / 2 do
     local lock, key = KEYS[2 * i - 1], KEYS[2 * i]
     local holder = ARGV[2 * i]
-    local term = redis.call('HMGET', key, 'holder', 'token', 'resign', 'layout')
+    local term, held = redis.pcall('HMGET', key, 'holder', 'token', 'resign', 'layout'), redis.pcall('GET', lock)
     if (term[4] or '1') ~= '1' then
         return redis.error_reply('LAYOUT ' .. term[4] .. ' ' .. key)
     end
-    if redis.call('GET', lock) ~= holder or term[1] ~= holder or term[2] ~= ARGV[2 * i + 1] then
+    if term.err or type(held) == 'table' then
+        answers[i] = -1
+    elseif held ~= holder or term[1] ~= holder or term[2] ~= ARGV[2 * i + 1] then
         answers[i] = 0
     else
         redis.call('PEXPIRE', lock, ARGV[1], 'GT')
@@ -59,11 +73,15 @@ redis.pcall('PUBLISH', ARGV[3], 'released')
 return 1
 
 -- name: inspect
-local held = redis.call('GET', KEYS[1])
-local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'resign', 'released')
+-- Returns -1 if there is something else under one of the keys.
+local held = redis.pcall('GET', KEYS[1])
+local term = redis.pcall('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'resign', 'released')
+if type(held) == 'table' or term.err then
+    return {-1}
+end
 if not held then
     local token, at = string.match(term[5] or '', '^(%d+) (%d+)$')
-    if token ~= term[2] then  -- it expired, or an older version released it without the time
+    if not token or token ~= term[2] then  -- it expired, or an older version released it without the time
         return {0, term[2] or '0', ''}
     end
     local now = redis.call('TIME')

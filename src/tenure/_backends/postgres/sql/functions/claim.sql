@@ -85,7 +85,7 @@ BEGIN
         END IF;
         RETURN QUERY
         UPDATE {schema}.message AS m
-        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        SET state = 1, token = p_token, deliveries = least(m.deliveries, {count_max} - 1) + 1, due_at = v_now + p_lock
         WHERE m.ctid = ANY ((
             SELECT CASE WHEN sum(ready.size) < {claim_bytes} THEN array_agg(ready.ctid)
                    ELSE (array_agg(ready.ctid))[:{schema}._fitting(array_agg(ready.size))] END
@@ -111,7 +111,7 @@ BEGIN
     ELSIF p_most > 1 THEN
         RETURN QUERY
         UPDATE {schema}.message AS m
-        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        SET state = 1, token = p_token, deliveries = least(m.deliveries, {count_max} - 1) + 1, due_at = v_now + p_lock
         WHERE m.ctid = ANY ((
             SELECT CASE WHEN sum(ready.size) < {claim_bytes} THEN array_agg(ready.ctid)
                    ELSE (array_agg(ready.ctid))[:{schema}._fitting(array_agg(ready.size))] END
@@ -130,7 +130,7 @@ BEGIN
     ELSE
         RETURN QUERY
         UPDATE {schema}.message AS m
-        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        SET state = 1, token = p_token, deliveries = least(m.deliveries, {count_max} - 1) + 1, due_at = v_now + p_lock
         WHERE m.ctid = ANY (ARRAY(
             SELECT m.ctid
             FROM {schema}.message AS m
@@ -206,7 +206,7 @@ BEGIN
     END IF;
     RETURN QUERY
     UPDATE {schema}.message AS m
-    SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+    SET state = 1, token = p_token, deliveries = least(m.deliveries, {count_max} - 1) + 1, due_at = v_now + p_lock
     WHERE m.ctid = ANY (ARRAY(
         SELECT put_aside.ctid
         FROM (

@@ -42,7 +42,7 @@ BEGIN
     IF p_count IS NULL THEN
         RETURN;
     END IF;
-    SELECT p_count - coalesce(sum(d.number), 0) INTO v_left
+    SELECT greatest(p_count - greatest(coalesce(sum(d.number), 0), 0), -{int_max}) INTO v_left
     FROM {schema}.delivered AS d
     WHERE d.queue = p_queue AND d.scope = p_scope AND d.at > p_now - p_seconds;
     most := greatest(v_left, 0);
@@ -125,7 +125,7 @@ BEGIN
         ) AS log (scope, seconds)
         WHERE q.id = p_queue AND log.scope IS NOT NULL AND log.seconds IS NOT NULL
     LOOP
-        UPDATE {schema}.delivered AS d SET at = p_now, number = d.number + p_number
+        UPDATE {schema}.delivered AS d SET at = p_now, number = least(d.number, {count_max}) + p_number
         WHERE d.ctid = ANY (ARRAY(
             SELECT last.ctid FROM {schema}.delivered AS last
             WHERE last.queue = p_queue AND last.scope = v_log.scope AND last.at > p_now - v_log.seconds
@@ -214,7 +214,7 @@ $$;
 -- Return how many deliveries of a message count: one that _hold_up() has delayed is counted once too often meanwhile.
 CREATE OR REPLACE FUNCTION {schema}._counted(p_state smallint, p_token bigint, p_deliveries integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN p_state = 2 AND p_token = {held_up} THEN p_deliveries - 1 ELSE p_deliveries END
+    SELECT CASE WHEN p_state = 2 AND p_token = {held_up} THEN greatest(p_deliveries, 1) - 1 ELSE p_deliveries END
 $$;
 
 -- Note that places of a queue with max_locked are free, until the transaction ends: the client reads this setting with the

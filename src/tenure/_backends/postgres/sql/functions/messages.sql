@@ -1,12 +1,18 @@
 -- One message: its history, its death, its way back into the queue.
 
--- Add an attempt to a history, of which the newest {history_max} are kept.
+-- Add an attempt to a history, of which the newest {history_max} are kept. What is no history is dropped: another program
+-- has written it, and an error would fail the whole statement, for all messages.
 CREATE OR REPLACE FUNCTION {schema}._add_attempt(
     p_history jsonb, p_number integer, p_at double precision, p_outcome text, p_error jsonb
 ) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN jsonb_array_length(p_history) >= {history_max} THEN p_history - 0 ELSE coalesce(p_history, '[]') END
-        || jsonb_build_array(jsonb_build_array(p_number, p_at, p_outcome, p_error))
+    SELECT CASE
+            WHEN p_history IS NULL OR jsonb_typeof(p_history) <> 'array' THEN '[]'
+            WHEN jsonb_array_length(p_history) = {history_max} THEN p_history - 0
+            WHEN jsonb_array_length(p_history) > {history_max}
+                THEN jsonb_path_query_array(p_history, '$[last - ({history_max} - 2) to last]')
+            ELSE p_history
+        END || jsonb_build_array(jsonb_build_array(p_number, p_at, p_outcome, p_error))
 $$;
 
 -- Move a locked message to the dead letters.
@@ -98,7 +104,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}._undo_claim(p_message {schema}.message, p_now double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    p_message.deliveries := p_message.deliveries - 1;
+    p_message.deliveries := greatest(p_message.deliveries, 1) - 1;
     IF {schema}._put_back(p_message, 0, p_now) = 2 THEN
         PERFORM {schema}._note_deaths(jsonb_build_array(jsonb_build_array(
             p_message.seq, p_message.id, p_message.deliveries, '{reason_expired}'

@@ -276,7 +276,7 @@ BEGIN
     IF v_places IS NOT NULL THEN
         RETURN QUERY
         UPDATE {schema}.message AS m
-        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_until
+        SET state = 1, token = p_token, deliveries = least(m.deliveries, {count_max} - 1) + 1, due_at = v_until
         WHERE m.ctid = ANY (v_places)
         RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
             m.reply_to, m.correlation_id;

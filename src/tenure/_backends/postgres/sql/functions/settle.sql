@@ -154,7 +154,7 @@ BEGIN
                     {schema}._add_attempt(v_message.history, v_message.deliveries, v_now, 'rejected', p_errors[i]::jsonb);
                 PERFORM {schema}._dead_letter(v_message, p_reasons[i], p_descriptions[i], v_now);
             WHEN 'give back' THEN
-                v_message.deliveries := v_message.deliveries - 1;
+                v_message.deliveries := greatest(v_message.deliveries, 1) - 1;
                 v_answer := {schema}._put_back(v_message, 0, v_now);
             WHEN 'abandon' THEN
                 v_message.history :=

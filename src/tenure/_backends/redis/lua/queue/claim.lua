@@ -48,7 +48,7 @@ local function locked_row(base, is_dead, text, score, token)
     end
     local ends = tonumber(score)
     if ends == NEVER then
-        ends = tonumber(redis.call('ZSCORE', base .. 'sessions', row.session) or 0)
+        ends = not row.session and 0 or tonumber(redis.call('ZSCORE', base .. 'sessions', row.session) or 0)
     end
     return ends > NOW and row or nil
 end
@@ -70,7 +70,7 @@ local function give_back(base, kind, token, held)
     local locks = base .. (is_dead and 'dead:locked' or 'locked')
     for sequence in string.gmatch(held, '%d+') do
         local score = redis.call('ZSCORE', locks, sequence)
-        local row = score and row_of(base, sequence)
+        local row = score and row_of(base, sequence, is_dead and 'd' or 'q')
         if row and row.token == token then
             work = work - 1
             redis.call('ZREM', locks, sequence)
@@ -78,7 +78,7 @@ local function give_back(base, kind, token, held)
                 redis.call('SREM', base .. 'held:' .. row.session, sequence)
             end
             if not is_dead then
-                row.count = row.count - 1
+                row.count = math.max(0, row.count - 1)
             end
             put(base, sequence, row, NOW)
         end
@@ -101,10 +101,12 @@ local function give_back_claims(base, first)
             found[#found + 1] = ARGV[i]
         end
         local named = redis.call('GET', base .. 'named:' .. ARGV[i])
-        named = named and cjson.decode(named)
+        named = named and decoded(named)
         if named and named[1] == ARGV[i + 1] then
             redis.call('DEL', base .. 'named:' .. ARGV[i])
-            many('RPUSH', base .. 'untold', named[2])
+            for _, one in ipairs(type(named[2]) == 'table' and named[2] or {}) do
+                redis.call('RPUSH', base .. 'untold', tostring(one))
+            end
             found[#found + 1] = ARGV[i]
         end
     end
@@ -115,7 +117,7 @@ end
 
 -- name: receive (limit, lock in ms, token, whether they are dead letters, lane, then lanes and marks to give back)
 local base, limit, token, is_dead = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4] == '1'
-local prefix = is_dead and 'dead:' or ''
+local prefix, place = is_dead and 'dead:' or '', is_dead and 'd' or 'q'
 local ends = NOW + ARGV[2]
 local sequences, states, left = {}, {}, {}
 local locks, changes, timed = {}, {}, {}
@@ -131,12 +133,25 @@ repeat
         some[#some + 1], ranks[#ranks + 1] = popped[i], popped[i + 1]
     end
     local texts = fetch('HMGET', base .. 'state', some)
+    for i = #some, 1, -1 do
+        if not texts[i] or not is_sequence(some[i]) then
+            work = work - 1
+            local row = row_of(base, some[i], place)
+            if row then
+                texts[i] = text_of(row)
+            else
+                table.remove(some, i)
+                table.remove(texts, i)
+                table.remove(ranks, i)
+            end
+        end
+    end
     local live = {}
     if is_dead or redis.call('EXISTS', base .. 'expiry') == 0 then  -- none expires
         live, some = some, {}
     end
     for i, sequence in ipairs(some) do
-        local expires = tonumber(string.match(texts[i], '^%d+|%d+|%d|(%d+)'))
+        local expires = tonumber(string.match(texts[i], '^%d+|%d+|%d|(%d+)') or 0)
         if expires == 0 or expires > NOW then
             live[#live + 1], texts[#live + 1], ranks[#live + 1] = sequence, texts[i], ranks[i]
         elseif work > 0 then
@@ -152,15 +167,21 @@ repeat
     for i, sequence in ipairs(live) do
         if i <= #bodies then
             -- The same as with read and text_of, but without a table for each message.
-            local count, fixed, expires, place, session =
-                string.match(texts[i], '^(%d+)(|%d+|%d|)(%d+)|(%a)||(.*)$')
+            local count, fixed, expires, found_in, session =
+                string.match(texts[i], '^(%d+)(|%d+|%d|)(%d+)|([qfd])||(.*)$')
+            if not count or #count > 9 then
+                local row = read(texts[i], place)
+                row.token = ''
+                count, fixed, expires, found_in, session =
+                    string.match(text_of(row), '^(%d+)(|%d+|%d|)(%d+)|(%a)||(.*)$')
+            end
             if not is_dead then
-                count = count + 1
+                count = math.min(count + 1, COUNT_MAX)
                 if expires ~= '0' then
                     timed[#timed + 1] = sequence
                 end
             end
-            local text = count .. fixed .. expires .. '|' .. place .. '|' .. token .. '|' .. session
+            local text = count .. fixed .. expires .. '|' .. found_in .. '|' .. token .. '|' .. session
             sequences[i], states[i] = sequence, text
             locks[i * 2 - 1], locks[i * 2] = ends, sequence
             changes[i * 2 - 1], changes[i * 2] = sequence, text
@@ -168,7 +189,8 @@ repeat
             left[#left + 1], left[#left + 2] = ranks[i], sequence
         end
     end
-until #sequences > 0 or #left > 0 or #popped < math.max(1, most * 2)  -- otherwise all popped messages have expired
+-- Otherwise all popped messages have expired.
+until #sequences > 0 or #left > 0 or work <= 0 or #popped < math.max(1, most * 2)
 many('ZADD', base .. prefix .. 'ready', left)
 many('HSET', base .. 'state', changes)
 many('ZADD', base .. prefix .. 'locked', locks)
@@ -212,11 +234,13 @@ for i = 5, last do
             break
         end
     elseif redis.call('ZREM', base .. 'deferred', sequence) == 1 then
-        local row = row_of(base, sequence)
-        row.count, row.token = row.count + 1, token
-        save(base, sequence, row)
-        redis.call('ZADD', base .. 'locked', ends, sequence)
-        sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
+        local row = row_of(base, sequence, 'f')
+        if row then
+            row.count, row.token = math.min(row.count + 1, COUNT_MAX), token
+            save(base, sequence, row)
+            redis.call('ZADD', base .. 'locked', ends, sequence)
+            sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
+        end
     end
 end
 if #sequences > 0 then

@@ -9,6 +9,9 @@ local function keep_dead_letter(base, priority, session, head, body, history)
 end
 
 -- name: send_dead_letters (for each: priority, session, head, body, history, any of which may be empty)
+if refusal_to_send(KEYS[1]) then
+    return refusal_to_send(KEYS[1])
+end
 for i = 1, #ARGV, 5 do
     keep_dead_letter(KEYS[1], ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
 end
@@ -51,30 +54,42 @@ local function is_selected(sequence)
     if reason == '' and not before then
         return true
     end
-    local death = cjson.decode(redis.call('HGET', base .. 'death', sequence))
-    return (reason == '' or death[1] == reason) and (not before or death[3] < before)
+    local death = decoded(redis.call('HGET', base .. 'death', sequence))
+    local at = tonumber(death[3]) or 0
+    return (reason == '' or death[1] == reason) and (not before or at < before)
 end
-local letters = redis.call('ZRANGEBYSCORE', base .. 'dead', '(' .. after, '+inf', 'LIMIT', 0, WORK)
-local selected, go_on = {}, -1
-for _, sequence in ipairs(letters) do
+-- By the scores, not by the members: so each part goes further, whatever the members are.
+local letters = redis.call(
+    'ZRANGEBYSCORE', base .. 'dead', '(' .. after, '(' .. string.format('%.0f', RANK), 'WITHSCORES', 'LIMIT', 0, WORK)
+local selected, go_on, scores, seen = {}, -1, {}, 0
+for i = 1, #letters, 2 do
     if #selected >= limit then
         break
     end
-    go_on = tonumber(sequence)
-    if is_selected(sequence) then
+    local sequence = letters[i]
+    go_on, seen = math.ceil(tonumber(letters[i + 1])), seen + 2
+    scores[sequence] = go_on
+    if is_sequence(sequence) and is_selected(sequence) then
         selected[#selected + 1] = sequence
     end
 end
-if #letters < WORK and (#letters == 0 or go_on == tonumber(letters[#letters])) then
+if #letters < 2 * WORK and seen == #letters then
     go_on = -1
+end
+if #selected > 0 then
+    selected = known_in(base, selected)
 end
 if action == 'peek' then
     local bodies, histories = bodies_of(base, selected, true)
     if #bodies < #selected then  -- the bodies are large: the next part has the rest
         selected = {unpack(selected, 1, #bodies)}
-        go_on = tonumber(selected[#selected])
+        go_on = scores[selected[#selected]]
     end
     return {#selected, go_on, contents_of(base, selected, fetch('HMGET', base .. 'state', selected), bodies, histories)}
+end
+local refused = action == 'move' and #selected > 0 and refusal_to_send(KEYS[2])
+if refused then
+    return refused
 end
 for _, sequence in ipairs(action ~= 'count' and selected or {}) do
     redis.call('ZREM', base .. 'dead', sequence)
@@ -82,24 +97,28 @@ for _, sequence in ipairs(action ~= 'count' and selected or {}) do
     redis.call('ZREM', base .. 'dead:delayed', sequence)
     redis.call('HDEL', base .. 'death', sequence)
     if action == 'move' then  -- without decoding and encoding the head: large numbers would lose digits
-        local row, head = row_of(base, sequence), redis.call('HGET', base .. 'head', sequence)
+        local row, head = row_of(base, sequence, 'd'), redis.call('HGET', base .. 'head', sequence)
         local named = string.sub(cjson.encode(id_prefix), 1, -2) .. sequence .. '"'
         if not head then
             head = '[' .. named .. ',{},null,null]'
         elseif string.sub(head, 1, 5) == '[null' then
             head = '[' .. named .. string.sub(head, 6)
         end
-        keep_dead_letter(KEYS[2], row.priority, row.session or '', head, redis.call('HGET', base .. 'body', sequence),
-            redis.call('HGET', base .. 'history', sequence))
+        if row then
+            keep_dead_letter(KEYS[2], row.priority, row.session or '', head,
+                redis.call('HGET', base .. 'body', sequence) or '', redis.call('HGET', base .. 'history', sequence))
+        end
     end
     if action == 'purge' or action == 'move' then
         for _, key in ipairs({'state', 'head', 'body', 'history'}) do
             redis.call('HDEL', base .. key, sequence)
         end
     else
-        local row = row_of(base, sequence)
-        row.count, row.place, row.expires = 0, 'q', 0
-        put(base, sequence, row, NOW)
+        local row = row_of(base, sequence, 'd')
+        if row then
+            row.count, row.place, row.expires = 0, 'q', 0
+            put(base, sequence, row, NOW)
+        end
     end
 end
 if action == 'redrive' and #selected > 0 then

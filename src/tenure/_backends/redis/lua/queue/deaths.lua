@@ -4,8 +4,7 @@
 local function deaths(base)
     local named = {}
     for i, head in ipairs(#new_deaths > 0 and fetch('HMGET', base .. 'head', new_deaths) or {}) do
-        local id = head and cjson.decode(head)[1]
-        named[i] = new_deaths[i] .. '|' .. death_causes[i] .. '|' .. (type(id) == 'string' and id or '')
+        named[i] = new_deaths[i] .. '|' .. death_causes[i] .. '|' .. (id_in(head) or '')
     end
     return named
 end

@@ -11,8 +11,10 @@ local function end_session_lock(base, session, is_expired)
             expire_lock(base, sequence)
         else
             local row = row_of(base, sequence)
-            row.count = row.count - 1
-            put(base, sequence, row, NOW)
+            if row then
+                row.count = math.max(0, row.count - 1)
+                put(base, sequence, row, NOW)
+            end
         end
     end
     if redis.call('EXISTS', base .. 'held:' .. session) == 1 then
@@ -39,8 +41,10 @@ local function apply_due(base)
     end
     local function put_back(sequence)
         local row = row_of(base, sequence)
-        take_out(base, sequence, row)
-        put(base, sequence, row, NOW)
+        take_out(base, sequence, row or {})
+        if row then
+            put(base, sequence, row, NOW)
+        end
     end
     each('locked', function(sequence)
         redis.call('ZREM', base .. 'locked', sequence)
@@ -54,18 +58,21 @@ local function apply_due(base)
     for _, key in ipairs({'dead:locked', 'dead:delayed'}) do
         each(key, function(sequence)
             redis.call('ZREM', base .. key, sequence)
-            put(base, sequence, row_of(base, sequence), NOW)
+            local row = row_of(base, sequence, 'd')
+            if row then
+                put(base, sequence, row, NOW)
+            end
         end)
     end
     return work <= 0
 end
 
--- Return in how many ms the first message of these sets comes due; -1 if none will.
+-- Return in how many ms the first entry of these sets comes due; -1 if none will.
 local function due_in(base, keys)
     local first = NEVER
     for _, key in ipairs(keys) do
         local at = redis.call('ZRANGE', base .. key, 0, 0, 'WITHSCORES')[2]
         first = math.min(first, at and tonumber(at) or NEVER)
     end
-    return first < NEVER and math.max(0, first - NOW) or -1
+    return first < NEVER and math.min(math.max(0, first - NOW), TIME_MAX) or -1
 end

@@ -38,6 +38,10 @@
 --                             with the lock. So a claim whose answer was lost can be given back
 --   named:LANE        string  the mark and the deaths (JSON) of the newest claim of that lane that reported any; as above
 --
+-- Other programs can write here, too. So nothing is written before all has been read that it needs; what is unreadable of a
+-- message is ignored, and what is no message, or has been deleted, is dropped from its place. One that is unreadable thus
+-- fails no script, and stops none of the others.
+--
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
 for _, base in ipairs(KEYS) do  -- neither read nor write a later layout
@@ -54,10 +58,13 @@ local WORK = 128      -- the most due messages that one script handles, so that 
 local HEAVY = 8192    -- rewritten bytes that count as one message more
 local CLAIM_BYTES = {claim_bytes}  -- a claim ends with the message whose body reaches this size
 local HISTORY_MAX = {history_max}
+local HISTORY_SIZE = {history_size}  -- a longer one was not written by these scripts
 local DEATHS_MAX = 10000  -- the most deaths that are kept until a claim reports them, for a day
 local QUIET = 5       -- ms
 local QUIET_MAX = 100 -- as in wake.py
 local NEVER = math.huge
+local COUNT_MAX = 2 ^ 31 - 1
+local TIME_MAX = 99999999999999  -- ms, in the year 5138; Lua writes larger numbers with an exponent
 
 local work = WORK     -- the number that is left
 

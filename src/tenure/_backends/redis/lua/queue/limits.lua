@@ -6,12 +6,13 @@ local HELD_UP_MAX = 60000  -- in limits.py
 
 local function rate_of(text)
     local most, seconds = string.match(text or '', '^(%d+)/(.+)$')
-    return most and {most = tonumber(most), window = seconds * 1000}
+    most, seconds = number_in(most, 1, COUNT_MAX), number_in(seconds, 0.001, 250e9)
+    return most and seconds and {most = most, window = seconds * 1000}
 end
 
 local function limits_in(paused, max_locked, rate, session_rate)
     local limits = {
-        is_paused = paused == '1', max_locked = tonumber(max_locked or NEVER), rate = rate_of(rate),
+        is_paused = paused == '1', max_locked = number_in(max_locked, 1, COUNT_MAX, NEVER), rate = rate_of(rate),
         session_rate = rate_of(session_rate),
     }
     local is_limited = limits.is_paused or limits.max_locked < NEVER or limits.rate or limits.session_rate
@@ -45,9 +46,10 @@ end
 local function log_of(rate, text)
     local log, is_ahead = {}, false
     for began, at, number in string.gmatch(text or '', '([%d.]+)|([%d.]+)|(%d+)') do
-        if at + rate.window > MOMENT then
-            began, at = math.min(tonumber(began), MOMENT), math.min(tonumber(at), MOMENT)
-            log[#log + 1] = {began = began, at = at, number = tonumber(number)}
+        began, at = tonumber(began), tonumber(at)
+        if began and at and at + rate.window > MOMENT then
+            began, at = math.min(began, MOMENT), math.min(at, MOMENT)
+            log[#log + 1] = {began = began, at = at, number = math.min(tonumber(number), COUNT_MAX)}
             is_ahead = is_ahead or at == MOMENT
         end
     end
@@ -81,7 +83,7 @@ end
 -- Return in how many ms a rate allows a delivery again, or nil if it allows one now.
 local function frees_in(rate, log)
     local left, i = left_by(rate, log), 0
-    while left <= 0 do
+    while left <= 0 and i < #log do
         i = i + 1
         left = left + log[i].number
     end

@@ -13,7 +13,7 @@ local oldest = redis.call('ZRANGE', base .. 'waiting', 0, 0)[1]
 for priority = 0, 9 do
     local from = (9 - priority) * RANK
     local first = redis.call('ZRANGEBYSCORE', base .. 'ready', from, from + RANK - 1, 'LIMIT', 0, 1)[1]
-    if first and (not oldest or tonumber(first) < tonumber(oldest)) then
+    if first and is_sequence(first) and (not oldest or not is_sequence(oldest) or tonumber(first) < tonumber(oldest)) then
         oldest = first
     end
 end
@@ -23,7 +23,8 @@ end
 local function due(key)
     return redis.call('ZCOUNT', base .. key, '-inf', NOW)
 end
-local age = oldest and math.max(0, NOW - row_of(base, oldest).sent) or 0
+oldest = oldest and row_of(base, oldest)
+local age = oldest and math.max(0, NOW - oldest.sent) or 0
 local orphaned, delayed, expired = due('locked'), due('delayed'), due('expiry')
 local ready = size('ready') + size('waiting') + orphaned + delayed - expired
 local limits = limits_of(base)
@@ -38,7 +39,9 @@ local base, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found = {}
 local function collect(key, from, till)
     for _, sequence in ipairs(redis.call('ZRANGEBYSCORE', base .. key, from, till, 'LIMIT', 0, limit)) do
-        found[#found + 1] = tonumber(sequence)
+        if is_sequence(sequence) and tonumber(sequence) > after then
+            found[#found + 1] = tonumber(sequence)
+        end
     end
 end
 if ARGV[3] == '1' then
@@ -77,7 +80,7 @@ for i = first, #ARGV do
         if row.token ~= '' then
             letter, moment = 'l', tonumber(redis.call('ZSCORE', base .. 'locked', sequence) or 0)
             if moment == NEVER then
-                moment = tonumber(redis.call('ZSCORE', base .. 'sessions', row.session) or 0)
+                moment = not row.session and 0 or tonumber(redis.call('ZSCORE', base .. 'sessions', row.session) or 0)
             end
         elseif row.place == 'f' then
             letter = 'f'
@@ -89,7 +92,8 @@ for i = first, #ARGV do
         end
         if string.find(states, letter, 1, true) and (session == '' or row.session == session)
             and (not before or tonumber(row.sent) < before) and (not ids or ids[id_of(base, sequence) or id_prefix .. sequence]) then
-            selected[#selected + 1], letters[#letters + 1], moments[#moments + 1] = sequence, letter, moment
+            selected[#selected + 1], letters[#letters + 1] = sequence, letter
+            moments[#moments + 1] = math.max(0, math.min(moment, TIME_MAX))
             if action == 'purge' then
                 take_out(base, sequence, row)
                 redis.call('ZREM', base .. 'deferred', sequence)
@@ -118,5 +122,6 @@ return {#selected, go_on, contents_of(base, selected, fetch('HMGET', base .. 'st
 local base = KEYS[1]
 apply_due(base)
 keep_deaths(base)
-local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
-return {0, -1, contents_of(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}, 0}
+local sequences, states =
+    known_in(base, redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1]))
+return {0, -1, contents_of(base, sequences, states), {}, {}, 0}

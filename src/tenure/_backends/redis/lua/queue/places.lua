@@ -2,13 +2,29 @@
 
 local new_deaths, death_causes = {}, {}  -- the messages that this script has dead-lettered: sequences, and count|reason of each
 
+-- Return the first message in a set of a session; drop what is none.
+local function first_in(base, key)
+    local first = redis.call('ZRANGE', key, 0, 0)[1]
+    while first and not row_of(base, first) do
+        redis.call('ZREM', key, first)
+        redis.call('ZREM', base .. 'waiting', first)
+        first = redis.call('ZRANGE', key, 0, 0)[1]
+    end
+    return first
+end
+
 local function next_in_session(base, session)
     local first = redis.call('ZRANGE', base .. 'session:' .. session, 0, 0)[1]
     if not first then
         return nil
+    elseif not is_sequence(first) then
+        first = first_in(base, base .. 'session:' .. session)
     end
-    local late = redis.call('ZRANGE', base .. 'late:' .. session, 0, 0)[1]
-    return not (late and tonumber(late) < tonumber(first)) and first or nil
+    local late = first and redis.call('ZRANGE', base .. 'late:' .. session, 0, 0)[1]
+    if late and (not is_sequence(late) or tonumber(late) < tonumber(first)) then  -- a deleted one holds up none
+        late = first_in(base, base .. 'late:' .. session)
+    end
+    return first and not (late and tonumber(late) < tonumber(first)) and first or nil
 end
 
 local function offer_session(base, session)
@@ -86,11 +102,14 @@ local function add_attempt(base, sequence, row, outcome, error)
     local line = row.count .. '|' .. NOW .. '|' .. outcome .. '|' .. error
     if history then
         local _, lines = string.gsub(history, '\n', '\n')
-        if lines + 1 >= HISTORY_MAX then
-            history = string.match(history, '^[^\n]*\n(.*)$')
+        local surplus, start = lines + 2 - HISTORY_MAX, 1
+        while surplus > 0 do
+            start = (string.find(history, '\n', start, true) or #history) + 1
+            surplus = surplus - 1
         end
+        history = string.sub(history, start)
         work = work - math.floor(#history / HEAVY)
-        line = history .. '\n' .. line
+        line = #history > 0 and #history <= HISTORY_SIZE and history .. '\n' .. line or line
     end
     redis.call('HSET', base .. 'history', sequence, line)
 end
@@ -106,6 +125,9 @@ end
 
 local function expire_lock(base, sequence)
     local row = row_of(base, sequence)
+    if not row then
+        return
+    end
     add_attempt(base, sequence, row, 'expired', '')
     if not dead_letter_if_exhausted(base, sequence, row) then
         put(base, sequence, row, NOW)

@@ -10,6 +10,10 @@ local kept = redis.call('HGET', base .. 'schedules', schedule) or ''
 if kept ~= expected or NOW < tonumber(ARGV[4]) then
     return {0, kept, NOW, 0}
 end
+local refused = #ARGV > 4 and refusal_to_send(base)
+if refused then
+    return refused
+end
 if record == '' then
     redis.call('HDEL', base .. 'schedules', schedule)
 else

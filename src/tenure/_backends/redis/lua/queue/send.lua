@@ -2,6 +2,14 @@
 
 local is_new = false  -- whether a queue was created
 
+-- Return an error if the newest sequence of a queue can't rise. To be called before anything is written.
+local function refusal_to_send(base)
+    local newest = redis.call('GET', base .. 'sequence')
+    if newest and (not is_sequence(newest) or tonumber(newest) >= RANK) then
+        return redis.error_reply('SEQUENCE ' .. base .. 'sequence')
+    end
+end
+
 -- Reserve *size* sequences, and return the last of them. A deleted queue's sequences are not used again.
 local function next_sequences(base, size)
     local last = redis.call('INCRBY', base .. 'sequence', size)
@@ -29,9 +37,11 @@ local function keep(base, control, id, head, body)
         if known and tonumber(known) > NOW - window then
             return 0
         end
-        redis.call('ZADD', base .. 'ids', NOW, id)
     end
     local sequence = next_sequences(base, 1)
+    if id ~= '' then
+        redis.call('ZADD', base .. 'ids', NOW, id)
+    end
     local row = {count = 0, sent = NOW, priority = 0, expires = 0, place = 'q', token = ''}
     local visible = NOW
     if control ~= '' then
@@ -52,6 +62,10 @@ end
 -- name: send (for each, the arguments of keep: control, id, head, body)
 -- Returns the sequences, and whether the queue is new: it may have been deleted, and must be listed again.
 local base = KEYS[1]
+local refused = refusal_to_send(base)
+if refused then
+    return refused
+end
 local is_plain = true
 for i = 1, #ARGV, 4 do
     if ARGV[i] ~= '' or ARGV[i + 1] ~= '' then

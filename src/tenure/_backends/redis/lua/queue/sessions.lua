@@ -62,17 +62,22 @@ while #sequences < most and size < CLAIM_BYTES do
         break
     end
     local row = row_of(base, sequence)
-    if row.expires > 0 and row.expires <= NOW then  -- more messages have expired than apply_due has handled
+    if not row then  -- it was deleted
+        redis.call('ZREM', base .. 'session:' .. session, sequence)
+        redis.call('ZREM', base .. 'waiting', sequence)
+    elseif row.expires > 0 and row.expires <= NOW then  -- more messages have expired than apply_due has handled
         if work <= 0 then
             more = true
             break
         end
         work = work - 1
+        row.session = session
         take_out(base, sequence, row)
         put(base, sequence, row, NOW)
     else
+        row.session = session
         take_out(base, sequence, row)
-        row.count, row.token = row.count + 1, token
+        row.count, row.token = math.min(row.count + 1, COUNT_MAX), token
         save(base, sequence, row)
         redis.call('ZADD', base .. 'locked', '+inf', sequence)
         redis.call('SADD', base .. 'held:' .. session, sequence)
@@ -98,9 +103,12 @@ local freed = rate and frees_in(rate, log)
 freed = freed and math.min(freed, HELD_UP_MAX)
 local is_held_up = freed and (waits or redis.call('EXISTS', base .. 'late:' .. session) == 1)
 if freed and waits then  -- so that the session is not accepted in vain
-    local row = row_of(base, waits)
+    local row = row_of(base, waits) or {}
+    row.session = session
     take_out(base, waits, row)
-    put(base, waits, row, math.ceil(MOMENT + freed), true)
+    if row.place then
+        put(base, waits, row, math.ceil(MOMENT + freed), true)
+    end
 end
 if #sequences < limit then
     if limits and (waits or is_held_up) and #sequences == most then

@@ -95,6 +95,10 @@ while at <= #ARGV do
     if verdict == 'X' then
         for i = 1, tonumber(argument()) do
             sends[i] = {KEYS[tonumber(argument())], argument(), argument(), argument(), argument()}
+            local refused = refusal_to_send(sends[i][1])
+            if refused then
+                return refused
+            end
         end
     end
     local locks = base .. (is_dead and 'dead:locked' or 'locked')
