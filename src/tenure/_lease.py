@@ -96,11 +96,14 @@ class HeldBy:
             raise _no_token(self.name, self.token)
         if not isinstance(self.holder, str):
             raise ValueError(f"the holder of {self.name!r} must be text, not {type(self.holder).__name__}")
-        if self.remaining is not None and not 0.0 <= self.remaining <= LONGEST:  # a follower would ask without a pause
+        left = self.remaining
+        if left is not None and (type(left) not in (int, float) or not -1.0 < left <= LONGEST):
             raise ValueError(
                 f"remaining ({self.remaining!r}) must be seconds from 0 to {LONGEST:g}, or None; so the holder of "
                 f"{self.name!r} is not known"
             )
+        if left is not None and left < 0.0:  # it ended just now; a follower would ask without a pause
+            object.__setattr__(self, "remaining", 0.0)
 
 
 @dataclass(frozen=True, slots=True)

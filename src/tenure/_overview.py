@@ -113,7 +113,7 @@ async def look(backend: Backend) -> Overview:
             else:
                 queues[name] = stats
             if isinstance(planned, TenureError):
-                unreadable[name] = str(planned)
+                unreadable[name] = "; ".join((*filter(None, [unreadable.get(name)]), f"its schedules: {planned}"))
             else:
                 schedules += planned
     return Overview(leaders, queues, schedules, unreadable)

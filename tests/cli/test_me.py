@@ -199,7 +199,7 @@ def test_a_problem_with_control_characters_is_one_line(capsys: Captured) -> None
 ODD = [
     *(b"x", b"\xff", b"7", b"[]", b'"job"', b"{}", b"[" * 100_000, b'{"name":"job","token":' + b"9" * 5_000 + b"}"),
     *(b'{"name":7}', b'{"name":null}', b'{"name":"job","token":"7"}', b'{"name":"job","token":1.5}'),
-    *(b'{"name":"job","state":"asleep"}', b'{"name":"job","state":["leading"]}', b'{"name":"job","problem":7}'),
+    *(b'{"name":"job","state":7}', b'{"name":"job","state":["leading"]}', b'{"name":"job","problem":7}'),
     *(
         b'{"name":"job","trusted_for":"long"}',
         b'{"name":"job","trusted_for":1e400}',

@@ -87,7 +87,7 @@ def edited(plant: type[MemoryLeases]) -> type[LeaseHarness]:
 
 @pytest.mark.parametrize(("plant", "test"), LEASES)
 def test_a_planted_bug_of_edited_records_is_found(plant: type[MemoryLeases], test: str) -> None:
-    assert failing_tests(edited(plant), ForeignRecordTests) == {test}
+    assert test in failing_tests(edited(plant), ForeignRecordTests)
 
 
 # --- queues ---

@@ -57,13 +57,14 @@ def test_a_token_is_a_whole_number_of_63_bits(token: Any) -> None:
     assert Vacant("name", 0) == Vacant("name")
 
 
-@pytest.mark.parametrize("remaining", [-1e-9, -5.0, math.inf, -math.inf, math.nan, 1e300])
-def test_the_time_left_is_a_possible_one(remaining: float) -> None:
+@pytest.mark.parametrize("remaining", [-5.0, "5", True, math.inf, -math.inf, math.nan, 1e300])
+def test_the_time_left_is_a_possible_one(remaining: Any) -> None:
     with pytest.raises(
         ValueError, match=r"remaining \(.*\) must be seconds from 0 to 2.5e\+11, or None; so the holder"
     ):
         HeldBy("name", "ann#1", 7, remaining)
     assert HeldBy("name", "ann#1", 7, 0.0) == HeldBy("name", "ann#1", 7, 0)
+    assert HeldBy("name", "ann#1", 7, -1e-9).remaining == 0.0, "it ended just now"
 
 
 @pytest.mark.parametrize("holder", [None, 7, b"ann#1", ["ann#1"]])

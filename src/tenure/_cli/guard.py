@@ -330,9 +330,7 @@ class Guard:
             self._lose(kill_at=now() + self._grace)
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            with suppress(
-                ValueError
-            ):  # not a line of tenure's: whatever it is, the guard must not end before the command
+            with suppress(ValueError):  # no line of tenure's: whatever it is, the guard must not end before the command
                 self._execute(line.decode().split())
 
     def _execute(self, words: list[str]) -> None:

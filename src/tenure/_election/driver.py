@@ -45,6 +45,9 @@ from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError, Unavailable, in_words
 from tenure.events import Event, Reason
 
+REQUESTS_MAX = 32
+"""Requests after which no more halves of a batch are renewed: one bad renewal among ``BATCH_MAX`` takes 19."""
+
 BATCH_MAX = 500
 """Renewals in one call to the store: enough to be cheap, few enough not to delay others."""
 
@@ -363,19 +366,34 @@ class Driver:
             await self._renew_at_once(progressing, ttl)
 
     async def _renew_at_once(self, group: list[_DueRenewal], ttl: float) -> None:
-        """Renew by one request. If that fails, by one for each half: one bad record must not cost all their terms."""
+        """Renew by one request. If that fails, by one for each half: one bad record must not cost all their terms.
+
+        Not without an end: a store that refuses every one of them would be asked about each.
+        """
+        groups, asked = [group], 0
+        while groups:
+            asked += len(groups)
+            failures = await asyncio.gather(*(self._renew_some(some, ttl) for some in groups))
+            groups, failed = [], list(zip(groups, failures, strict=True))
+            for some, error in failed:
+                if error is None:
+                    continue
+                if isinstance(error, Unavailable) or len(some) == 1 or asked >= REQUESTS_MAX:
+                    _answer_all(some, no_answer(error))
+                else:
+                    middle = len(some) // 2
+                    groups += (some[:middle], some[middle:])
+
+    async def _renew_some(self, group: list[_DueRenewal], ttl: float) -> Exception | None:
+        """Renew by one request, and pass on the answers; return why there are none."""
         try:
             answers = await self.store.renew([one.grant for one in group], ttl)
         except Exception as error:
             # It ends no term here, not even a ConfigError: terms end when their time is up.
-            if isinstance(error, Unavailable) or len(group) == 1:
-                _answer_all(group, no_answer(error))
-                return
-            middle = len(group) // 2
-            await asyncio.gather(*(self._renew_at_once(half, ttl) for half in (group[:middle], group[middle:])))
-            return
+            return error
         for one, answer in zip(group, answers, strict=True):
             one.answered(answer)
+        return None
 
     # --- observing ---
 

@@ -29,6 +29,9 @@ from tenure._queue.typed_writing import form_of
 UNCHECKED = 1_000
 """Values of a set, or keys of a mapping, whose hashes may all be equal: that takes some milliseconds."""
 
+CHOSEN = frozenset({"builtins", "decimal", "fractions", "ipaddress", "uuid"})
+"""The modules of types whose hash is a number that a sender can choose."""
+
 COLLISIONS_MAX = 100
 """Different values with one hash in a larger one, at most."""
 
@@ -230,7 +233,9 @@ class _Hashes:
         self._counts: dict[int, int] = {}
 
     def note(self, value: Any) -> None:
-        """Count one more different value."""
+        """Count one more different value, if a sender can choose its hash: texts have secret ones."""
+        if isinstance(value, (str, bytes)) or type(value).__module__ not in CHOSEN:
+            return
         hashed = hash(value)
         self._counts[hashed] = count = self._counts.get(hashed, 0) + 1
         if count > COLLISIONS_MAX:

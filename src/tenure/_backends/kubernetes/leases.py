@@ -151,7 +151,7 @@ class KubernetesLeases:
         answers = await asyncio.gather(*map(renew, grants))
         unanswered = [answer for answer in answers if isinstance(answer, TenureError)]
         if unanswered and len(unanswered) == len(answers):
-            raise unanswered[0]
+            raise Unavailable(str(unanswered[0])) from unanswered[0]  # each was asked about by itself
         return [NoAnswer(str(answer)) if isinstance(answer, TenureError) else answer for answer in answers]
 
     async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost:
@@ -162,7 +162,8 @@ class KubernetesLeases:
         for _ in range(TRIES):
             if seen is None or grant_of(grant.name, seen.lease) != grant:
                 return Lost(grant)
-            left = seen.left(self._observed.now)
+            # Another program may have made it longer than any lease: if we die, nobody is to wait so long.
+            left = min(seen.left(self._observed.now), TRAITS.ttl_max)
             written = await self._replace(renewed(seen.lease, ttl, left=left, now=_wall_clock()), within)
             if written is not None:
                 return Granted(grant, is_asked_to_resign(written))

@@ -37,7 +37,9 @@ TOKEN, HOLDER, METADATA, RESIGN = "tenure/token", "tenure/holder", "tenure/metad
 LABEL = "tenure/election"
 """The label of each Lease that tenure has ever acquired; ``names()`` selects them by it."""
 
-TRANSITIONS_MAX = 2**31 - 1
+TRANSITIONS_MAX = 2**30
+"""So that there is room for the transitions of other programs: they count in 32 bits. The annotation counts on."""
+
 DURATION_MAX = 2**31 - 1
 """The API keeps both in 32 bits."""
 AHEAD_MAX = timedelta(seconds=60)
@@ -95,8 +97,13 @@ def holder_of(lease: Json) -> str:
 
 
 def duration_of(lease: Json) -> float:
-    """Return the seconds for which the record is valid after each change; 0 if none are given, as in client-go."""
-    return float(_clipped(_spec(lease).get("leaseDurationSeconds"), DURATION_MAX))
+    """Return the seconds for which the record is valid after each change.
+
+    0 if none are given, as in client-go. What is no number lasts: nothing is taken from a live holder.
+    """
+    given = _spec(lease).get("leaseDurationSeconds")
+    is_odd = given is not None and type(given) not in (int, float)
+    return float(DURATION_MAX if is_odd else _clipped(given, DURATION_MAX))
 
 
 def record_of(lease: Json) -> tuple[object, ...]:
