@@ -26,6 +26,7 @@ class NatsClusterHarness(NatsHarness):
 
     async def start(self) -> None:
         self._cluster = shared(NatsCluster)
+        self._server = self._cluster.nodes[0]
         if self._cluster.version < SERIALIZABLE:
             pytest.skip("tenure leads on no replicas of this version; see tests/stores/nats/test_leases.py")
         self._ports = deque(node.port for node in self._cluster.nodes)

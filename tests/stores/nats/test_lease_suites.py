@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
+import nats as driver
 import pytest
 
 from tenure._backends import nats
@@ -31,10 +33,29 @@ USER, PASSWORD = "app", "s3cret"
 EVERYTHING: Mapping[str, object] = {}
 
 
+RECORDS: dict[str, Mapping[str, object] | bytes] = {
+    "no text": b"\xff",
+    "no record": b"{}",
+    "nothing": b"",
+    "a deep record": b"[" * 100_000,
+    "a record of another name": {"name": "another"},
+    "a token as text": {"write": "renewed", "token": "new"},
+    "a token that is true": {"write": "renewed", "token": True},
+    "the last token": {"write": "renewed", "token": 2**63 - 1},
+    "a token without end": {"write": "renewed", "token": 10**30},
+    "a long ttl": {"ttl": 1e300},
+    "a ttl below zero": {"ttl": -1},
+    "a holder as a number": {"holder": 7},
+    "metadata of other types": {"metadata": {"x": [1], "y": "\ud800"}},
+}
+"""What others may write in place of the record of an election, or of some of its fields, by what that is."""
+
+
 class NatsHarness(LeaseHarness):
     """The clock that judges expiry is ours, and is moved."""
 
     traits = nats.TRAITS
+    foreign = tuple(RECORDS)
     faults = frozenset({"lose_answer", "cut", "late", "hold"})
     server: ClassVar[dict[str, Any]] = {}
     """The server's options; other options start another server."""
@@ -51,6 +72,16 @@ class NatsHarness(LeaseHarness):
         self._clock = TurnedClock()
         self._proxies: dict[int, list[FaultProxy]] = {}  # one to each server
         self._backends: list[nats.NatsBackend] = []
+
+    async def write_foreign(self, name: str, how: str) -> None:
+        subject, change = f"$KV.tenure-leases.{short_word_of(name)}", RECORDS[how]
+        client = await driver.connect(self._server.url)
+        stream = client.jetstream()
+        if not isinstance(change, bytes):
+            found = await stream.get_last_msg("KV_tenure-leases", subject)
+            change = json.dumps({**json.loads(found.data or b""), **change}).encode()
+        await stream.publish(subject, change)
+        await client.close()
 
     async def open(self) -> LeaseStore:
         proxies = [await FaultProxy("127.0.0.1", port).__aenter__() for port in self._ports]

@@ -17,8 +17,10 @@ pytest.importorskip("nats")
 from tenure._backends.nats.message_format import (
     HEADERS,
     ID,
+    LOCK_MAX,
     NATIVE_ID,
     NO_STATE,
+    SEQUENCE_MAX,
     STATE,
     Properties,
     State,
@@ -43,7 +45,7 @@ FAILURES = st.none() | st.builds(Failure, TEXTS, TEXTS, TEXTS)
 MOMENTS = st.floats(0.0, 4e9)
 STATES = st.builds(
     State,
-    sequence=st.integers(0, 2**63 - 1),
+    sequence=st.integers(0, SEQUENCE_MAX),
     enqueued_at=MOMENTS,
     deliveries=st.integers(0, 100),
     history=st.lists(
@@ -53,7 +55,7 @@ STATES = st.builds(
     description=TEXTS,
     dead_at=MOMENTS,
     error=FAILURES,
-    locked_for=st.floats(0.0, 1e6),
+    locked_for=st.floats(0.0, LOCK_MAX),
     lock=st.text("0123456789abcdef", max_size=16),
 )
 

@@ -16,9 +16,11 @@ from nats.js.errors import APIError, ServerError
 from tenure._backends import nats
 from tenure._backends.nats.connection import Connection
 from tenure._queue.broker import Broker
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Complete, Lapsed, Settled, Settlement
 from tenure._url import Url
+from tenure.testing._conformance.queues.steps import place
 from tenure.testing.conformance import (
     BrokerCapacitySuite,
     BrokerCostSuite,
@@ -88,8 +90,27 @@ class Way:
         await self.proxy.__aexit__(None, None, None)
 
 
+MESSAGES: dict[str, dict[str, str]] = {
+    "a huge count": {"Tenure-State": '{"deliveries": 1000000000000}'},
+    "the last count": {"Tenure-State": '{"deliveries": 9223372036854775807, "reason": "x"}'},
+    "a count as text": {"Tenure-State": '{"deliveries": "many"}'},
+    "a long lock": {"Tenure-State": '{"locked_for": 1e300}'},
+    "a lock that is over": {"Tenure-State": '{"locked_for": 0.001, "lock": "x", "deliveries": 1}'},
+    "a history of another form": {"Tenure-State": '{"history": [[1e999, 0, "x", null], 7, {"number": -1}]}'},
+    "a deep state": {"Tenure-State": "[" * 5_000},
+    "a sequence at its end": {"Tenure-State": '{"sequence": 9223372036854775807, "enqueued_at": 1e300}'},
+    "deep headers": {"Tenure-Headers": "[" * 5_000},
+    "headers of other types": {"Tenure-Headers": '{"x": [1], "y": null, "tenure-z": 1, "n": 9e999}'},
+    "odd times": {"Tenure-Due": "nan", "Tenure-Expires-In": "-1"},
+    "odd texts": {"Tenure-Id": "7", "Tenure-Reply-To": "$x", "Tenure-Correlation-Id": '"\\ud800"'},
+    "no text": {"x": "\udcff"},
+}
+"""What another program may write beside a body, by what that is."""
+
+
 class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
+    foreign = tuple(MESSAGES)
     lock = 20.0 if CAN_TURN else 3.0
     long = 3.0
     backlog = 300
@@ -123,6 +144,20 @@ class NatsQueueHarness(QueueHarness):
                 await asyncio.to_thread(self._turned.turn, step)
         else:
             await super().pass_time(seconds)
+
+    async def write_foreign(self, queue: str, how: str) -> None:
+        way, home = next(iter(self._ways.values())), queue.removesuffix(DEAD_SUFFIX)
+        await place(way.backend.broker, self, queue, f"foreign: {how}".encode())  # so that the queue is there
+        where = way.backend.broker._places.place_of(queue)
+        client = await driver.connect(self._server.url)
+        for subject in (f"{where.subject}.theirs", where.subject_of(f"theirs-{how.replace(' ', '-')}")):
+            lines = [f"{name}: {value}".encode(errors="surrogateescape") for name, value in MESSAGES[how].items()]
+            headers = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
+            body = f"foreign: {how} {home}".encode()
+            sizes = f"{len(headers)} {len(headers) + len(body)}".encode()
+            await client._send_command(b"HPUB " + subject.encode() + b" " + sizes + b"\r\n" + headers + body + b"\r\n")
+        await client.flush()
+        await client.close()
 
     async def open(self) -> Broker:
         way = Way(self._server.port, self.login, self._clock)

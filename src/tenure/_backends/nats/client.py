@@ -12,16 +12,19 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import nats.errors
+from nats.aio.msg import Msg
 
 from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
+    BadAnswer,
     Disconnected,
     NoJetStream,
     NotPermitted,
@@ -31,6 +34,7 @@ from tenure._backends.nats.errors import (
     translate,
 )
 from tenure._backends.nats.login_files import BadLoginFile
+from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_json, read_or
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._tls_files import require_readable
@@ -41,6 +45,7 @@ Json = dict[str, Any]
 
 FAILURES = (
     Refusal,
+    BadAnswer,
     Disconnected,
     NotPermitted,
     NoJetStream,
@@ -201,7 +206,7 @@ class Client:
             pauses = self.pauses(connection)
             while True:
                 try:
-                    return read((await connection.request(subject, body, headers)).data)
+                    return stored(await connection.request(subject, body, headers))
                 except Refusal as error:
                     pause = next(pauses, None) if is_undecided(error) else None
                     if pause is None:
@@ -273,12 +278,99 @@ def read(raw: bytes) -> Json:
 
     Raises:
         Refusal: It is an error.
+        BadAnswer: It can't be one of JetStream.
     """
-    answer: Json = json.loads(raw)
-    error = answer.get("error")
+    try:
+        answer: Json = an_object(read_json(raw, len(raw)))
+        error = read_or(an_object, answer.get("error"), {})
+    except Unreadable as bad:
+        raise BadAnswer(str(bad)) from bad
     if error:
-        raise Refusal(int(error.get("err_code", 0)), str(error.get("description", "no reason given")))
+        reason = read_or(a_text, error.get("description"), "no reason given")
+        raise Refusal(read_or(a_count, error.get("err_code"), 0), reason)
     return answer
+
+
+def stored(message: Msg) -> Json:
+    """Return the answer to a message that was to be stored: ``seq``, and ``duplicate``.
+
+    Raises:
+        Refusal: It was not.
+        BadAnswer: It can't be an answer of JetStream.
+    """
+    answer = read(message.data)
+    try:
+        a_count(answer.get("seq"))
+    except Unreadable as bad:
+        raise BadAnswer(f"of its seq, {bad}") from bad
+    return answer
+
+
+def part_of(answer: Json, name: str) -> Json:
+    """Return a part of an answer, such as its ``config``.
+
+    Raises:
+        BadAnswer: It has none, so it can't be one of JetStream.
+    """
+    try:
+        return an_object(answer.get(name))
+    except Unreadable as bad:
+        raise BadAnswer(f"of its {name}, {bad}") from bad
+
+
+def number_in(answer: Json, name: str) -> int:
+    """Return a number of an answer, or of a part of it; -1 is no limit.
+
+    Raises:
+        BadAnswer: It has none, so it can't be one of JetStream.
+    """
+    try:
+        return a_count(answer.get(name), least=-1, most=2**64 - 1)
+    except Unreadable as bad:
+        raise BadAnswer(f"of its {name}, {bad}") from bad
+
+
+def names_in(answer: Json, name: str) -> list[str]:
+    """Return a list of names in an answer, which is left out, or null, if it is empty.
+
+    Raises:
+        BadAnswer: They are no names, so it can't be an answer of JetStream.
+    """
+    try:
+        return [a_text(one) for one in a_list(answer.get(name) or [])]
+    except Unreadable as bad:
+        raise BadAnswer(f"of its {name}, {bad}") from bad
+
+
+class Stored(NamedTuple):
+    """A message as its stream shows it."""
+
+    subject: str
+    number: int
+    """In the stream."""
+    time: object
+    """As the server writes it."""
+    body: bytes
+    headers: bytes
+
+
+def stored_in(answer: Json) -> Stored:
+    """Return the message in an answer to ``STREAM.MSG.GET``.
+
+    Raises:
+        BadAnswer: There is none, so it can't be an answer of JetStream.
+    """
+    try:
+        found = an_object(answer.get("message"))
+        subject, number = a_text(found.get("subject")), a_count(found.get("seq"), least=1)
+        body, headers = _from_base64(found.get("data")), _from_base64(found.get("hdrs"))
+    except ValueError as bad:  # Unreadable, or no base64
+        raise BadAnswer(f"of its message, {bad}") from bad
+    return Stored(subject, number, found.get("time"), body, headers)
+
+
+def _from_base64(text: object) -> bytes:
+    return b64decode(text) if isinstance(text, str) else b""
 
 
 def _context(address: Address, options: Options) -> ssl.SSLContext:

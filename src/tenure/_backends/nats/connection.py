@@ -26,9 +26,46 @@ from tenure._backends.nats.transport import Transport
 
 Headers = Mapping[str, str]
 
+_PLAIN = b"NATS/1.0\r\n"
+
 NO_RESPONDERS = "503"
 CLOSE_MAX = 1.0
 _PENDING_BYTES = 256 * 2**20  # of messages that were received, and whose callback has not run
+
+
+class _Driver(Driver):
+    """The driver, which stops reading, without a word, at subjects and first lines that are no UTF-8."""
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if not subject.isascii():
+            subject = subject.decode("utf-8", "replace").encode()
+        if not reply.isascii():
+            reply = reply.decode("utf-8", "replace").encode()
+        await super()._process_msg(sid, subject, reply, data, headers)
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        return (headers_of(headers) or None) if headers else None
+
+
+def headers_of(raw: bytes) -> dict[str, str]:
+    """Return the headers of a message, and the status in its first line; what is no UTF-8 is replaced.
+
+    Lines that are no headers are left out. Any program can have written them.
+    """
+    found: dict[str, str] = {}
+    lines = raw.split(b"\r\n")
+    if not raw.startswith(_PLAIN):
+        status, _, description = lines[0].partition(b" ")[2].strip().decode("ascii", "replace").partition(" ")
+        if len(status) == 3 and status.isascii() and status.isdecimal():
+            found["Status"] = status
+            if description:
+                found["Description"] = description
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        name = name.strip()
+        if colon and name.isascii() and len(name.split()) == 1:
+            found[name.decode()] = value.strip().decode("utf-8", "replace")
+    return found
 
 
 def status_of(message: Msg) -> str | None:
@@ -61,7 +98,7 @@ class Connection:
     ) -> Connection:
         """Connect to *server*, one of the servers at *address*, within *within* seconds."""
         login = login_of(options)
-        driver, transport = Driver(), Transport(wants_tls=options.wants_tls)
+        driver, transport = _Driver(), Transport(wants_tls=options.wants_tls)
         driver._transport = transport  # there is no option for that
         connection = cls(driver, transport, server)
         more: dict[str, Any] = {"tls": tls} if tls is not None else {}

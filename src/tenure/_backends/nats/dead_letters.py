@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tenure._backends.nats.client import Client
+from tenure._backends.nats.client import Client, number_in, part_of
 from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, Refusal
-from tenure._backends.nats.message_format import NO_STATE, State, encode_to_fit
+from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, Refusal, TooLarge
+from tenure._backends.nats.message_format import State, encode_to_fit
 from tenure._backends.nats.messages import (
     Found,
     dead_delivery_of,
@@ -80,16 +80,17 @@ class DeadLetters:
                 if found.stored_as > last or len(deliveries) >= limit:
                     break
                 now = self._clock.now()
-                free_at = max(found.state.locked_until, found.state.due)
+                free_at = max(found.locked_until, found.state.due)
                 if free_at > now:
                     due = free_at - now if due is None else min(due, free_at - now)
                     continue
                 state = _kept(found, locked_until=now + lock, lock=token, due=0.0)
-                locked = await self._store(connection, found, state)
+                locked = None
+                with suppress(TooLarge):  # then it can only be purged
+                    locked = await self._store(connection, found, state)
                 if locked is not None:
                     delivery = dead_delivery_of(locked, token, now + lock)
-                    self._receipts.add(delivery, Held(locked, asked_at + lock, None))
-                    deliveries.append(delivery)
+                    deliveries.append(self._receipts.add(delivery, Held(locked, asked_at + lock, None)))
                 if self._clock.local.now() - asked_at > lock * SCANNING_SHARE:
                     due = 0.0  # the locks of those that it has are running
                     break
@@ -183,7 +184,7 @@ class DeadLetters:
             if error.code == NO_STREAM:
                 return 0
             raise
-        return int(answer["state"]["last_seq"])
+        return number_in(part_of(answer, "state"), "last_seq")
 
     # --- peek, redrive, purge ---
 
@@ -191,7 +192,8 @@ class DeadLetters:
         """Return how many dead letters *queue* has."""
         try:
             stream = self._places.place_of(dead_letters_of(queue)).stream
-            return int((await self._client.call(connection, f"STREAM.INFO.{stream}"))["state"]["messages"])
+            answer = await self._client.call(connection, f"STREAM.INFO.{stream}")
+            return number_in(part_of(answer, "state"), "messages")
         except Refusal as error:
             if error.code == NO_STREAM:
                 return 0
@@ -203,13 +205,13 @@ class DeadLetters:
         await self._clock.ensure_known(connection, self._places.place_of(dead).stream)
         which = which.at(self._clock.now())
         last = await self._last(connection, dead)
-        found = {}
+        found: list[Found] = []  # of two, one may claim the sequence and the id of the other
         async for one in self._storing.scan(connection, dead):
             if one.stored_as > last:
                 break
             if is_selected_dead(one, which):
-                found[one.sequence, one.id] = one
-        return [found[key] for key in sorted(found)]
+                found.append(one)
+        return sorted(found, key=lambda one: (one.sequence, one.id, one.stored_as))
 
     async def peek(self, connection: Connection, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
@@ -222,8 +224,8 @@ class DeadLetters:
 
         async def put_back(connection: Connection, found: Found) -> None:
             home = queue if to is None else to
-            state = NO_STATE if to is not None else State(sequence=found.sequence, enqueued_at=found.enqueued_at)
-            state = replace(state, history=found.state.history, before=len(found.state.history))
+            sequence, enqueued_at = (found.sequence, found.enqueued_at) if to is None else (0, 0.0)
+            state = replace(found.state.redriven(), sequence=sequence, enqueued_at=enqueued_at)
             properties = replace(found.properties, id=found.id, due=0.0, expires_in=float("inf"), state=state)
             headers = encode_to_fit(properties, found.body, connection.max_payload)
             # One key for this dead letter, whatever becomes of it there: once, also if this is repeated.
@@ -235,29 +237,35 @@ class DeadLetters:
     async def purge(self, connection: Connection, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
 
-        async def drop(connection: Connection, found: Found) -> None:
-            pass
-
-        return await self._remove(connection, queue, which, limit, drop, dry_run=False)
+        return await self._remove(connection, queue, which, limit, None, dry_run=False)
 
     async def _remove(
-        self, connection: Connection, queue: str, which: Selection, limit: int | None, act: Act, *, dry_run: bool
+        self, connection: Connection, queue: str, which: Selection, limit: int | None, act: Act | None, *, dry_run: bool
     ) -> int:
-        """Lock the dead letters that are selected and not locked, act on each, and remove it."""
+        """Lock the dead letters that are selected and not locked, act on each, and remove it.
+
+        One that is too large to be stored again, as another program's may be, can only be removed.
+        """
         removed = 0
         for found in await self._selected(connection, queue, which):
             if limit is not None and removed >= limit:
                 break
             now = self._clock.now()
-            if found.state.locked_until > now:
+            if found.locked_until > now:
                 continue
             if not dry_run:
                 # Locked first: of two processes, one moves it.
                 state = _kept(found, locked_until=now + self._client.options.timeout, lock=new_key())
-                locked = await self._store(connection, found, state)
-                if locked is None:
-                    continue
-                await act(connection, locked)
+                try:
+                    locked = await self._store(connection, found, state)
+                    if locked is None:
+                        continue
+                    if act is not None:
+                        await act(connection, locked)
+                except TooLarge:
+                    if act is not None:
+                        continue
+                    locked = found
                 stream = self._places.place_of(locked.queue).stream
                 await self._storing.delete(connection, stream, locked.stored_as)
             removed += 1

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.client import Client, Json, part_of
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_STREAM, Refusal
 from tenure._backends.nats.leases import SERIALIZABLE, is_reporting
+from tenure._foreign import a_count, a_list, an_object, read_or
 from tenure._opened import Fact
 from tenure.errors import TenureError
 
@@ -112,8 +113,8 @@ async def _jetstream(client: Client) -> Fact:
         found = await client.run(lambda connection: client.call(connection, "INFO"))
     except TenureError as error:
         return Fact("JetStream", "can't be asked", str(error), error.code)
-    used, limits = int(found.get("storage", 0)), found.get("limits") or {}
-    limit = int(limits.get("max_storage", -1))
+    used, limits = read_or(a_count, found.get("storage"), 0), read_or(an_object, found.get("limits"), {})
+    limit = read_or(a_count, limits.get("max_storage"), -1)
     advice = ""
     if limit > 0 and used >= NEARLY_FULL * limit:
         advice = "it is nearly full, and will refuse every write, renewals too; remove messages, or raise max_file"
@@ -133,7 +134,7 @@ async def _streams(client: Client, connection: Connection) -> list[Json]:
             if error.code != NO_STREAM:
                 raise
             continue
-        found.append(answer["config"])
+        found.append(part_of(answer, "config"))
     return found
 
 
@@ -142,10 +143,11 @@ async def _listed(client: Client, connection: Connection, subject: str) -> Async
     offset, total = 0, 1
     while offset < total:
         answer = await client.call(connection, "STREAM.LIST", {"subject": subject, "offset": offset})
-        page = answer.get("streams") or []
+        page = read_or(a_list, answer.get("streams"), [])
         for one in page:
-            yield one["config"]
-        offset, total = offset + len(page), int(answer.get("total", 0)) if page else 0
+            if isinstance(one, dict):
+                yield part_of(one, "config")
+        offset, total = offset + len(page), read_or(a_count, answer.get("total"), 0) if page else 0
 
 
 def _kept(client: Client, servers: Sequence[Server], streams: list[Json] | TenureError) -> Iterable[Fact]:
@@ -154,7 +156,7 @@ def _kept(client: Client, servers: Sequence[Server], streams: list[Json] | Tenur
         yield Fact("streams", "may not be read", str(streams), streams.code)
         return
     bucket = f"{client.options.prefix}-leases"
-    leases = next((one for one in streams if one["name"] == f"KV_{bucket}"), None)
+    leases = next((one for one in streams if one.get("name") == f"KV_{bucket}"), None)
     if leases is None:
         yield Fact("leases", f"the bucket {bucket} is made by the first leader")
     else:
@@ -186,17 +188,19 @@ _UNSYNCED = (
 
 
 def _replicas(config: Json) -> int:
-    return int(config.get("num_replicas", 1))
+    return read_or(a_count, config.get("num_replicas"), 1)
 
 
 def _wrong(config: Json) -> Iterable[str]:
     """Yield what is wrong with a bucket that somebody else has made."""
     if config.get("storage") == "memory":
         yield "it is in memory: after a restart, two candidates may lead for up to ttl; make it anew with file storage"
-    if config.get("max_age"):
-        seconds = int(config["max_age"]) / 1e9
+    if max_age := read_or(a_count, config.get("max_age"), 0):
+        seconds = max_age / 1e9
         yield f"it forgets what is older than {seconds:g} s: a ttl must be much shorter; remove its ttl"
-    if config.get("discard") != "new" and any(int(config.get(one, -1)) > 0 for one in ("max_msgs", "max_bytes")):
+    if config.get("discard") != "new" and any(
+        read_or(a_count, config.get(one), 0) for one in ("max_msgs", "max_bytes")
+    ):
         yield "when it is full, it forgets the oldest lease; let it refuse new ones (discard: new)"
     if config.get("retention", "limits") != "limits" or config.get("sealed") or config.get("mirror"):
         yield "it is no bucket to write to; remove it, and tenure makes it anew"
@@ -208,7 +212,7 @@ def _wrong(config: Json) -> Iterable[str]:
 async def _hints(client: Client, streams: Iterable[Json]) -> Fact:
     bucket = f"{client.options.prefix}-leases"
     subject = f"{bucket}.tenure-doctor"
-    leases = next((one for one in streams if one["name"] == f"KV_{bucket}"), None)
+    leases = next((one for one in streams if one.get("name") == f"KV_{bucket}"), None)
     if leases is not None and not is_reporting(leases, bucket):
         return Fact(
             "hints",

@@ -45,6 +45,10 @@ class TooLarge(Exception):
     """A message can't be stored again: with the headers that it needs, it is larger than the server takes."""
 
 
+class BadAnswer(Exception):
+    """An answer can't be JetStream's: another program has given it, or changed it; *args* says what is wrong."""
+
+
 class NoJetStream(Exception):
     """Nothing answers to requests for JetStream: it is not enabled, or not for this user, or for this domain."""
 
@@ -88,6 +92,11 @@ def translate(error: Exception, address: Address, timeout: float, *, worked: boo
             return Unavailable(
                 f"a message is too large to be stored again on {address}, as it must be unless it is completed at its "
                 "first delivery; raise max_payload there"
+            )
+        case BadAnswer():
+            return Unavailable(
+                f"{address} gave an answer that can't be JetStream's: {text}; the request may have been executed; "
+                "check which programs may publish to the subjects of answers (_INBOX.>)"
             )
         case nats.errors.MaxPayloadError():
             return ConfigError(

@@ -4,6 +4,8 @@ There is one subscription for each name that somebody waits for, and no consumer
 keys themselves: those are also the messages that the bucket refuses; and a subscriber would keep the server from
 saying that there is no bucket.
 
+Any program that may publish there can forge a report: it is a reason to ask the store, and says nothing by itself.
+
 No report is kept for a subscriber that is away: a new subscription begins with a hint. If the bucket reports nothing,
 because somebody else has made it, or this user may not subscribe, listeners are notified periodically.
 """
@@ -105,11 +107,10 @@ class Hints:
         self._notifier.notify(name)
 
     def _reported(self, name: str, message: Msg) -> None:
-        """Note a message that the bucket has stored; a mere renewal gives no hint."""
-        revision = (message.headers or {}).get("Nats-Sequence", "")
-        record = read(message.data, int(revision)) if revision.isdecimal() else None
+        """Note a message that the bucket may have stored; a mere renewal gives no hint."""
+        record = read(message.data)
         if record is not None and record.name == name:
-            self._observed.note_report(record, int(revision))
+            self._observed.note_report(record)
             if record.write == "renewed":
                 return
         self._notifier.notify(name)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
-from base64 import b64decode
 from collections.abc import Sequence
 from functools import partial
 
-from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.client import Client, Json, part_of, stored_in
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, Refusal, is_wrong_sequence
 from tenure._backends.nats.names import short_word_of
-from tenure._backends.nats.places import Places
+from tenure._backends.nats.places import Places, nanoseconds
 from tenure._backends.nats.store_clock import StoreClock
+from tenure._foreign import a_count, a_text, read_object, read_or, seconds
 
 DAY = 86_400.0
+
+_NAME_END = re.compile("/[0-9a-f]{16}")
+"""What the name under which NATS remembers an id has behind it."""
 
 
 class Inbox:
@@ -41,7 +45,7 @@ class Inbox:
         until = self._clock.now() + seconds
         while True:
             known, revision = await self._read(connection, subject)
-            if known.get("until", 0.0) >= until or await self._write(connection, subject, {"until": until}, revision):
+            if _until(known) >= until or await self._write(connection, subject, {"until": until}, revision):
                 return
 
     async def handled(self, connection: Connection, queue: str, ids: Sequence[str]) -> list[bool]:
@@ -49,7 +53,7 @@ class Inbox:
         found = [(await self._read(connection, self._subject_of(queue, one)))[0] for one in ids]
         if any(found):
             await self._clock.ensure_known(connection, self._bucket)
-        return [one.get("until", 0.0) > self._clock.now() for one in found]
+        return [_until(one) > self._clock.now() for one in found]
 
     async def name_of(self, connection: Connection, queue: str, id_: str, window: float) -> str:
         """Return the name under which NATS is to remember *id_*: the same one for *window* seconds."""
@@ -58,8 +62,9 @@ class Inbox:
         await self._clock.ensure_known(connection, self._bucket)
         while True:
             known, revision = await self._read(connection, subject)
-            if known.get("until", 0.0) > self._clock.now():
-                return str(known["name"])
+            name = read_or(a_text, known.get("name"), "")
+            if _until(known) > self._clock.now() and _is_name_of(id_, name):
+                return name
             name = f"{id_}/{secrets.token_hex(8)}"
             new = {"until": self._clock.now() + window, "name": name}
             if await self._write(connection, subject, new, revision):
@@ -78,15 +83,18 @@ class Inbox:
                 raise
 
     async def _read(self, connection: Connection, subject: str) -> tuple[Json, int]:
-        """Return what is kept of an id, and its revision; nothing, and 0, if it isn't known."""
+        """Return what is kept of an id, and its revision; nothing, and 0, if it isn't known.
+
+        What another program has written there says nothing.
+        """
         try:
             answer = await self._client.call(connection, f"STREAM.MSG.GET.{self._bucket}", {"last_by_subj": subject})
         except Refusal as error:
             if error.code in (NO_STREAM, NO_MESSAGE):
                 return {}, 0
             raise
-        message = answer["message"]
-        return json.loads(b64decode(message["data"])), int(message["seq"])
+        one = stored_in(answer)
+        return read_or(read_object, one.body, {}), one.number
 
     async def _write(self, connection: Connection, subject: str, known: Json, revision: int) -> bool:
         """Keep what is *known* of an id, unless another process has written since *revision*."""
@@ -111,17 +119,25 @@ class Inbox:
                 "name": self._bucket,
                 "subjects": [f"$KV.{prefix}-inbox.>"],
                 "max_msgs_per_subject": 1,
-                "max_age": round(wanted * 10**9),
+                "max_age": nanoseconds(wanted),
                 "description": "the ids of messages that were completed",
             },
         )
-        config = (await self._client.call(connection, f"STREAM.INFO.{self._bucket}"))["config"]
-        if 0 < int(config.get("max_age", 0)) < round(wanted * 10**9):
+        config = part_of(await self._client.call(connection, f"STREAM.INFO.{self._bucket}"), "config")
+        if 0 < read_or(a_count, config.get("max_age"), 0) < nanoseconds(wanted):
             await self._client.call(
-                connection, f"STREAM.UPDATE.{self._bucket}", {**config, "max_age": round(wanted * 10**9)}
+                connection, f"STREAM.UPDATE.{self._bucket}", {**config, "max_age": nanoseconds(wanted)}
             )
         self._kept_for = wanted
 
     def _subject_of(self, queue: str, id_: str, kind: str = "") -> str:
         digest = hashlib.sha256(id_.encode()).hexdigest()[:32]
         return f"$KV.{self._client.options.prefix}-inbox.{short_word_of(queue)}.{kind}{digest}"
+
+
+def _is_name_of(id_: str, name: str) -> bool:
+    return name.startswith(id_) and _NAME_END.fullmatch(name, len(id_)) is not None
+
+
+def _until(known: Json) -> float:
+    return read_or(seconds, known.get("until"), 0.0)

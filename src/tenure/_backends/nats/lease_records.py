@@ -13,15 +13,24 @@ House rules:
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from tenure._backends.nats.names import name_of, short_word_of
+from tenure._election.store import NAME_MAX
+from tenure._foreign import Unreadable, a_count, a_flag, a_text, read_object, read_or, seconds, texts
 from tenure._frozen import FrozenDict
-from tenure._lease import NO_METADATA, Grant, Metadata
+from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Metadata
 
 Write = Literal["acquired", "renewed", "released", "asked to resign"]
+
+TTL_MIN, TTL_MAX = 0.1, 86_400.0
+"""Seconds of the shortest and the longest lease."""
+
+RECORD_MAX = 2**23
+"""The longest record that is read: more than the server takes, unless told otherwise."""
+
+STAMP_MAX = 64
+"""Characters of the longest stamp that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +58,6 @@ class Record:
         return replace(self, token=max(self.token, revision)) if self.write == "acquired" else self
 
 
-# --- keys --------------------------------------------------------------------------------------------------------
-
-
-def name_by(key: str) -> str | None:
-    """Return the name of the election whose key this is, and which isn't cut; None if tenure writes no such key."""
-    name = name_of(key)
-    return name if name and short_word_of(name) == key else None
-
-
 # --- reading and writing -----------------------------------------------------------------------------------------
 
 
@@ -77,42 +77,35 @@ def written(record: Record) -> bytes:
 
 
 def read(body: bytes, revision: int = 0) -> Record | None:
-    """Return the record in a message that has this *revision*; None if tenure did not write it."""
+    """Return the record in a message that has this *revision*; None if tenure can't have written it.
+
+    Metadata, and a request to resign, that are unreadable are ignored: the lease doesn't depend on them.
+    """
     try:
-        found: Any = json.loads(body)
-    except ValueError:  # also a UnicodeDecodeError
+        found = read_object(body, RECORD_MAX)
+        write: Any = found.get("write")
+        if not isinstance(write, str) or write not in get_args(Write):
+            return None
+        is_new = write == "acquired"
+        return Record(
+            name=a_text(found.get("name"), NAME_MAX),
+            holder=a_text(found.get("holder"), NAME_MAX),
+            token=a_count(found.get("token_above"), most=TOKEN_MAX - 1) + 1
+            if is_new
+            else a_count(found.get("token"), most=TOKEN_MAX),
+            ttl=seconds(found.get("ttl"), TTL_MIN, TTL_MAX),
+            stamp=a_text(found.get("stamp"), STAMP_MAX),
+            write=write,  # type: ignore[arg-type]  # it is one of them
+            metadata=read_or(_metadata, found.get("metadata"), NO_METADATA),
+            resign_asked=read_or(a_flag, found.get("resign_asked"), False),
+        ).at(revision)
+    except Unreadable:
         return None
-    if not isinstance(found, dict):
-        return None
-    write: Any = found.get("write")
-    ttl: Any = found.get("ttl")
-    token: Any = found.get("token_above" if write == "acquired" else "token")
-    metadata = found.get("metadata") or {}
-    texts = (found.get("name"), found.get("holder"), found.get("stamp"), *_items(metadata))
-    is_known = (
-        write in get_args(Write)
-        and all(isinstance(one, str) for one in texts)
-        and isinstance(token, int)
-        and isinstance(ttl, int | float)
-        and 0.0 < ttl < math.inf
-        and isinstance(metadata, dict)
-    )
-    if not is_known:
-        return None
-    return Record(
-        name=found["name"],
-        holder=found["holder"],
-        token=token + (write == "acquired"),
-        ttl=float(ttl),
-        stamp=found["stamp"],
-        write=write,
-        metadata=FrozenDict(metadata) if metadata else NO_METADATA,
-        resign_asked=bool(found.get("resign_asked")),
-    ).at(revision)
 
 
-def _items(metadata: object) -> list[object]:
-    return [*metadata.keys(), *metadata.values()] if isinstance(metadata, dict) else []
+def _metadata(value: object) -> Metadata:
+    found = texts(value)
+    return FrozenDict(found) if found else NO_METADATA
 
 
 # --- changes -----------------------------------------------------------------------------------------------------

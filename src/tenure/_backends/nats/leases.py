@@ -11,19 +11,20 @@ House rules:
   this process first saw it. A server stamps each message with its own time; the next server to lead the stream may have
   another, and before 2.10 it tells nobody.
 - The token is the revision of the write that acquired it.
+- Others may write to the bucket. A key with another program's value, or with one that was edited so that it can't be
+  right, is taken by nobody: its tokens might fall. It is told, and disturbs no other lease.
 """
 
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from weakref import WeakSet
 
-from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.client import Client, Json, part_of, stored_in
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import (
     NO_LEADER,
@@ -36,26 +37,28 @@ from tenure._backends.nats.errors import (
 )
 from tenure._backends.nats.hints import Hints
 from tenure._backends.nats.lease_records import (
+    TTL_MAX,
+    TTL_MIN,
     Record,
     acquired,
     asked_to_resign,
-    name_by,
     read,
     released,
     renewed,
     written,
 )
-from tenure._backends.nats.names import is_cut, short_word_of
+from tenure._backends.nats.names import is_cut, name_by, short_word_of
 from tenure._backends.nats.observations import Observation, Observations
-from tenure._election.store import LeaseTraits, require_name, require_ttl
-from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._election.store import LeaseTraits, require_name, require_ttl, usable_names
+from tenure._foreign import a_count, an_object, read_or
+from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
 from tenure._runtime.together import together
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
-    ttl_min=0.1,
-    ttl_max=86_400.0,
+    ttl_min=TTL_MIN,
+    ttl_max=TTL_MAX,
     fencing="native",
     expiry="observed",
     hints=True,
@@ -73,6 +76,10 @@ HEARD_AFTER = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds to wait, one after the other, until the servers of a cluster know that a new bucket listens."""
 READ_AT_ONCE = 200
 """How many keys are read at once, over one connection."""
+
+
+class ForeignRecord(ConfigError):
+    """A key holds what tenure can't have written."""
 
 
 class NatsLeases:
@@ -108,6 +115,8 @@ class NatsLeases:
                 now = self._observed.now
                 if seen.record is None or seen.has_expired(now):
                     after = self._observed.newest_token(name)
+                    if after == TOKEN_MAX:
+                        raise self._foreign(name)
                     record = acquired(name, holder, ttl, metadata, after=after, stamp=_new_stamp())
                 elif seen.record.holder == holder:
                     record = renewed(seen.record, ttl, left=seen.left(now), stamp=_new_stamp())
@@ -127,13 +136,15 @@ class NatsLeases:
         """Extend many claims to *ttl* seconds from now, concurrently over one connection.
 
         A claim that has expired is renewed, too, if nobody has taken the name since: the write would be refused
-        otherwise.
+        otherwise. Whose record was overwritten gets ``NoAnswer``: nobody else can take the name either.
         """
         require_ttl(ttl, TRAITS)
 
-        async def renew(grant: Grant) -> Granted | Lost | TenureError:
+        async def renew(grant: Grant) -> Granted | Lost | NoAnswer | TenureError:
             try:
                 return await self._client.run(lambda connection: self._renew(connection, grant, ttl), within=within)
+            except ForeignRecord as error:
+                return NoAnswer(str(error))
             except TenureError as error:
                 return error
 
@@ -182,27 +193,40 @@ class NatsLeases:
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Return the holder of *name*, without changing anything. A process that asks for the first time can't know
         whether the holder is still alive, so ``remaining`` is None then."""
-        (found,) = await self.inspect_many([name])
-        return found
+        require_name(name)
+        seen = await self._client.run(lambda connection: self._read(connection, name))
+        return self._told(name, seen, self._observed.now)
 
     async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
         """Return the holders of many names, by requests for each key that are sent together.
 
-        The answer to one request for many keys may come from a server that is behind the leader of the stream.
+        The answer to one request for many keys may come from a server that is behind the leader of the stream. A key
+        that holds no record of tenure has no holder.
         """
         for name in names:
             require_name(name)
-        distinct, seen = list(dict.fromkeys(names)), dict[str, Observation]()
+        distinct, seen = list(dict.fromkeys(names)), dict[str, Observation | None]()
         for start in range(0, len(distinct), READ_AT_ONCE):
             some = distinct[start : start + READ_AT_ONCE]
             seen |= zip(some, await self._read_many(some), strict=True)
         now = self._observed.now
         return [self._told(name, seen[name], now) for name in names]
 
-    async def _read_many(self, names: Sequence[str]) -> Sequence[Observation]:
-        return await self._client.run(lambda connection: together(partial(self._read, connection), names, READ_AT_ONCE))
+    async def _read_many(self, names: Sequence[str]) -> Sequence[Observation | None]:
+        async def look(connection: Connection) -> Sequence[Observation | None]:
+            return await together(partial(self._read_any, connection), names, READ_AT_ONCE)
 
-    def _told(self, name: str, seen: Observation, now: float) -> HeldBy | Vacant:
+        return await self._client.run(look)
+
+    async def _read_any(self, connection: Connection, name: str) -> Observation | None:
+        try:
+            return await self._read(connection, name)
+        except ForeignRecord:
+            return None
+
+    def _told(self, name: str, seen: Observation | None, now: float) -> HeldBy | Vacant:
+        if seen is None:
+            return Vacant(name, self._observed.newest_token(name))
         if seen.record is None or seen.has_expired(now):
             return Vacant(name, self._observed.newest_token(name), seen.vacant_for(now))
         held = _held_by(seen.record, None if seen.is_first else seen.left(now))
@@ -210,7 +234,7 @@ class NatsLeases:
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
-        return sorted(await self._client.run(self._listed))
+        return usable_names(sorted(await self._client.run(self._listed)))
 
     async def _listed(self, connection: Connection) -> set[str]:
         """Read the list of keys in pages, and the names of those that are cut."""
@@ -224,19 +248,19 @@ class NatsLeases:
                 if error.code == NO_STREAM:
                     return names
                 raise
-            subjects = (answer.get("state") or {}).get("subjects") or {}
+            subjects = read_or(an_object, part_of(answer, "state").get("subjects"), {})
             for subject in subjects:
                 key = subject.rpartition(".")[2]
                 name = await self._name_in(connection, subject) if is_cut(key) else name_by(key)
                 if name is not None:
                     names.add(name)
-            offset, total = offset + len(subjects), int(answer.get("total", 0)) if subjects else 0
+            offset, total = offset + len(subjects), read_or(a_count, answer.get("total"), 0) if subjects else 0
         return names
 
     async def _name_in(self, connection: Connection, subject: str) -> str | None:
         body, revision = await self._last(connection, subject)
         record = read(body, revision or 0)
-        return record.name if record else None
+        return record.name if record and subject == self._subject_of(record.name) else None
 
     async def ask_to_resign(self, name: str) -> bool:
         """Request that the present holder resigns; False if there is none."""
@@ -284,27 +308,31 @@ class NatsLeases:
             if error.code in (NO_STREAM, NO_MESSAGE):
                 return b"", None if error.code == NO_STREAM else 0
             raise
-        message = answer["message"]
-        return b64decode(message.get("data") or ""), int(message["seq"])
+        one = stored_in(answer)
+        return one.body, one.number
 
     async def _read(self, connection: Connection, name: str) -> Observation:
         """Read the record of *name*.
 
         Raises:
-            ConfigError: Another program has written its key.
+            ForeignRecord: Another program has written its key.
         """
         body, revision = await self._last(connection, self._subject_of(name))
         if not body or revision is None:
             return self._observed.note_missing(name, revision)
         record = read(body, revision)
         if record is None or record.name != name:
-            key = short_word_of(name)
-            raise ConfigError(
-                f"the key {key!r} of the bucket {self._bucket!r} on {self._client.address} holds no record of tenure: "
-                f"another program has written it; delete that key (nats kv del {self._bucket} {key}), or name another "
-                "prefix in the URL"
-            )
+            self._observed.doubt(name)
+            raise self._foreign(name)
         return self._observed.note(record, revision)
+
+    def _foreign(self, name: str) -> ForeignRecord:
+        key = short_word_of(name)
+        return ForeignRecord(
+            f"the key {key!r} of the bucket {self._bucket!r} on {self._client.address} holds no record of tenure: "
+            f"another program has written it; delete that key (nats kv del {self._bucket} {key}), or name another "
+            "prefix in the URL"
+        )
 
     async def _read_again(self, connection: Connection, name: str, number: int) -> Observation:
         """Read it after so many refused writes."""
@@ -354,7 +382,7 @@ class NatsLeases:
         replicas = self._client.options.replicas
         try:
             answer = await self._client.call(connection, f"STREAM.INFO.{self._stream}")
-            replicas = int(answer["config"].get("num_replicas", 1))
+            replicas = read_or(a_count, part_of(answer, "config").get("num_replicas"), 1)
         except Refusal as error:
             if error.code != NO_STREAM:
                 raise
@@ -375,7 +403,7 @@ class NatsLeases:
                 if error.code != NO_STREAM:
                     raise
                 return True
-            self._reports = is_reporting(answer["config"], self._bucket)
+            self._reports = is_reporting(part_of(answer, "config"), self._bucket)
         return self._reports
 
     async def _make_bucket(self, connection: Connection) -> None:
@@ -419,7 +447,7 @@ class NatsLeases:
 
 def is_reporting(config: Json, bucket: str) -> bool:
     """Return whether a *bucket* with this configuration reports what it stores, as hints need it."""
-    found = config.get("republish") or {}
+    found = read_or(an_object, config.get("republish"), {})
     return found.get("dest") == f"{bucket}.>" and not found.get("headers_only")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from tenure._backends.nats.client import Client, Json
+from tenure._backends.nats.client import Client, Json, number_in, part_of
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_CONSUMER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal
@@ -57,13 +57,14 @@ class LiveMessages:
         if stream is None:
             return Stats(dead=dead)
         self._clock.learn(stream, asked_at)
-        total = int(stream["state"]["messages"])
+        total = number_in(part_of(stream, "state"), "messages")
         consumer = await self._looked_after(connection, queue)
         if consumer is None:
             ready, delivered = total, 0
         else:
-            ready, delivered = int(consumer["num_pending"]), int(consumer["delivered"]["stream_seq"])
-        locked = 0 if consumer is None else int(consumer["num_ack_pending"])
+            ready = number_in(consumer, "num_pending")
+            delivered = number_in(part_of(consumer, "delivered"), "stream_seq")
+        locked = 0 if consumer is None else number_in(consumer, "num_ack_pending")
         oldest = await self._next(connection, queue, delivered) if ready else None
         age = 0.0 if oldest is None else max(0.0, self._clock.now() - oldest.enqueued_at)
         # Those that are put off count as locked: JetStream doesn't distinguish them.
@@ -83,9 +84,10 @@ class LiveMessages:
         if found is None:
             self._places.forget(queue)
             return None
-        if int(found["num_pending"]) or not int(found["num_ack_pending"]):
+        pending = number_in(found, "num_ack_pending")
+        if number_in(found, "num_pending") or not pending:
             return found
-        page, _ = await self._receiving.pull(connection, queue, consumer, min(PAGE, int(found["num_ack_pending"])))
+        page, _ = await self._receiving.pull(connection, queue, consumer, min(PAGE, pending))
         if not page:
             return found
         await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
@@ -127,7 +129,7 @@ class LiveMessages:
         """Return the messages that *which* selects, of those that were not delivered, by sequence."""
         consumer = await self._looked_after(connection, queue)
         await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
-        after = 0 if consumer is None else int(consumer["delivered"]["stream_seq"])
+        after = 0 if consumer is None else number_in(part_of(consumer, "delivered"), "stream_seq")
         now = self._clock.now()
         found = [
             one
@@ -152,7 +154,7 @@ class LiveMessages:
         if consumer is None:
             consumer = await self._places.make_consumer(connection, queue, 30.0)
         await self._clock.ensure_known(connection, stream)
-        last, began, removed = int(info["state"]["last_seq"]), self._clock.now(), 0
+        last, began, removed = number_in(part_of(info, "state"), "last_seq"), self._clock.now(), 0
         kept: list[Found] = []
         try:
             while True:

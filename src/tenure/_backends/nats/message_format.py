@@ -16,16 +16,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from tenure._backends.nats.errors import TooLarge
-from tenure._frozen import FrozenDict
-from tenure._queue.checks import INT_MAX
+from tenure._checks import LONGEST
+from tenure._foreign import Unreadable, a_count, a_text, read_json, read_object, read_or, seconds
+from tenure._queue.checks import COUNT_MAX, INT_MAX, TEXT_MAX, check_name
 from tenure._queue.failures import Failure
-from tenure._queue.message import HISTORY_MAX, NO_HEADERS, Attempt, Headers
-from tenure._queue.outgoing import Outgoing, SendOptions, checked
+from tenure._queue.headers import HEADERS_JSON_MAX, is_reserved, read_headers
+from tenure._queue.message import NO_HEADERS, Headers
+from tenure._queue.notes import (
+    HISTORY_JSON_MAX,
+    Notes,
+    plain_attempts,
+    read_attempts,
+    read_deliveries,
+    read_failure,
+    read_reason,
+)
+from tenure._queue.outgoing import Outgoing
 from tenure.errors import ConfigError
 
 NATIVE_ID = "Nats-Msg-Id"
@@ -34,34 +45,29 @@ DUE, EXPIRES_IN = "Tenure-Due", "Tenure-Expires-In"
 HEADERS, STATE = "Tenure-Headers", "Tenure-State"
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_RESERVED = ("nats-", "tenure-")
 ADDED = 512
 """Bytes of the headers that are added to a message when it is stored: its id, and what it expects."""
 
 ROOM = 2_048
 """Bytes that a message leaves free when it is sent, so that it can be stored again with what tenure has to note."""
 
-_YEAR_10000 = 253_402_300_800
-"""In Unix seconds. A later time can't be shown as a date."""
+LOCK_MAX = 604_800.0
+"""Seconds of the longest lock."""
+
+SEQUENCE_MAX = INT_MAX - COUNT_MAX
+"""The highest sequence that is read: of equal ones, each is counted up from it (see ``Receipts.add``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What tenure has noted with a message; values that are the default are omitted in the text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(Notes):
+    """What tenure has noted with a message; values that are the default are omitted in the text.
+
+    ``deliveries`` is how often it was handed out when it was stored, the delivery at the same time included.
+    """
 
     sequence: int = 0
     """Its sequence in its queue; 0 if that is the stream's."""
     enqueued_at: float = 0.0
-    deliveries: int = 0
-    """How often it was handed out when it was stored, the delivery at the same time included."""
-    history: tuple[Attempt, ...] = ()
-    before: int = 0
-    """The number of entries of the history from before it was redriven."""
-    reason: str | None = None
-    """The reason of a dead letter, or of a message that is being moved to the dead letters."""
-    description: str = ""
-    dead_at: float = 0.0
-    error: Failure | None = None
     locked_for: float = 0.0
     """Seconds for which a live message is locked from when it was stored, as it was delivered at the same time."""
     locked_until: float = 0.0
@@ -76,18 +82,9 @@ class State:
         """Whether it is a dead letter, or is to be one and is not delivered any more."""
         return self.reason is not None
 
-    def with_attempt(self, attempt: Attempt) -> State:
-        """Return the state with one more attempt."""
-        return replace(self, history=(*self.history, attempt)[-HISTORY_MAX:])
-
-    def shortened(self) -> Iterator[State]:
-        """Yield the state in full, then with ever less of the history, errors and description."""
-        yield self
-        brief = [replace(one, error=_shortened(one.error)) for one in self.history]
-        yield replace(self, history=tuple(brief))
-        yield replace(self, history=tuple(brief[-3:]), error=_shortened(self.error))
-        yield replace(self, history=(), error=_shortened(self.error), before=0)
-        yield replace(self, history=(), error=None, description=self.description[:200], before=0)
+    def redriven(self) -> Self:
+        """Return the notes of it as a message with all deliveries left, and no lock."""
+        return replace(Notes.redriven(self), locked_for=0.0, locked_until=0.0, lock="", due=0.0)
 
 
 NO_STATE = State()
@@ -138,7 +135,7 @@ def encode(properties: Properties, once: str | None = None) -> dict[str, str]:
     if properties.id is not None and encoded.get(NATIVE_ID) != properties.id:
         encoded[ID] = json.dumps(properties.id)
     for name, value in properties.headers.items():
-        if type(value) is str and _fits(value) and _NAME.fullmatch(name) and not _is_reserved(name):
+        if type(value) is str and _fits(value) and _NAME.fullmatch(name) and not is_reserved(name):
             encoded[name] = value
         else:
             others[name] = value
@@ -175,40 +172,27 @@ def encode_to_fit(properties: Properties, body: bytes, most: int) -> dict[str, s
     raise TooLarge
 
 
-def decode(headers: Mapping[str, str] | None) -> Properties:
-    """Return the properties in the headers of a message. A header that tenure can't have written is ignored."""
+def decode(headers: Mapping[str, str] | None, *, is_ours: bool = True) -> Properties:
+    """Return the properties in the headers of a message.
+
+    Of what tenure can't have written, each header and each note is ignored by itself.
+
+    Args:
+        headers: The headers, if it has any.
+        is_ours: Whether tenure has stored it. If another program has, what that has copied of notes says nothing.
+    """
     if not headers:
         return NO_PROPERTIES
-    own: dict[str, Any] = {name: value for name, value in headers.items() if not _is_reserved(str(name))}
-    others = _json(headers.get(HEADERS), {})
-    if isinstance(others, dict):
-        own.update(others)
-    id_ = _json(headers.get(ID), None)
-    if not isinstance(id_, str):
-        id_ = headers.get(NATIVE_ID)
-    options: SendOptions = {
-        "id": id_,
-        "headers": own,
-        "reply_to": _untext(headers.get(REPLY_TO)),
-        "correlation_id": _untext(headers.get(CORRELATION_ID)),
-    }
-    given = Outgoing()
-    for name in ("", "reply_to", "correlation_id", "headers", "id"):
-        if name:  # another program's: without what tenure can't have written
-            options.pop(name)  # type: ignore[misc]
-        try:
-            [given] = checked([Outgoing(**options)], 0)
-            break
-        except (ConfigError, TypeError, ValueError):
-            continue
+    id_ = read_or(_a_json_id, headers.get(ID), None)
+    shown = any(not is_reserved(name) for name in headers) or HEADERS in headers
     return Properties(
-        given.id,
-        FrozenDict(given.headers) if given.headers else NO_HEADERS,
-        given.reply_to,
-        given.correlation_id,
+        read_or(_an_id, headers.get(NATIVE_ID), None) if id_ is None else id_,
+        read_headers({**headers, **read_or(_more_headers, headers.get(HEADERS), {})}) if shown else NO_HEADERS,
+        read_or(_a_queue, headers.get(REPLY_TO), None),
+        read_or(_a_written_id, headers.get(CORRELATION_ID), None),
         _number(headers.get(DUE), 0.0),
         _number(headers.get(EXPIRES_IN), math.inf),
-        _state_of(headers.get(STATE)),
+        read_or(_a_state, headers.get(STATE), NO_STATE) if is_ours else NO_STATE,
     )
 
 
@@ -224,15 +208,10 @@ def _text(text: str) -> str:
     return text if _fits(text) and not text.startswith('"') else json.dumps(text)
 
 
-def _untext(text: str | None) -> str | None:
-    if text is None or not text.startswith('"'):
+def _untext(text: str) -> str:
+    if not text.startswith('"'):
         return text
-    found = _json(text, text)
-    return found if isinstance(found, str) else text
-
-
-def _is_reserved(name: str) -> bool:
-    return name.lower().startswith(_RESERVED)
+    return read_or(_a_json_text, text, text)
 
 
 def _number(text: str | None, otherwise: float) -> float:
@@ -240,18 +219,7 @@ def _number(text: str | None, otherwise: float) -> float:
         found = otherwise if text is None else float(text)
     except ValueError:
         return otherwise
-    return found if 0.0 <= found < _YEAR_10000 else otherwise
-
-
-def _json(text: str | None, otherwise: object) -> object:
-    try:
-        return otherwise if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        return otherwise
-
-
-def _shortened(error: Failure | None) -> Failure | None:
-    return None if error is None else Failure(error.type, error.message[:500])
+    return found if 0.0 <= found <= LONGEST else otherwise
 
 
 def _state_to_json(state: State) -> str:
@@ -266,34 +234,78 @@ def _state_to_json(state: State) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Failure):
         return asdict(value)
-    if isinstance(value, tuple):
-        return [asdict(one) for one in value]
-    return value
+    return plain_attempts(value) if isinstance(value, tuple) else value
 
 
-def _state_of(text: str | None) -> State:
-    """Return the state in *text*; none if tenure can't have written it."""
-    given = _json(text, None)
-    if not isinstance(given, dict):
-        return NO_STATE
+# --- what others may have written ---
+
+
+def _an_id(value: object) -> str:
+    text = a_text(value, TEXT_MAX)
+    if not text:
+        raise Unreadable("it is an empty text")
+    return text
+
+
+def _a_json_text(value: object) -> str:
+    return a_text(read_json(value))
+
+
+def _a_json_id(value: object) -> str:
+    return _an_id(read_json(value))
+
+
+def _a_written_id(value: str) -> str:
+    return _an_id(_untext(value))
+
+
+def _a_queue(value: str) -> str:
     try:
-        if "history" in given:
-            given["history"] = tuple(Attempt(**{**one, "error": _failure(one["error"])}) for one in given["history"])
-        if "error" in given:
-            given["error"] = _failure(given["error"])
-        state = State(**given)
-        counts = [state.sequence, state.deliveries, state.before, *(one.number for one in state.history)]
-        times = [state.enqueued_at, state.dead_at, state.locked_for, state.locked_until, state.due]
-        times += [one.at for one in state.history]
-        texts = [state.reason or "", state.description, state.lock]
-        errors = (state.error, *(one.error for one in state.history))
-        texts += [text for one in errors if one is not None for text in (one.type, one.message, one.traceback)]
-        fits = all(type(one) is int and 0 <= one <= INT_MAX for one in counts)
-        fits = fits and all(type(one) in (int, float) and 0 <= one < _YEAR_10000 for one in times)
-        return state if fits and all(isinstance(one, str) for one in texts) else NO_STATE
-    except (ValueError, TypeError, KeyError):
-        return NO_STATE
+        return check_name(_untext(value))
+    except ConfigError as error:
+        raise Unreadable(str(error)) from None
 
 
-def _failure(given: dict[str, str] | None) -> Failure | None:
-    return None if given is None else Failure(**given)
+def _more_headers(value: object) -> dict[str, Any]:
+    return read_object(value, HEADERS_JSON_MAX)
+
+
+def _a_state(value: object) -> State:
+    said = read_object(value, HISTORY_JSON_MAX)
+    found: dict[str, Any] = {}
+    for name, read in _NOTED.items():
+        one = read_or(read, said.get(name), None)
+        if one is not None:
+            found[name] = one
+    found["before"] = min(found.get("before", 0), len(found.get("history", ())))
+    return State(**found)
+
+
+def _a_sequence(value: object) -> int:
+    return a_count(value, most=SEQUENCE_MAX)
+
+
+def _a_lock_time(value: object) -> float:
+    return seconds(value, most=LOCK_MAX + 1.0)  # the server's is a little longer, see ``slack_of``
+
+
+def _a_token(value: object) -> str:
+    return a_text(value, TEXT_MAX)
+
+
+_NOTED: Mapping[str, Callable[[Any], Any]] = {
+    "deliveries": read_deliveries,
+    "history": read_attempts,
+    "before": read_deliveries,
+    "reason": read_reason,
+    "description": read_reason,
+    "dead_at": seconds,
+    "error": read_failure,
+    "sequence": _a_sequence,
+    "enqueued_at": seconds,
+    "locked_for": _a_lock_time,
+    "locked_until": seconds,
+    "lock": _a_token,
+    "due": seconds,
+}
+"""By note: what reads it."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from base64 import b64decode
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, replace
 
 from nats.aio.msg import Msg
 
-from tenure._backends.nats.client import Json
-from tenure._backends.nats.message_format import NO_STATE, Properties, State, decode
-from tenure._backends.nats.places import OWN
+from tenure._backends.nats.client import Json, stored_in
+from tenure._backends.nats.connection import headers_of
+from tenure._backends.nats.message_format import LOCK_MAX, NO_PROPERTIES, Properties, State, decode
+from tenure._backends.nats.places import is_own
 from tenure._backends.nats.store_clock import timestamp_of
+from tenure._foreign import read_or
 from tenure._queue.broker import LiveSelection, Selection
+from tenure._queue.checks import COUNT_MAX
 from tenure._queue.failures import Failure
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
-    Attempt,
     DeadMessage,
     Death,
     Delivery,
@@ -25,11 +26,15 @@ from tenure._queue.message import (
     Token,
     dead_message_of,
     live_message_of,
-    newest_error,
 )
 
 UNKNOWN = "unknown"
 """The reason of a dead letter from another program."""
+
+_RECEIPT = re.compile(
+    r"\$JS\.ACK(?:\.[^.]+\.[^.]+)?\.[^.]+\.([^.]+)"
+    r"\.([0-9]{1,18})\.([0-9]{1,18})\.[0-9]{1,20}\.([0-9]{1,19})\.[0-9]{1,20}(?:\.[^.]+)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,12 @@ class Found:
     @property
     def count(self) -> int:
         """The number of its present delivery, if it is locked."""
-        return self.state.deliveries + (0 if self.state.locked_for else 1)
+        return min(COUNT_MAX, self.state.deliveries + (0 if self.state.locked_for else 1))
+
+    @property
+    def locked_until(self) -> float:
+        """When the lock of a dead letter ends at the latest, by the store's clock: as it was read from its stream."""
+        return min(self.state.locked_until, self.stored_at + LOCK_MAX + 1.0)
 
     def is_expired_at(self, now: float) -> bool:
         """Whether it has expired at *now*."""
@@ -85,86 +95,43 @@ class Found:
         state = replace(self.state, sequence=self.sequence, enqueued_at=self.enqueued_at, **changes)  # type: ignore[arg-type]
         return replace(self.properties, id=self.id, state=state)
 
+    def dead(
+        self, state: State, reason: str, description: str, count: int, now: float, error: Failure | None = None
+    ) -> Properties:
+        """Return its properties as a dead letter with this *state*, completed by its identity."""
+        dead = state.dead(reason, description, count, now, error)
+        dead = replace(dead, sequence=self.sequence, enqueued_at=self.enqueued_at, locked_for=0.0)
+        return replace(self.properties, id=self.id, due=0.0, expires_in=math.inf, state=dead)
 
-def delivered_message(queue: str, message: Msg) -> Found:
-    """Return a message that was delivered.
+
+def delivered_message(queue: str, message: Msg) -> Found | None:
+    """Return a message that was delivered; None if it doesn't come from a consumer: any program may send to an inbox.
 
     The subject of its acknowledgement is ``$JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.SEQUENCE.TIME.PENDING``, and has
     a domain and an account after ``ACK``, and a random word at the end, if the server has domains.
     """
-    words = message.reply.split(".")
-    at = 4 if len(words) == 9 else 6
+    receipt = _RECEIPT.fullmatch(message.reply)
+    if receipt is None:
+        return None
+    consumer, delivered, stored_as, stored_at = receipt.groups()
     return Found(
         queue,
         message.subject,
-        int(words[at + 1]),
-        int(words[at + 3]) / 1e9,
+        int(stored_as),
+        int(stored_at) / 1e9,
         message.data,
-        _decoded(message.subject, message.headers),
+        decode(message.headers, is_ours=is_own(message.subject)) if message.headers else NO_PROPERTIES,
         message.reply,
-        int(words[at]),
-        words[at - 1],
+        int(delivered),
+        consumer,
     )
 
 
 def read_message(queue: str, answer: Json) -> Found:
     """Return a message that was read from its stream, not delivered."""
-    message = answer["message"]
-    return Found(
-        queue,
-        str(message["subject"]),
-        int(message["seq"]),
-        timestamp_of(message["time"]),
-        b64decode(message.get("data", "")),
-        _decoded(str(message["subject"]), _headers_of(b64decode(message.get("hdrs", "")))),
-    )
-
-
-def _decoded(subject: str, headers: Mapping[str, str] | None) -> Properties:
-    """Return the properties of a message; what another program has copied of tenure's notes says nothing."""
-    properties = decode(headers)
-    return properties if OWN in subject else replace(properties, state=NO_STATE)
-
-
-def _headers_of(raw: bytes) -> Mapping[str, str]:
-    found = {}
-    for line in raw.split(b"\r\n")[1:]:
-        name, colon, value = line.partition(b":")
-        if colon:
-            found[name.strip().decode("ascii", "replace")] = value.strip().decode("utf-8", "replace")
-    return found
-
-
-def with_expired_attempts(state: State, count: int, now: float) -> State:
-    """Return *state* with the attempts that are missing in the history of *count* deliveries: their locks expired."""
-    recorded = {one.number for one in state.history[state.before :]}
-    for number in range(1, count + 1):
-        if number not in recorded:
-            state = state.with_attempt(Attempt(number, now, "expired"))
-    before = state.history[: state.before]
-    return replace(state, history=(*before, *sorted(state.history[state.before :], key=_number)))
-
-
-def _number(attempt: Attempt) -> int:
-    return attempt.number
-
-
-def dead_letter_of(
-    found: Found, state: State, reason: str, description: str, count: int, now: float, error: Failure | None = None
-) -> Properties:
-    """Return the properties of a message as a dead letter."""
-    dead = replace(
-        state,
-        sequence=found.sequence,
-        enqueued_at=found.enqueued_at,
-        locked_for=0.0,
-        deliveries=count,
-        reason=reason,
-        description=description,
-        dead_at=now,
-        error=error or newest_error(state.history),
-    )
-    return replace(found.properties, id=found.id, due=0.0, expires_in=math.inf, state=dead)
+    one = stored_in(answer)
+    properties = decode(headers_of(one.headers) if one.headers else None, is_ours=is_own(one.subject))
+    return Found(queue, one.subject, one.number, read_or(timestamp_of, one.time, 0.0), one.body, properties)
 
 
 def delivery_of(found: Found, token: Token, locked_until: float) -> Delivery:

@@ -30,6 +30,15 @@ def name_of(word: str) -> str:
     return a2b_qp(word.encode()).decode(errors="replace")
 
 
+def name_by(word: str) -> str | None:
+    """Return the name that has this word; None if it is cut, or no name has it."""
+    try:
+        name = name_of(word)
+    except UnicodeEncodeError:
+        return None
+    return name if name and short_word_of(name) == word else None
+
+
 def short_word_of(name: str) -> str:
     """Return *name* as one word of ``WORD_MAX`` characters at most: a longer one is cut, and ends with a hash."""
     word = word_of(name)

@@ -1,7 +1,11 @@
 """What this process has seen of each election, and since when: a record's own ttl after that, its lease has expired.
 
-The time of another machine is never compared with ours. A write counts from when it was first seen: by an answer, or
-by the message with which the bucket reports it.
+The time of another machine is never compared with ours. A write counts from when it was first seen in an answer of the
+store; or from when a report told its stamp, if the store then has the same stamp.
+
+Any program may send what looks like a report. So a report says nothing about an election: the store is asked next. And
+no report can make a lease seem older than it is: nobody knows a stamp before its writer has made it up, and that counts
+its own lease from a still earlier moment.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ class Observations:
         self._known: dict[str, Observation] = {}
         self._doubted: set[str] = set()
         self._tokens: dict[str, int] = {}
+        self._heard: dict[str, tuple[str, float]] = {}  # by name: the stamp that a report told last, and first when
 
     @property
     def now(self) -> float:
@@ -71,14 +76,20 @@ class Observations:
         if known is not None and known.record is not None and known.record.stamp == record.stamp:
             known.record, known.revision = record, revision
             return known
-        new = self._known[name] = Observation(record, revision, self._clock.now(), is_first=known is None)
+        heard = self._heard.get(name)
+        since = heard[1] if heard is not None and heard[0] == record.stamp else self._clock.now()
+        new = self._known[name] = Observation(record, revision, since, is_first=known is None)
         return new
 
-    def note_report(self, record: Record, revision: int) -> None:
-        """Note a record that the bucket reports, unless a newer one was read meanwhile."""
+    def note_report(self, record: Record) -> None:
+        """Note that a report tells a record, which may be forged: unless it is known, what is known is in doubt."""
         known = self._known.get(record.name)
-        if known is None or known.revision is None or revision > known.revision:
-            self.note(record, revision)
+        is_known = known is not None and known.record is not None and known.record.stamp == record.stamp
+        heard = self._heard.get(record.name)
+        if not is_known and (heard is None or heard[0] != record.stamp):
+            self._heard[record.name] = record.stamp, self._clock.now()
+        if not is_known or record.write == "asked to resign":
+            self._doubted.add(record.name)
 
     def note_missing(self, name: str, revision: int | None) -> Observation:
         """Note that *name* has no record; its newest token is remembered."""

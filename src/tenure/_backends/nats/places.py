@@ -17,13 +17,12 @@ import asyncio
 import json
 import re
 import secrets
-from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tenure._backends.nats.client import FAILURES, Client, Json
+from tenure._backends.nats.client import FAILURES, Client, Json, names_in, number_in, part_of, stored_in
 from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
     NO_CONSUMER,
@@ -35,9 +34,10 @@ from tenure._backends.nats.errors import (
     Refusal,
     is_wrong_sequence,
 )
-from tenure._backends.nats.names import is_cut, name_of, short_word_of, word_of
-from tenure._queue.broker import QueueOptions, QueueSettings
-from tenure._queue.checks import DEAD_SUFFIX
+from tenure._backends.nats.names import is_cut, name_by, short_word_of, word_of
+from tenure._foreign import Unreadable, a_count, a_text, an_object, digits, read_object, read_or, seconds
+from tenure._queue.broker import QueueOptions, QueueSettings, read_settings
+from tenure._queue.checks import DEAD_SUFFIX, NAME_MAX, check_name
 from tenure.errors import ConfigError
 
 OWN = ".=m."
@@ -53,6 +53,15 @@ SERIALIZABLE = (2, 9, 21)
 """Older versions may accept two writes that expect the same, if the stream has replicas (issue 4320)."""
 
 _CONSUMER = re.compile(r"tenure-(\d+)-[0-9a-f]+")
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
+ACK_WAIT = 30.0
+"""Seconds for which the server locks a message, if its consumer doesn't say."""
+DURATION_MAX = 3_153_600_000.0
+"""Seconds of the longest duration that the server is told: a hundred years. Its own are counted in nanoseconds."""
+RECORD_MAX = 2**23
+"""The longest record that is read: with many schedules, it is long."""
+NEXT_MAX = 10**17
+"""The highest first sequence of a stream that is read: what follows must have room."""
 _NOT_UNIQUE = frozenset({10_099, 10_100})
 """Codes: the stream has another consumer already."""
 
@@ -63,6 +72,12 @@ def slack_of(lock: float) -> float:
     So a message that the server has sent by itself needs no renewal before it is handed out.
     """
     return min(SLACK_MAX, lock * SLACK_SHARE)
+
+
+def is_own(subject: str) -> bool:
+    """Return whether a message with this *subject* is one that tenure has stored, unless somebody pretends that."""
+    start, _, key = subject.rpartition(OWN)
+    return bool(start) and _KEY.fullmatch(key) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,7 @@ class Place:
     def key_of(self, subject: str) -> str | None:
         """Return the key of the message with this *subject*; None if another program chose it."""
         start = f"{self.subject}{OWN}"
-        return subject.removeprefix(start) if subject.startswith(start) else None
+        return subject.removeprefix(start) if subject.startswith(start) and is_own(subject) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +159,8 @@ class Places:
             if error.code in (NO_STREAM, NO_MESSAGE):
                 return Record(), 0
             raise
-        return _record_of(answer), int(answer["message"]["seq"])
+        one = stored_in(answer)
+        return record_of(one.body), one.number
 
     async def write_record(self, connection: Connection, queue: str, record: Record, revision: int) -> bool:
         """Write what is kept of *queue*, unless another process has written since *revision*; return whether it was."""
@@ -174,10 +190,12 @@ class Places:
                 if error.code in (NO_STREAM, NO_MESSAGE):
                     return found
                 raise
-            message = answer["message"]
-            after = int(message["seq"])
-            record = _record_of(answer)
-            found[record.name or name_of(str(message["subject"]).rpartition(".")[2])] = record
+            one = stored_in(answer)
+            after = max(after + 1, one.number)
+            record, word = record_of(one.body), one.subject.rpartition(".")[2]
+            name = read_or(_a_queue, record.name if is_cut(word) else name_by(word), None)
+            if name is not None and short_word_of(name) == word:
+                found[name] = record
 
     async def make_bucket(self, connection: Connection) -> None:
         """Make the stream of the records, unless it is there."""
@@ -250,8 +268,8 @@ class Places:
         """Return why the stream of *queue*, which is there, takes no messages."""
         place = self.place_of(queue)
         if self._client.is_spread(connection):
-            config = (await self._client.call(connection, f"STREAM.INFO.{place.stream}"))["config"]
-            if place.everything in (config.get("subjects") or ()):
+            config = part_of(await self._client.call(connection, f"STREAM.INFO.{place.stream}"), "config")
+            if place.everything in names_in(config, "subjects"):
                 return Refusal(NO_LEADER, f"no server takes messages for the stream {place.stream!r}")
         return Refusal(NO_STREAM, f"the stream {place.stream!r} does not have the subjects of {queue!r}")
 
@@ -290,7 +308,7 @@ class Places:
             config = {
                 "description": f"queue {home}",
                 "retention": "workqueue",
-                "duplicate_window": _nanoseconds(window),
+                "duplicate_window": nanoseconds(window),
             }
             first = record.next
         config |= {"name": place.stream, "subjects": [place.subject, place.everything]}
@@ -307,8 +325,8 @@ class Places:
         # An older server numbers from 1 until an empty stream is purged. So nobody may send to it before that.
         nobody = [f"{self._prefix}.=new.{config['name']}"]
         await self.make_stream(connection, {**config, "subjects": nobody})
-        made = (await self._client.call(connection, f"STREAM.INFO.{config['name']}"))["config"]
-        if made["subjects"] == nobody:
+        made = part_of(await self._client.call(connection, f"STREAM.INFO.{config['name']}"), "config")
+        if names_in(made, "subjects") == nobody:
             await self._client.call(connection, f"STREAM.PURGE.{config['name']}", {"seq": first})
             made["subjects"] = config["subjects"]
             await self._client.call(connection, f"STREAM.UPDATE.{config['name']}", made)
@@ -318,7 +336,7 @@ class Places:
         pauses = self._client.pauses(connection)
         while True:
             try:
-                await self._set_window(connection, self.place_of(queue).stream, _nanoseconds(max(WINDOW_MIN, window)))
+                await self._set_window(connection, self.place_of(queue).stream, nanoseconds(max(WINDOW_MIN, window)))
                 return
             except Refusal as error:  # in a cluster, a stream that another process is making is missing for a moment
                 pause = next(pauses, None) if error.code == NO_STREAM else None
@@ -327,7 +345,7 @@ class Places:
             await asyncio.sleep(pause)
 
     async def _set_window(self, connection: Connection, stream: str, wanted: int) -> None:
-        config = dict((await self._client.call(connection, f"STREAM.INFO.{stream}"))["config"])
+        config = part_of(await self._client.call(connection, f"STREAM.INFO.{stream}"), "config")
         if config.get("duplicate_window") != wanted:
             config["duplicate_window"] = wanted
             await self._client.call(connection, f"STREAM.UPDATE.{stream}", config)
@@ -341,18 +359,17 @@ class Places:
             return known
         stream = self.place_of(queue).stream
         try:
-            names = (await self._client.call(connection, f"CONSUMER.NAMES.{stream}", {})).get("consumers") or []
+            names = names_in(await self._client.call(connection, f"CONSUMER.NAMES.{stream}", {}), "consumers")
         except Refusal as error:
             if error.code == NO_STREAM:
                 return None
             raise
         for name in sorted(names, key=lambda one: not _CONSUMER.fullmatch(one)):
-            found = _CONSUMER.fullmatch(name)
-            if found:
-                consumer = Consumer(name, int(found[1]) / 1000)
-            else:  # another program's
-                config = (await self._client.call(connection, f"CONSUMER.INFO.{stream}.{name}"))["config"]
-                consumer = Consumer(name, int(config.get("ack_wait", 30 * 10**9)) / 10**9)
+            ack_wait = ack_wait_in(name)
+            if ack_wait is None:  # another program's
+                config = part_of(await self._client.call(connection, f"CONSUMER.INFO.{stream}.{name}"), "config")
+                ack_wait = (read_or(a_count, config.get("ack_wait"), 0) / 10**9) or ACK_WAIT
+            consumer = Consumer(name, ack_wait)
             self._consumers[queue] = consumer
             return consumer
         return None
@@ -428,12 +445,12 @@ class Places:
             if error.code in (NO_STREAM, NO_CONSUMER):
                 return False
             raise
-        config = found["config"]
+        config = part_of(found, "config")
         if found.get("paused") or config.get("filter_subject") or config.get("filter_subjects"):
             return False  # another program's
-        if 0 < int(config.get("max_ack_pending", -1)) <= int(found["num_ack_pending"]):
+        if 0 < read_or(a_count, config.get("max_ack_pending"), 0) <= number_in(found, "num_ack_pending"):
             return False
-        return await self._has_any(connection, stream, int(found["delivered"]["stream_seq"]))
+        return await self._has_any(connection, stream, number_in(part_of(found, "delivered"), "stream_seq"))
 
     async def _has_any(self, connection: Connection, stream: str, after: int) -> bool:
         """Return whether *stream* has a message after number *after*."""
@@ -453,18 +470,18 @@ class Places:
         seen = 0
         while True:
             answer = await self._client.call(connection, "STREAM.NAMES", {"offset": seen})
-            names: list[str] = answer.get("streams") or []
+            names = names_in(answer, "streams")
             seen += len(names)
             for word in (name.removeprefix(start) for name in names if name.startswith(start)):
                 if is_cut(word):
                     cut.add(word)
                 else:
-                    found.append(name_of(word))
-            if not names or seen >= int(answer.get("total", 0)):
+                    found += filter(None, [name_by(word)])
+            if not names or seen >= read_or(a_count, answer.get("total"), 0):
                 break
         if cut:
             found += [name for name in await self.records(connection) if short_word_of(name) in cut]
-        return [one for one in found if not one.endswith(DEAD_SUFFIX)]
+        return [one for one in found if read_or(_a_queue, one, None) is not None]
 
     async def change_record(self, queue: str, change: Any) -> Record:
         """Write *change(record)* as the record of *queue*, in one step; return the new one."""
@@ -480,18 +497,50 @@ class Places:
         return await self._client.run(ask)
 
 
-def _record_of(answer: Json) -> Record:
-    """Return the record in a message; what a newer version may have added is left out."""
+def ack_wait_in(consumer: str) -> float | None:
+    """Return for how many seconds the consumer of this name locks a message; None if tenure didn't name it."""
+    found = _CONSUMER.fullmatch(consumer)
+    milliseconds = read_or(digits, found[1], 0) if found else 0
+    return milliseconds / 1000 if 0 < milliseconds <= DURATION_MAX * 1000 else None
+
+
+def record_of(body: bytes) -> Record:
+    """Return the record in the body of a message; what is unreadable, or a newer version's, is left out."""
+    given = read_or(partial(read_object, most=RECORD_MAX), body, {})
+    return Record(
+        settings=read_or(read_settings, given.get("settings"), QueueOptions()),
+        next=read_or(_a_first, given.get("next"), 1),
+        next_dead=read_or(_a_first, given.get("next_dead"), 1),
+        idle_at=read_or(seconds, given.get("idle_at"), None),
+        name=read_or(_a_name, given.get("name"), ""),
+        schedules=read_or(_schedules, given.get("schedules"), {}),
+    )
+
+
+def _a_first(value: object) -> int:
+    return a_count(value, least=1, most=NEXT_MAX)
+
+
+def _a_name(value: object) -> str:
+    return a_text(value, NAME_MAX)
+
+
+def _a_queue(value: object) -> str:
     try:
-        given = json.loads(b64decode(answer["message"].get("data", "")))
-        known = {name: given[name] for name in Record.__dataclass_fields__ if name in given}
-        settings = {
-            name: value for name, value in known.get("settings", {}).items() if name in QueueOptions.__annotations__
-        }
-        return replace(Record(**known), settings=QueueOptions(**settings))  # type: ignore[typeddict-item]
-    except (ValueError, TypeError, AttributeError):
-        return Record()
+        return check_name(value)
+    except ConfigError as error:
+        raise Unreadable(str(error)) from None
 
 
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 10**9)
+def _schedules(value: object) -> dict[str, str]:
+    """Return the texts of schedules; one that is unreadable is left out."""
+    found = {}
+    for name, text in an_object(value).items():
+        if (kept := read_or(a_text, text, None)) is not None and read_or(a_text, name, None) is not None:
+            found[name] = kept
+    return found
+
+
+def nanoseconds(duration: float) -> int:
+    """Return seconds as the server is told them."""
+    return round(min(duration, DURATION_MAX) * 10**9)

@@ -5,7 +5,8 @@ they are large. In a cluster, the status may come before the last messages; it s
 when all messages are there, and the inbox is in use for the next pull: so each pull has a number, which is the last
 word of its subject. (Messages don't show it; they have the subject to which they were sent.)
 
-What comes to an inbox that nobody waits at any more is passed to ``give_back``: it is locked, and nobody knows it.
+What comes to an inbox that nobody waits at any more is passed to ``give_back``: it is locked, and nobody knows it. What
+no consumer has delivered is ignored: any program may send to an inbox.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from nats.aio.subscription import Subscription
 
 from tenure._backends.nats.connection import NO_RESPONDERS, Connection, status_of
 from tenure._backends.nats.errors import NoJetStream
+from tenure._backends.nats.messages import Found, delivered_message
+from tenure._foreign import digits, read_or
 
 HEARTBEAT, PENDING = "100", "Nats-Pending-Messages"
 
@@ -33,12 +36,13 @@ class Inbox:
         self._connection = connection
         self.subject = subject
         self._subscription: Subscription | None = None
-        self._give_back: Callable[[list[Msg]], None] | None = None
+        self._give_back: Callable[[list[Found]], None] | None = None
+        self._queue = ""  # whose messages the present pull is for
         self._number = 0  # of the present pull
         self._status: str | None = None
         self._wanted = 0
-        self._messages: list[Msg] = []
-        self._on_message: Callable[[Msg], None] | None = None
+        self._messages: list[Found] = []
+        self._on_message: Callable[[Found], None] | None = None
         self._complete: asyncio.Future[str | None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
@@ -51,15 +55,18 @@ class Inbox:
 
     async def pull(
         self,
+        queue: str,
         subject: str,
         request: dict[str, object],
         wanted: int,
-        on_message: Callable[[Msg], None] | None = None,
+        on_message: Callable[[Found], None] | None = None,
         *,
         is_gone: Callable[[], Awaitable[bool]] | None = None,
         after: float = 0.0,
-    ) -> tuple[list[Msg], str | None]:
-        """Send *request* to *subject*; return up to *wanted* messages, and the status that ended the answer, if any.
+    ) -> tuple[list[Found], str | None]:
+        """Send *request* to *subject*, for messages of *queue*.
+
+        Return up to *wanted* messages, and the status that ended the answer, if any.
 
         With *on_message*, that is called for each message as it comes, before any later answer is looked at. With
         *is_gone*, that is asked once if the pull still has to wait *after* so many seconds.
@@ -69,7 +76,7 @@ class Inbox:
             Disconnected: The connection was lost before all had come.
             NotPermitted: The server does not permit to publish to *subject*.
         """
-        self._wanted, self._messages, self._on_message = wanted, [], on_message
+        self._queue, self._wanted, self._messages, self._on_message = queue, wanted, [], on_message
         self._number += 1
         self._status = None
         complete = self._complete = asyncio.get_running_loop().create_future()
@@ -92,7 +99,7 @@ class Inbox:
         messages, self._messages, self._complete = self._messages, [], None
         return messages, status
 
-    def abandon(self, give_back: Callable[[list[Msg]], None]) -> None:
+    def abandon(self, give_back: Callable[[list[Found]], None]) -> None:
         """Pass what has come, and what still comes, to *give_back*; close the inbox after a while."""
         self._give_back, self._complete = give_back, None
         messages, self._messages = self._messages, []
@@ -110,12 +117,15 @@ class Inbox:
             if message.subject == f"{self.subject}.{self._number}":
                 self._note(status, message)
             return
-        if self._give_back is not None:
-            self._give_back([message])
+        found = delivered_message(self._queue, message)
+        if found is None:
             return
-        self._messages.append(message)
+        if self._give_back is not None:
+            self._give_back([found])
+            return
+        self._messages.append(found)
         if self._on_message is not None:
-            self._on_message(message)
+            self._on_message(found)
         if len(self._messages) >= self._wanted:
             self._end(self._status)
 
@@ -125,8 +135,8 @@ class Inbox:
         if status == HEARTBEAT:
             return
         self._status = status if status == NO_RESPONDERS else f"{status} {headers.get('Description', '')}".strip()
-        missing = headers.get(PENDING, "")
-        self._wanted = self._wanted - int(missing) if missing.isdecimal() else len(self._messages)
+        missing = read_or(digits, headers.get(PENDING), None)
+        self._wanted = len(self._messages) if missing is None else self._wanted - missing
         if len(self._messages) >= self._wanted:
             self._end(self._status)
 

@@ -17,13 +17,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tenure._backends.nats.client import Client, read
+from tenure._backends.nats.client import Client, number_in, part_of, stored
 from tenure._backends.nats.connection import Connection, Headers, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal, is_undecided
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
-from tenure._backends.nats.message_format import ROOM, encode, properties_of, size_of
+from tenure._backends.nats.message_format import LOCK_MAX, ROOM, encode, properties_of, size_of
 from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
 from tenure._backends.nats.receipts import Receipts
 from tenure._backends.nats.receiving import OVERDUE_MAX, Receiving
@@ -57,7 +57,7 @@ from tenure.errors import MessageRefused
 
 QUEUE_TRAITS = QueueTraits(
     lock_min=0.2,
-    lock_max=604_800.0,
+    lock_max=LOCK_MAX,
     body_max=1_000_000,  # NATS takes 1,048,576 bytes in all, unless told otherwise
     fencing="emulated",
     dead_letters="emulated",
@@ -179,7 +179,8 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
         async def last(connection: Connection, stream: str) -> int:
             try:
-                return int((await self._client.call(connection, f"STREAM.INFO.{stream}"))["state"]["last_seq"])
+                answer = await self._client.call(connection, f"STREAM.INFO.{stream}")
+                return number_in(part_of(answer, "state"), "last_seq")
             except Refusal as error:
                 if error.code == NO_STREAM:
                     return -1
@@ -280,7 +281,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             for index, answer in zip(left, answers, strict=True):
                 if not has_no_stream(answer):
                     try:
-                        numbers[index] = int(read(answer.data)["seq"])
+                        numbers[index] = int(stored(answer)["seq"])
                     except Refusal as error:
                         if not is_undecided(error):
                             raise

@@ -49,9 +49,13 @@ class Receipts:
         self._lock = threading.Lock()  # claims come from several threads
         self._expire_at = 0.0
 
-    def add(self, delivery: Delivery, held: Held) -> None:
-        """Keep the lock of *delivery*."""
-        self._held[str(delivery.token), delivery.sequence] = held
+    def add(self, delivery: Delivery, held: Held) -> Delivery:
+        """Keep the lock of *delivery*; return it with a sequence that differs from the others of its token."""
+        token, sequence = str(delivery.token), delivery.sequence
+        while (token, sequence) in self._held:
+            sequence += 1  # of a message to which another program has given the sequence of one before
+        self._held[token, sequence] = held
+        return delivery if sequence == delivery.sequence else delivery._replace(sequence=sequence)
 
     def find(self, one: Delivery | SessionLock) -> Held | None:
         """Return the message of a delivery whose lock has not ended."""

@@ -21,19 +21,14 @@ from typing import NamedTuple
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_LEADER, NoJetStream, Refusal, TooLarge
-from tenure._backends.nats.messages import (
-    Found,
-    dead_letter_of,
-    delivered_message,
-    delivery_of,
-    with_expired_attempts,
-)
-from tenure._backends.nats.places import Consumer, Places, slack_of
+from tenure._backends.nats.messages import Found, delivery_of
+from tenure._backends.nats.places import Consumer, Places, nanoseconds, slack_of
 from tenure._backends.nats.pulls import Inbox, Inboxes
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import Storing, locks_for
 from tenure._queue.broker import CLAIM_BYTES, Claim, QueueSettings
+from tenure._queue.checks import COUNT_MAX
 from tenure._queue.message import (
     EXPIRED,
     EXPIRED_DESCRIPTION,
@@ -127,7 +122,7 @@ def deliveries_before(found: Found) -> int:
     delay, or that was stored as locked, only put it off.
     """
     puts_off = found.properties.due or found.state.locked_for
-    return found.state.deliveries + (0 if puts_off else min(1, found.delivered - 1))
+    return min(COUNT_MAX, found.state.deliveries + (0 if puts_off else min(1, found.delivered - 1)))
 
 
 class Receiving:
@@ -282,7 +277,7 @@ class Receiving:
         bytes_max = max(CLAIM_BYTES, connection.max_payload + 2**16)
         subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
         request: dict[str, object] = {"batch": wanted, "max_bytes": bytes_max}
-        request |= {"expires": round(wait * 10**9)} if wait else {"no_wait": True}
+        request |= {"expires": nanoseconds(wait)} if wait else {"no_wait": True}
         timeout = self._client.options.timeout
         # Such a pull gets no answer before 2.10, and none in a cluster while the consumer is just being deleted.
         silent = timeout * SILENT_SHARE if self._client.is_spread(connection) else timeout
@@ -291,14 +286,15 @@ class Receiving:
         is_gone = partial(self._places.is_gone, connection, queue, consumer.name) if silent < timeout else None
         try:
             async with asyncio.timeout(timeout):
-                messages, status = await inbox.pull(subject, request, wanted, is_gone=is_gone, after=wait + silent)
+                pulling = inbox.pull(queue, subject, request, wanted, is_gone=is_gone, after=wait + silent)
+                messages, status = await pulling
         except BaseException as error:
-            inbox.abandon(lambda strays: self.give_back(connection, [delivered_message(queue, one) for one in strays]))
+            inbox.abandon(partial(self.give_back, connection))
             if isinstance(error, NoJetStream):
                 self._places.forget(queue)  # it was deleted, and perhaps made again
             raise
         self._inboxes.put_back(connection, inbox)
-        return [delivered_message(queue, one) for one in messages], bool(status and "MaxBytes" in status)
+        return messages, bool(status and "MaxBytes" in status)
 
     async def take_inbox(self, connection: Connection) -> Inbox:
         """Return an inbox for a pull that waits."""
@@ -334,11 +330,9 @@ class Receiving:
     def _deliver(self, connection: Connection, found: Found, token: str, asked_at: float, lock: float) -> Delivery:
         """Return a message that is locked for *lock* seconds from *asked_at*, and keep its lock."""
         shown_until = self._clock.now() - self._clock.local.now() + asked_at + lock
-        delivery = delivery_of(found, token, shown_until)
         # A lock that is stored with its message outlives the server's process.
         given_by = None if found.state.locked_for else connection
-        self._receipts.add(delivery, Held(found, asked_at + lock, given_by))
-        return delivery
+        return self._receipts.add(delivery_of(found, token, shown_until), Held(found, asked_at + lock, given_by))
 
     # --- what is not delivered ---
 
@@ -359,6 +353,7 @@ class Receiving:
         if any(deliveries_before(one) for one in found.again):
             record, _ = await self._places.read_record(connection, queue)
             most = record.settings.get("max_deliveries", most)
+        dying = [*found.expired, *found.marked]
         storing = [asyncio.ensure_future(self._store_again(connection, one, most, token, lock)) for one in found.again]
         others = [asyncio.ensure_future(self._expire(connection, one)) for one in found.expired]
         others += [asyncio.ensure_future(self._finish(connection, one)) for one in found.marked]
@@ -372,8 +367,8 @@ class Receiving:
         if grave := [error for error in failures if not isinstance(error, TooLarge)]:
             self.give_back(connection, [copy for one in storing if not one.exception() and (copy := one.result())])
             raise grave[0]
-        for task, one in zip(storing, found.again, strict=True):
-            if task.exception() is not None:  # it can't be delivered again; others can
+        for task, one in zip((*storing, *others), (*found.again, *dying), strict=True):
+            if task.exception() is not None:  # it can't be delivered again, or moved; others can
                 await connection.publish(one.reply, locks_for(TOO_LARGE_FOR))
         copies = [copy for one in storing if not one.exception() and (copy := one.result())]
         return copies if lock else []
@@ -389,24 +384,23 @@ class Receiving:
     ) -> Found | None:
         """Store a message again; return it, unless it is dead, or gone."""
         count, now = deliveries_before(found), self._clock.now()
-        state = with_expired_attempts(found.state, count, now)
+        state = found.state.with_expired_attempts(count, now)
         if count >= most:
-            dead = dead_letter_of(found, state, MAX_DELIVERIES, exhausted_description(count), count, now)
+            dead = found.dead(state, MAX_DELIVERIES, exhausted_description(count), count, now)
             if await self._storing.bury(connection, found, dead):
                 self.record_death(found, count, MAX_DELIVERIES)
             return None
         lasts = lock + slack_of(lock) if lock else 0.0
+        handed_out = min(COUNT_MAX, count + (1 if lock else 0))
         properties = found.with_state(
-            history=state.history, deliveries=count + (1 if lock else 0), locked_for=lasts, lock=token
+            history=state.history, before=state.before, deliveries=handed_out, locked_for=lasts, lock=token
         )
         return await self._storing.replace(connection, found, replace(properties, due=0.0))
 
     async def _expire(self, connection: Connection, found: Found) -> None:
         count, now = deliveries_before(found), self._clock.now()
-        state = with_expired_attempts(found.state, count, now)
-        if await self._storing.bury(
-            connection, found, dead_letter_of(found, state, EXPIRED, EXPIRED_DESCRIPTION, count, now)
-        ):
+        state = found.state.with_expired_attempts(count, now)
+        if await self._storing.bury(connection, found, found.dead(state, EXPIRED, EXPIRED_DESCRIPTION, count, now)):
             self.record_death(found, count, EXPIRED)
 
     async def _finish(self, connection: Connection, found: Found) -> None:
@@ -459,9 +453,14 @@ class Receiving:
             return False
         now = self._clock.now()
         count = deliveries_before(found) if found.reply else found.count - 1  # it was locked, and not handed out
-        state = with_expired_attempts(found.state, count, now)
-        properties = found.with_state(history=state.history, deliveries=count)
-        return await self._storing.replace(connection, found, properties) is not None
+        state = found.state.with_expired_attempts(count, now)
+        properties = found.with_state(history=state.history, before=state.before, deliveries=count)
+        try:
+            return await self._storing.replace(connection, found, properties) is not None
+        except TooLarge:
+            if found.reply:
+                await connection.publish(found.reply, locks_for(TOO_LARGE_FOR))
+            return False
 
 
 def _last(page: Sequence[Found]) -> int:

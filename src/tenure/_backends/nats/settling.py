@@ -16,7 +16,7 @@ from tenure._backends.nats.client import FAILURES, Client
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NoJetStream
 from tenure._backends.nats.inbox import Inbox
-from tenure._backends.nats.messages import Found, dead_letter_of, with_expired_attempts
+from tenure._backends.nats.messages import Found
 from tenure._backends.nats.places import Places, slack_of
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
@@ -297,10 +297,10 @@ class Settling:
     async def _pass_on(self, connection: Connection, found: Found, verdict: Verdict, most: int) -> Settled | None:
         now, count = self._clock.now(), found.count
         expired = found.is_expired_at(now)
-        state = with_expired_attempts(found.state, count - 1, now)
+        state = found.state.with_expired_attempts(count - 1, now)
         if isinstance(verdict, DeadLetter):
             state = state.with_attempt(Attempt(count, now, "rejected", verdict.error))
-            dead = dead_letter_of(found, state, verdict.reason, verdict.description, count, now, verdict.error)
+            dead = found.dead(state, verdict.reason, verdict.description, count, now, verdict.error)
             return SETTLED if await self._storing.bury(connection, found, dead) else None
         if isinstance(verdict, Abandon):
             state = state.with_attempt(Attempt(count, now, "abandoned", verdict.error))
@@ -308,15 +308,15 @@ class Settling:
                 reason, why = (
                     (MAX_DELIVERIES, exhausted_description(count)) if count >= most else (EXPIRED, EXPIRED_DESCRIPTION)
                 )
-                dead = dead_letter_of(found, state, reason, why, count, now)
+                dead = found.dead(state, reason, why, count, now)
                 return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
             due = now + verdict.delay if verdict.delay > 0 else 0.0
         else:
             if expired:
-                dead = dead_letter_of(found, state, EXPIRED, EXPIRED_DESCRIPTION, count - 1, now)
+                dead = found.dead(state, EXPIRED, EXPIRED_DESCRIPTION, count - 1, now)
                 return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
             count, due = count - 1, 0.0
-        properties = replace(found.with_state(history=state.history, deliveries=count), due=due)
+        properties = replace(found.with_state(history=state.history, before=state.before, deliveries=count), due=due)
         return SETTLED if await self._storing.replace(connection, found, properties) is not None else None
 
     def _find(self, connection: Connection, delivery: Delivery) -> Held | None:

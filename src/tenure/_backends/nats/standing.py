@@ -15,13 +15,13 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-
-from nats.aio.msg import Msg
+from functools import partial
 
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.messages import Found, delivered_message
-from tenure._backends.nats.places import Consumer, Places, slack_of
+from tenure._backends.nats.message_format import LOCK_MAX
+from tenure._backends.nats.messages import Found
+from tenure._backends.nats.places import Consumer, Places, nanoseconds, slack_of
 from tenure._backends.nats.pulls import Inbox
 from tenure._backends.nats.receiving import Receiving
 from tenure._backends.nats.storing import WORKING, locks_for
@@ -164,20 +164,17 @@ class Standing:
         subject = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._places.place_of(queue).stream}.{consumer.name}"
         asked_at = self._clock.now()
 
-        def keep(message: Msg) -> None:
-            found = delivered_message(queue, message)
+        def keep(found: Found) -> None:
             pull.keep(Waiting(found, connection, consumer, asked_at))
             self._notifier.notify(queue)
 
-        request: dict[str, object] = {"batch": 1, "expires": round(waits * 10**9)}
+        request: dict[str, object] = {"batch": 1, "expires": nanoseconds(waits)}
         try:
             pull.begins()
             async with asyncio.timeout(waits + self._client.options.timeout):
-                await inbox.pull(subject, request, 1, keep)
+                await inbox.pull(queue, subject, request, 1, keep)
         except BaseException as error:
-            inbox.abandon(
-                lambda strays: self._receiving.give_back(connection, [delivered_message(queue, one) for one in strays])
-            )
+            inbox.abandon(partial(self._receiving.give_back, connection))
             if isinstance(error, Exception):
                 self._places.forget(queue)
                 raise _Failed(str(error)) from error
@@ -188,7 +185,8 @@ class Standing:
         consumer = await self._places.consumer_of(connection, queue)
         if consumer is None:
             record, _ = await self._places.read_record(connection, queue)
-            consumer = await self._places.make_consumer(connection, queue, QueueSettings(**record.settings).lock)
+            lock = min(QueueSettings(**record.settings).lock, LOCK_MAX)
+            consumer = await self._places.make_consumer(connection, queue, lock)
         return connection, consumer, await self._receiving.take_inbox(connection)
 
     def give_back(self, waiting: Waiting) -> None:

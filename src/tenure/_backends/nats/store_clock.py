@@ -11,6 +11,7 @@ from datetime import datetime
 from tenure._backends.nats.client import Client, Json
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_STREAM, Refusal
+from tenure._foreign import Unreadable, a_text, digits, read_or
 from tenure._runtime.clock import Clock
 
 KNOWN_FOR = 60.0
@@ -56,17 +57,24 @@ class StoreClock:
         written = answer.get("ts")
         now = self.local.now()
         self._read_at = now
-        if written is None:
+        told = read_or(timestamp_of, written, None)
+        if told is None:
             self._offset = time.time() - now
             return
         # It is a time between request and answer. An estimate that agrees with that is kept: it would jump otherwise.
-        told = timestamp_of(written)
         least, most = told - now, told - asked_at
         self._offset = least if self._offset is None else min(max(self._offset, least), most)
 
 
-def timestamp_of(written: str) -> float:
-    """Return a time of NATS, such as ``2026-11-24T09:48:57.143453167Z``, in Unix seconds."""
-    whole, _, fraction = written.removesuffix("Z").partition(".")
-    seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
-    return (seconds * 10**9 + int(fraction.ljust(9, "0")[:9])) / 1e9  # as it is in the subject of an acknowledgement
+def timestamp_of(written: object) -> float:
+    """Return a time of NATS, such as ``2026-11-24T09:48:57.143453167Z``, in Unix seconds.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    whole, _, fraction = a_text(written).removesuffix("Z").partition(".")
+    try:
+        moment = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+    except ValueError as error:
+        raise Unreadable(f"it is no time: {error}") from None
+    return (moment * 10**9 + digits(fraction.ljust(9, "0")[:9])) / 1e9  # as in the subject of an acknowledgement

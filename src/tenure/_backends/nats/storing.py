@@ -35,10 +35,14 @@ from tenure._backends.nats.connection import Connection, has_no_stream
 from tenure._backends.nats.errors import NO_LEADER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal, is_wrong_sequence
 from tenure._backends.nats.message_format import NATIVE_ID, Properties, encode_to_fit
 from tenure._backends.nats.messages import Found, read_message
-from tenure._backends.nats.places import Places
+from tenure._backends.nats.places import Places, nanoseconds
 from tenure._queue.identity import dead_letters_of
 
 ACK, NAK, WORKING = b"+ACK", b"-NAK", b"+WPI"
+
+PUT_OFF_MAX = 31_536_000.0
+"""Seconds for which a message is put off at once: the server's times end in 2262. For a longer delay, it is put off
+again."""
 
 _GONE = frozenset({NO_MESSAGE, 10_043, 10_057})
 """Codes of JetStream: there is no such message to delete."""
@@ -50,11 +54,11 @@ def new_key() -> str:
 
 
 def locks_for(seconds: float) -> bytes:
-    """Return the acknowledgement that lets the server deliver a message again after *seconds*, and not before.
+    """Return the acknowledgement that lets the server deliver a message again after *seconds*, or ``PUT_OFF_MAX``.
 
     Until then, its receiver can still settle it: so this sets the length of a lock, as well as a delay.
     """
-    return NAK + b' {"delay": %d}' % round(seconds * 10**9)
+    return NAK + b' {"delay": %d}' % nanoseconds(min(seconds, PUT_OFF_MAX))
 
 
 class Storing:
@@ -101,7 +105,7 @@ class Storing:
         """
         place = self._places.place_of(found.queue)
         headers = encode_to_fit(properties, found.body, connection.max_payload)
-        headers[NATIVE_ID] = f"tenure-{place.stream}-{found.stored_as}"
+        headers[NATIVE_ID] = self._copy_id(found)
         last = found.stored_as if place.key_of(found.subject) is not None else 0
         subject = self.subject_of(found)
         copy: Found | None = None
@@ -141,6 +145,14 @@ class Storing:
         """Return the subject of the copy of a message."""
         place = self._places.place_of(found.queue)
         return found.subject if place.key_of(found.subject) is not None else place.subject_of(f"n{found.stored_as}")
+
+    def _copy_id(self, found: Found) -> str:
+        """Return the id of the copy of a message.
+
+        It holds the message's key, which other senders don't know: one with the same id would be taken for the copy.
+        """
+        place = self._places.place_of(found.queue)
+        return f"tenure-{place.stream}-{found.stored_as}-{place.key_of(self.subject_of(found))}"
 
     async def _remove(self, connection: Connection, found: Found) -> None:
         """Remove the original of a message that was stored again."""
@@ -218,7 +230,7 @@ class Storing:
                     return
                 raise
             found = read_message(queue, answer)
-            after = found.stored_as
+            after = max(after + 1, found.stored_as)
             yield found
 
     # --- dead letters ---
@@ -242,7 +254,7 @@ class Storing:
         key = place.key_of(self.subject_of(found))
         assert key is not None
         headers = encode_to_fit(found.properties, found.body, connection.max_payload)
-        headers[NATIVE_ID] = f"{place.stream}-{found.stored_as}"
+        headers[NATIVE_ID] = self._copy_id(found)
         await self.store_new(connection, dead, key, found.body, headers)
         return await self.delete(connection, place.stream, found.stored_as)
 
