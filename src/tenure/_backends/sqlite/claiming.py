@@ -89,7 +89,7 @@ class Claiming(Limiting):
             size += len(body) if isinstance(body, (bytes, str)) else ROW_BYTES
             if size >= CLAIM_BYTES:
                 return rows, 0.0
-        if not rows:
+        if not rows and limit > 0:  # else it finds none because it may hand out none
             queue.ready -= self._run(_SQL["delete_ready_without_message"], (queue.number, session)).rowcount
         return rows, 0.0 if len(rows) == CLAIM_MAX else due_in
 
