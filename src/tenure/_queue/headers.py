@@ -79,7 +79,8 @@ def checked_headers(headers: object) -> Headers:
 def read_headers(value: object) -> Headers:
     """Return the headers in an object that another program may have written.
 
-    Those that no sender could have set are left out, and so are the last ones if all are too large.
+    Those that no store could keep are left out, and those for which there is no room. Reserved ones are left to the
+    store: where headers have a place of their own, these mean nothing, and an older version has let senders set them.
 
     Raises:
         Unreadable: It is no object.
@@ -88,16 +89,15 @@ def read_headers(value: object) -> Headers:
     size = 0
     for name, one in an_object(value).items():
         if _is_readable(name, one):
-            size += _size_of(name, one)
-            if size > HEADERS_MAX:
-                break
-            found[name] = one
+            larger = size + _size_of(name, one)
+            if larger <= HEADERS_MAX:
+                found[name], size = one, larger
     return FrozenDict(found) if found else NO_HEADERS
 
 
 def _is_readable(name: object, value: Any) -> bool:
     try:
-        if not a_text(name, TEXT_MAX) or is_reserved(str(name)):
+        if not a_text(name, TEXT_MAX):
             return False
         if type(value) is str:
             a_text(value)

@@ -69,13 +69,20 @@ def test_a_huge_count_is_clipped_and_makes_no_attempts_up() -> None:
     assert len(properties.with_expired_attempts(properties.deliveries, 5.0).history) == HISTORY_MAX
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['user.{"id": "5", "name": "bob"}', 'a log line\n.{"reason": "timeout", "code": 5}', 'SGVsbG8=.{"id":"x","ttl":0}'],
+)
+def test_a_text_of_another_program_is_not_taken_apart(text: str) -> None:
+    assert decode(text) == (text.encode(), Properties())
+
+
 ATTEMPT = {"number": 1, "at": 5.0, "outcome": "abandoned", "error": None}
 
 
 @pytest.mark.parametrize(
     ("said", "read"),
     [
-        ({"id": "a", "colour": "blue"}, Properties(id="a")),
         ({"id": "a", "history": 5, "before": 1}, Properties(id="a")),
         ({"id": "a", "before": 10**12}, Properties(id="a")),
         ({"id": "a", "description": 5, "error": "x", "dead_at": -1, "deliveries": "2"}, Properties(id="a")),
@@ -89,9 +96,9 @@ ATTEMPT = {"number": 1, "at": 5.0, "outcome": "abandoned", "error": None}
         ({"history": [{**ATTEMPT, "pid": 7}]}, Properties(history=(Attempt(1, 5.0, "abandoned"),))),
         (
             {"headers": {"CC": "other", "Tenure-X": 1, "nan": math.inf, "list": [], "kept": 7}},
-            Properties(headers={"kept": 7}),
+            Properties(headers={"CC": "other", "Tenure-X": 1, "kept": 7}),
         ),
-        ({"headers": {"tenure-x": "of an older version"}}, Properties()),
+        ({"headers": {"tenure-x": "of an older version"}}, Properties(headers={"tenure-x": "of an older version"})),
     ],
 )
 def test_what_is_unreadable_in_the_notes_of_a_message_is_left_out(said: dict[str, Any], read: Properties) -> None:

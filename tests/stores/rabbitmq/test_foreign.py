@@ -353,6 +353,11 @@ def parsed(data: bytes) -> list[Any]:
     return found
 
 
+def test_a_decimal_may_be_negative() -> None:
+    found = read_properties(raw(table(d=b"D\x01" + (-15).to_bytes(4, "big", signed=True))))
+    assert found.headers == {"d": Decimal("-1.5")}
+
+
 @pytest.mark.parametrize("what", ODD)
 def test_the_driver_reads_every_frame(what: str) -> None:
     deliver, header, body = parsed(Frames().readable(frames(ODD[what], routing_key=b"\xff" * 9)))

@@ -227,6 +227,16 @@ def test_what_is_no_value_is_unreadable(encoded: bytes) -> None:
         amqp.value_of(encoded)
 
 
+def test_keys_that_were_chosen_to_have_one_hash_are_no_keys() -> None:
+    prime = 2**61 - 1
+    entries = b"".join(b"\x98" + (number * prime).to_bytes(16, "big") + b"\x40" for number in range(1, 300))
+    encoded = b"\xd1" + (len(entries) + 4).to_bytes(4, "big") + (598).to_bytes(4, "big") + entries
+    with pytest.raises(Unreadable, match="a key that is none"):
+        amqp.value_of(encoded)
+    assert amqp.map_of(encoded) == {}
+    assert amqp.value_of(b"\xe0\x02\x00\xa1") == [], "an empty array that says what its elements would be"
+
+
 def test_an_array_takes_no_more_memory_than_its_bytes_allow() -> None:
     """The client library makes 65,536 elements of each ten bytes: gigabytes of a message."""
     content = ARRAY_OF_NULLS * 20_000

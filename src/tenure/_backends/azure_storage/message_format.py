@@ -128,6 +128,8 @@ def _properties_of(text: str) -> Properties | None:
         return None
     try:
         said = read_object(text)
+        if said.keys() - _MEANT.keys() - _NOTED.keys():  # it is somebody else's, and not to be taken apart
+            return None
         found = {name: read(said[name]) for name, read in _MEANT.items() if name in said}
     except Unreadable:
         return None
@@ -145,6 +147,10 @@ def _read_id(value: object) -> str:
     if not text:
         raise Unreadable("it is an empty text")
     return text
+
+
+def _read_ttl(value: object) -> float:
+    return seconds(value, least=0.001)
 
 
 def _read_queue(value: object) -> str:
@@ -167,7 +173,7 @@ _MEANT: Mapping[str, Callable[[Any], Any]] = {
     "headers": read_headers,
     "reply_to": _read_queue,
     "correlation_id": _read_id,
-    "ttl": seconds,
+    "ttl": _read_ttl,
     "uncounted": read_deliveries,
     "sequence": a_count,
     "enqueued_at": seconds,

@@ -44,6 +44,7 @@ ID, REPLY_TO, CORRELATION_ID = "Tenure-Id", "Tenure-Reply-To", "Tenure-Correlati
 DUE, EXPIRES_IN = "Tenure-Due", "Tenure-Expires-In"
 HEADERS, STATE = "Tenure-Headers", "Tenure-State"
 
+_OURS = ("nats-", "tenure-")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 ADDED = 512
 """Bytes of the headers that are added to a message when it is stored: its id, and what it expects."""
@@ -184,10 +185,11 @@ def decode(headers: Mapping[str, str] | None, *, is_ours: bool = True) -> Proper
     if not headers:
         return NO_PROPERTIES
     id_ = read_or(_a_json_id, headers.get(ID), None)
-    shown = any(not is_reserved(name) for name in headers) or HEADERS in headers
+    native = {name: value for name, value in headers.items() if not name.lower().startswith(_OURS)}
+    shown = native | read_or(_more_headers, headers.get(HEADERS), {})
     return Properties(
         read_or(_an_id, headers.get(NATIVE_ID), None) if id_ is None else id_,
-        read_headers({**headers, **read_or(_more_headers, headers.get(HEADERS), {})}) if shown else NO_HEADERS,
+        read_headers(shown) if shown else NO_HEADERS,
         read_or(_a_queue, headers.get(REPLY_TO), None),
         read_or(_a_written_id, headers.get(CORRELATION_ID), None),
         _number(headers.get(DUE), 0.0),

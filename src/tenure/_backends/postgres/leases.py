@@ -82,6 +82,7 @@ class PostgresLeases:
             if other is not None:
                 return _held(name, token, other, remaining, theirs)
             if token < 1:
+                await self._change("release", name, holder, token, topic=topic)
                 raise _no_token(name)
             self._wake.notify_here(topic)
             return Granted(Grant(name, holder, token), resign_asked)

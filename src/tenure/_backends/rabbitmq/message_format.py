@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.properties import SHORT_MAX, Properties, cut
@@ -27,7 +27,7 @@ from tenure._checks import LONGEST
 from tenure._foreign import a_count, a_list, a_text, digits, read_json, read_or, seconds
 from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX, INT_MAX, TEXT_MAX
 from tenure._queue.failures import Failure
-from tenure._queue.headers import read_headers
+from tenure._queue.headers import is_reserved, read_headers
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     EXPIRED,
@@ -50,9 +50,6 @@ from tenure._queue.notes import (
 )
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
 from tenure.errors import ConfigError
-
-T = TypeVar("T")
-Otherwise = TypeVar("Otherwise")
 
 OURS = "x-tenure-"
 SEQUENCE = f"{OURS}sequence"
@@ -422,7 +419,7 @@ def shown_headers(properties: Properties) -> Headers:
     if properties.content_type:
         shown[CONTENT_TYPE] = properties.content_type
     for name, value in (properties.headers or {}).items():
-        if not name.startswith(OURS):  # as many messages have no others
+        if not is_reserved(name):
             shown[name] = value if type(value) in (str, int, float, bool) else _plain(value)
     return read_headers(shown) if shown else NO_HEADERS
 

@@ -28,7 +28,7 @@ SHORT_MAX = 255
 DEPTH_MAX = 32
 """Tables and arrays inside each other that are read; what is deeper is read as None."""
 
-_SIZE, _TIME, _DECIMAL = struct.Struct(">I"), struct.Struct(">Q"), struct.Struct(">BI")
+_SIZE, _TIME, _DECIMAL = struct.Struct(">I"), struct.Struct(">Q"), struct.Struct(">Bi")
 _FIXED = {
     ord(code): struct.Struct(form)
     for code, form in (

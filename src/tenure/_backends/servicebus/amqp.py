@@ -97,8 +97,10 @@ def map_of(encoded: bytes) -> dict[Any, Any]:
     except Unreadable:
         found = {}
         for key, value in read_or(pairs_of, encoded, []):
-            with suppress(Unreadable, TypeError):  # a key that is a list, say, is none
-                found[value_of(key)] = value_of(value)
+            with suppress(Unreadable):
+                named = value_of(key)
+                if _is_key(named):
+                    found[named] = value_of(value)
     return found if isinstance(found, dict) else {}
 
 
@@ -136,7 +138,9 @@ def _compound(data: bytes, code: int, at: int, depth: int) -> tuple[Any, int]:
     if end > len(data) or count > end - at:  # each part takes a byte
         raise Unreadable("a value has more parts than bytes")
     element = None
-    if kind == 0xE0 and count:
+    if kind == 0xE0 and not count:  # what its elements would be may stand there, or not
+        return [], end
+    if kind == 0xE0:
         if data[at] == _DESCRIBED:
             _, at = _read(data, at + 1, depth + 1)
         element, at = data[at], at + 1
@@ -156,10 +160,14 @@ def _compound(data: bytes, code: int, at: int, depth: int) -> tuple[Any, int]:
 def _dict(flat: list[Any]) -> dict[Any, Any]:
     if len(flat) % 2:
         raise Unreadable("a map has a key without a value")
-    try:
-        return dict(zip(flat[::2], flat[1::2], strict=True))
-    except TypeError:
-        raise Unreadable("a map has a key that is none") from None
+    if not all(map(_is_key, flat[::2])):
+        raise Unreadable("a map has a key that is none")
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _is_key(value: object) -> bool:
+    """Return whether *value* is a key that is read: of larger numbers, senders could choose many with one hash."""
+    return isinstance(value, (str, bytes, type(None))) or (isinstance(value, int) and abs(value) < 2**64)
 
 
 # --- taken apart -------------------------------------------------------------------------------------------------

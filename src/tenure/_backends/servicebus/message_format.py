@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from tenure._backends.servicebus import amqp, codec
@@ -32,9 +32,9 @@ from tenure._backends.servicebus.codec import (
 )
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable, a_count, a_list, a_text, read_json, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, INT_MAX
+from tenure._queue.checks import COUNT_MAX, INT_MAX, TEXT_MAX
 from tenure._queue.failures import Failure
-from tenure._queue.headers import read_headers
+from tenure._queue.headers import is_reserved, read_headers
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     EXPIRED,
@@ -50,9 +50,6 @@ from tenure._queue.message import (
 )
 from tenure._queue.notes import read_attempts, read_deliveries, read_reason
 from tenure._queue.outgoing import Outgoing
-
-T = TypeVar("T")
-Otherwise = TypeVar("Otherwise")
 
 ID, DELIVERIES, HISTORY, DEATH = "tenure-id", "tenure-deliveries", "tenure-history", "tenure-death"
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
@@ -215,7 +212,7 @@ def _headers(message: Incoming) -> Headers:
     content_type = message.properties[codec.CONTENT_TYPE]
     if not message.application and content_type is None:
         return NO_HEADERS
-    found = {name: _value(value) for name, value in message.application.items() if name not in NOTED}
+    found = {name: _value(value) for name, value in message.application.items() if not is_reserved(str(name))}
     if content_type is not None:
         found.setdefault(CONTENT_TYPE, _text(content_type))
     return read_headers(found)
@@ -284,7 +281,7 @@ def _notes(application: Mapping[Any, Any]) -> Notes:
     """Return what tenure has noted; of that, what it can't have written is ignored."""
     died_at, died_after = read_or(_read_death, application.get(DEATH), (None, None))
     return Notes(
-        read_or(a_text, application.get(ID), None) or None,
+        read_or(lambda text: a_text(text, TEXT_MAX), application.get(ID), None) or None,
         read_or(read_deliveries, application.get(DELIVERIES), 0),
         read_or(lambda text: read_attempts(read_json(text)), application.get(HISTORY), ()),
         died_at,

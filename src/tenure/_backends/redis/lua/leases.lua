@@ -16,7 +16,7 @@ end
 
 -- Return whether the token of a term can be read, and rise.
 local function can_rise(token)
-    return not token or not string.find(token, '%D') and (#token < 19 or #token == 19 and token < '9223372036854775807')
+    return not token or string.find(token, '^%d+$') and (#token < 19 or #token == 19 and token < '9223372036854775807')
 end
 
 -- name: acquire (holder, ttl in ms, metadata, channel)
