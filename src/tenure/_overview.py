@@ -108,14 +108,17 @@ async def look(backend: Backend) -> Overview:
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
         for name, (stats, planned) in zip(some, await asyncio.gather(*map(look_at, some)), strict=True):
+            reasons: list[str] = []
             if isinstance(stats, TenureError):
-                unreadable[name] = str(stats)
+                reasons.append(str(stats))
             else:
                 queues[name] = stats
             if isinstance(planned, TenureError):
-                unreadable[name] = "; ".join((*filter(None, [unreadable.get(name)]), f"its schedules: {planned}"))
+                reasons.append(f"its schedules: {planned}")
             else:
                 schedules += planned
+            if reasons:
+                unreadable[name] = "; ".join(reasons)
     return Overview(leaders, queues, schedules, unreadable)
 
 

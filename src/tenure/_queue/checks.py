@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from tenure._checks import check_seconds
+from tenure._foreign import Unreadable, a_text
 from tenure.errors import ConfigError
 
 NAME_MAX = 200
@@ -36,6 +37,29 @@ def check_name(name: object, what: str = "the queue's name", *, optional: bool =
     if not name.isprintable() or name != name.strip():
         raise ConfigError(f"{what} ({name!r}) must be printable, with no space around it")
     return name
+
+
+def read_name(value: object) -> str:
+    """Return the name of a queue that another program may have written.
+
+    Raises:
+        Unreadable: No queue can be called so.
+    """
+    try:
+        return check_name(value)
+    except ConfigError as error:
+        raise Unreadable(str(error)) from None
+
+
+def read_id(value: object) -> str:
+    """Return the id of a message, or a correlation id, that another program may have written.
+
+    Raises:
+        Unreadable: No sender can have set it.
+    """
+    if text := a_text(value, TEXT_MAX):
+        return text
+    raise Unreadable("it is an empty text")
 
 
 def check_text(what: str, text: object, most: int = TEXT_MAX, *, optional: bool = False) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from tenure._foreign import Unreadable, a_text, an_object
@@ -37,7 +36,6 @@ RESERVED_NAMES = frozenset(
 """Names that a store uses for its bookkeeping, or by which it puts a message into other queues, too."""
 
 
-@lru_cache(maxsize=1_000)  # the same few names come with every message
 def is_reserved(name: str) -> bool:
     """Return whether a header of this *name* means something to a store or to tenure; no sender may set it."""
     return name in RESERVED_NAMES or name.lower().startswith(RESERVED_PREFIXES)

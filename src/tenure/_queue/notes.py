@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_or, seconds
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.failures import MESSAGE_MAX, TRACEBACK_MAX, Failure
-from tenure._queue.message import HISTORY_MAX, Attempt, newest_error
+from tenure._queue.message import HISTORY_MAX, Attempt, Outcome, newest_error
 from tenure._queue.verdicts import DESCRIPTION_MAX
 
 HISTORY_JSON_MAX = 2**23
@@ -123,7 +123,7 @@ def _read_attempt(value: object) -> Attempt:
     else:
         fields = an_object(value)
     outcome: Any = fields.get("outcome")
-    if outcome not in ("abandoned", "expired", "rejected"):
+    if outcome not in get_args(Outcome):
         raise Unreadable("it is no outcome of an attempt")
     number = min(a_count(fields.get("number"), least=1), COUNT_MAX)
     return Attempt(number, seconds(fields.get("at")), outcome, read_failure(fields.get("error")))

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -33,32 +33,18 @@ from tenure._queue.verdicts import (
 )
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tests.servers import ServiceBus, shared
+from tests.servers import ServiceBus
 from tests.stores.servicebus.opened import (
     Way,
     control,
-    heal,
     inside,
     link_of,
     look_shortly,
     opened,
     proxied,
-    queue_of,
     received,
     sent,
 )
-
-
-@pytest.fixture
-def server() -> Iterator[ServiceBus]:
-    server = shared(ServiceBus)
-    yield server
-    heal(server)
-
-
-@pytest.fixture
-def queue(name: str) -> str:
-    return queue_of(name)
 
 
 @pytest.fixture(autouse=True)

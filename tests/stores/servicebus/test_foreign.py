@@ -7,7 +7,6 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterator
 from decimal import Decimal
 from functools import partial
 from types import SimpleNamespace
@@ -64,24 +63,12 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, DeadLetter, Settled, Settlement
 from tenure._runtime.clock import SystemClock
 from tenure.errors import ConfigError, Unavailable
-from tests.servers import ServiceBus, shared
-from tests.stores.servicebus.opened import heal, inside, link_of, look_shortly, opened, queue_of, sent
+from tests.servers import ServiceBus
+from tests.stores.servicebus.opened import inside, link_of, look_shortly, opened, sent
 from tests.stores.servicebus.opened import received as claimed
 from tests.stores.servicebus.raw import section, value
 
 NOW = 1_700_000_000.0
-
-
-@pytest.fixture
-def server() -> Iterator[ServiceBus]:
-    server = shared(ServiceBus)
-    yield server
-    heal(server)
-
-
-@pytest.fixture
-def queue(name: str) -> str:
-    return queue_of(name)
 
 
 @pytest.fixture(autouse=True)

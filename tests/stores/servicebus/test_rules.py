@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,33 +33,19 @@ from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.testing import until
 from tests.durations import PATIENCE
-from tests.servers import ServiceBus, shared
+from tests.servers import ServiceBus
 from tests.stores.servicebus.opened import (
     buried,
     control,
     create_topic,
-    heal,
     inside,
     look_shortly,
     opened,
     proxied,
-    queue_of,
     received,
     sent,
     without_manage,
 )
-
-
-@pytest.fixture
-def server() -> Iterator[ServiceBus]:
-    server = shared(ServiceBus)
-    yield server
-    heal(server)
-
-
-@pytest.fixture
-def queue(name: str) -> str:
-    return queue_of(name)
 
 
 @pytest.fixture(autouse=True)

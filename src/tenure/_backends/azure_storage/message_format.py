@@ -29,14 +29,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tenure._foreign import Unreadable, a_count, a_flag, a_list, a_text, read_object, seconds
-from tenure._queue.checks import TEXT_MAX as ID_MAX
-from tenure._queue.checks import check_name
+from tenure._foreign import Unreadable, a_count, a_flag, a_list, read_object, seconds
+from tenure._queue.checks import read_id, read_name
 from tenure._queue.failures import Failure
 from tenure._queue.headers import read_headers
 from tenure._queue.message import NO_HEADERS, Attempt, Headers
 from tenure._queue.notes import Notes, read_attempts, read_deliveries, read_failure, read_reason
-from tenure.errors import ConfigError
 
 TEXT_MAX = 65_536
 """The longest text that Azure allows, in bytes."""
@@ -142,22 +140,8 @@ def _properties_of(text: str) -> Properties | None:
     return Properties(**found)
 
 
-def _read_id(value: object) -> str:
-    text = a_text(value, ID_MAX)
-    if not text:
-        raise Unreadable("it is an empty text")
-    return text
-
-
 def _read_ttl(value: object) -> float:
     return seconds(value, least=0.001)
-
-
-def _read_queue(value: object) -> str:
-    try:
-        return check_name(value)
-    except ConfigError as error:
-        raise Unreadable(str(error)) from None
 
 
 def _read_history(value: object) -> tuple[Attempt, ...]:
@@ -169,10 +153,10 @@ def _read_history(value: object) -> tuple[Attempt, ...]:
 
 
 _MEANT: Mapping[str, Callable[[Any], Any]] = {
-    "id": _read_id,
+    "id": read_id,
     "headers": read_headers,
-    "reply_to": _read_queue,
-    "correlation_id": _read_id,
+    "reply_to": read_name,
+    "correlation_id": read_id,
     "ttl": _read_ttl,
     "uncounted": read_deliveries,
     "sequence": a_count,

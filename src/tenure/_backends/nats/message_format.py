@@ -22,8 +22,8 @@ from typing import Any, Self
 
 from tenure._backends.nats.errors import TooLarge
 from tenure._checks import LONGEST
-from tenure._foreign import Unreadable, a_count, a_text, read_json, read_object, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, INT_MAX, TEXT_MAX, check_name
+from tenure._foreign import a_count, a_text, read_json, read_object, read_or, seconds
+from tenure._queue.checks import COUNT_MAX, INT_MAX, TEXT_MAX, read_id, read_name
 from tenure._queue.failures import Failure
 from tenure._queue.headers import HEADERS_JSON_MAX, is_reserved, read_headers
 from tenure._queue.message import NO_HEADERS, Headers
@@ -37,7 +37,6 @@ from tenure._queue.notes import (
     read_reason,
 )
 from tenure._queue.outgoing import Outgoing
-from tenure.errors import ConfigError
 
 NATIVE_ID = "Nats-Msg-Id"
 ID, REPLY_TO, CORRELATION_ID = "Tenure-Id", "Tenure-Reply-To", "Tenure-Correlation-Id"
@@ -188,7 +187,7 @@ def decode(headers: Mapping[str, str] | None, *, is_ours: bool = True) -> Proper
     native = {name: value for name, value in headers.items() if not name.lower().startswith(_OURS)}
     shown = native | read_or(_more_headers, headers.get(HEADERS), {})
     return Properties(
-        read_or(_an_id, headers.get(NATIVE_ID), None) if id_ is None else id_,
+        read_or(read_id, headers.get(NATIVE_ID), None) if id_ is None else id_,
         read_headers(shown) if shown else NO_HEADERS,
         read_or(_a_queue, headers.get(REPLY_TO), None),
         read_or(_a_written_id, headers.get(CORRELATION_ID), None),
@@ -242,30 +241,20 @@ def _plain(value: Any) -> Any:
 # --- what others may have written ---
 
 
-def _an_id(value: object) -> str:
-    text = a_text(value, TEXT_MAX)
-    if not text:
-        raise Unreadable("it is an empty text")
-    return text
-
-
 def _a_json_text(value: object) -> str:
     return a_text(read_json(value))
 
 
 def _a_json_id(value: object) -> str:
-    return _an_id(read_json(value))
+    return read_id(read_json(value))
 
 
 def _a_written_id(value: str) -> str:
-    return _an_id(_untext(value))
+    return read_id(_untext(value))
 
 
 def _a_queue(value: str) -> str:
-    try:
-        return check_name(_untext(value))
-    except ConfigError as error:
-        raise Unreadable(str(error)) from None
+    return read_name(_untext(value))
 
 
 def _more_headers(value: object) -> dict[str, Any]:

@@ -35,9 +35,9 @@ from tenure._backends.nats.errors import (
     is_wrong_sequence,
 )
 from tenure._backends.nats.names import is_cut, name_by, short_word_of, word_of
-from tenure._foreign import Unreadable, a_count, a_text, an_object, digits, read_object, read_or, seconds
+from tenure._foreign import a_count, a_text, an_object, digits, read_object, read_or, seconds
 from tenure._queue.broker import QueueOptions, QueueSettings, read_settings
-from tenure._queue.checks import DEAD_SUFFIX, NAME_MAX, check_name
+from tenure._queue.checks import DEAD_SUFFIX, NAME_MAX, read_name
 from tenure.errors import ConfigError
 
 OWN = ".=m."
@@ -193,7 +193,7 @@ class Places:
             one = stored_in(answer)
             after = max(after + 1, one.number)
             record, word = record_of(one.body), one.subject.rpartition(".")[2]
-            name = read_or(_a_queue, record.name if is_cut(word) else name_by(word), None)
+            name = read_or(read_name, record.name if is_cut(word) else name_by(word), None)
             if name is not None and short_word_of(name) == word:
                 found[name] = record
 
@@ -481,7 +481,7 @@ class Places:
                 break
         if cut:
             found += [name for name in await self.records(connection) if short_word_of(name) in cut]
-        return [one for one in found if read_or(_a_queue, one, None) is not None]
+        return [one for one in found if read_or(read_name, one, None) is not None]
 
     async def change_record(self, queue: str, change: Any) -> Record:
         """Write *change(record)* as the record of *queue*, in one step; return the new one."""
@@ -523,13 +523,6 @@ def _a_first(value: object) -> int:
 
 def _a_name(value: object) -> str:
     return a_text(value, NAME_MAX)
-
-
-def _a_queue(value: object) -> str:
-    try:
-        return check_name(value)
-    except ConfigError as error:
-        raise Unreadable(str(error)) from None
 
 
 def _schedules(value: object) -> dict[str, str]:

@@ -24,8 +24,8 @@ from typing import Any, Self
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.properties import SHORT_MAX, Properties, cut
 from tenure._checks import LONGEST
-from tenure._foreign import a_count, a_list, a_text, digits, read_json, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX, INT_MAX, TEXT_MAX
+from tenure._foreign import a_count, a_list, digits, read_json, read_or, seconds
+from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX, INT_MAX, read_id
 from tenure._queue.failures import Failure
 from tenure._queue.headers import is_reserved, read_headers
 from tenure._queue.identity import ID_MARK
@@ -289,7 +289,7 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
         sequence, sent_at = _made_up(raw, now)
     else:
         sent_at = read_or(_a_moment, headers.get(SENT_AT), moment_of(sequence) / 1e6)
-    id_ = read_or(_an_id, properties.message_id or None, None)
+    id_ = read_or(read_id, properties.message_id or None, None)
     history = read_or(_a_history, headers.get(HISTORY), ())
     facts = Facts(
         sequence,
@@ -375,10 +375,6 @@ def _a_moment_in_ms(value: object) -> float:
     return seconds(a_count(value) / 1_000)
 
 
-def _an_id(value: object) -> str:
-    return a_text(value, TEXT_MAX)
-
-
 def _a_history(value: object) -> tuple[Attempt, ...]:
     return read_attempts(read_json(value))
 
@@ -402,8 +398,8 @@ def delivery_of(found: FoundMessage, token: str, locked_until: float) -> Deliver
         locked_until,
         None,
         min(PRIORITY_MAX, properties.priority or 0),
-        read_or(_an_id, properties.reply_to or None, None),
-        read_or(_an_id, properties.correlation_id or None, None),
+        read_or(read_id, properties.reply_to or None, None),
+        read_or(read_id, properties.correlation_id or None, None),
         death_of(found.facts) if found.is_dead else None,
     )
 

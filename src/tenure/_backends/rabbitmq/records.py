@@ -26,7 +26,7 @@ from tenure._backends.rabbitmq.names import RECORDS, RECORDS_LOCK
 from tenure._backends.rabbitmq.properties import Properties
 from tenure._foreign import Unreadable, a_count, a_flag, a_text, an_object, read_object, read_or, seconds
 from tenure._queue.broker import QueueOptions, read_settings
-from tenure._queue.checks import COUNT_MAX, check_name
+from tenure._queue.checks import COUNT_MAX, read_name
 from tenure.errors import ConfigError
 
 T = TypeVar("T")
@@ -303,8 +303,8 @@ def _decode(queues: dict[str, Any]) -> Records:
     """Read the records; what can't be read, or a newer tenure may have added, is left out."""
     records: Records = {}
     for queue, given in queues.items():
-        with suppress(ConfigError, Unreadable):
-            records[check_name(queue)] = _read_record(an_object(given))
+        with suppress(Unreadable):
+            records[read_name(queue)] = _read_record(an_object(given))
     return records
 
 

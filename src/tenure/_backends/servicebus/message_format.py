@@ -32,7 +32,7 @@ from tenure._backends.servicebus.codec import (
 )
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable, a_count, a_list, a_text, read_json, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, INT_MAX, TEXT_MAX
+from tenure._queue.checks import COUNT_MAX, INT_MAX, read_id
 from tenure._queue.failures import Failure
 from tenure._queue.headers import is_reserved, read_headers
 from tenure._queue.identity import ID_MARK
@@ -281,7 +281,7 @@ def _notes(application: Mapping[Any, Any]) -> Notes:
     """Return what tenure has noted; of that, what it can't have written is ignored."""
     died_at, died_after = read_or(_read_death, application.get(DEATH), (None, None))
     return Notes(
-        read_or(lambda text: a_text(text, TEXT_MAX), application.get(ID), None) or None,
+        read_or(read_id, application.get(ID), None),
         read_or(read_deliveries, application.get(DELIVERIES), 0),
         read_or(lambda text: read_attempts(read_json(text)), application.get(HISTORY), ()),
         died_at,
