@@ -59,6 +59,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tests.durations import until
 from tests.servers import Nats, shared
+from tests.stores.nats.raw import publish, store
 
 LOCK = 30.0  # of none is the end awaited
 TTL = 30.0
@@ -320,13 +321,6 @@ async def native(server: Nats) -> AsyncIterator[Driver]:
     await client.close()
 
 
-async def publish(client: Driver, subject: bytes, headers: bytes, body: bytes, reply: bytes = b"") -> None:
-    """Send a message as it is, whatever it says."""
-    sizes = f"{len(headers)} {len(headers) + len(body)}".encode()
-    await client._send_command(b"HPUB %s %s %s\r\n%s%s\r\n" % (subject, reply, sizes, headers, body))
-    await client.flush()
-
-
 def stated(**state: object) -> bytes:
     return b"NATS/1.0\r\nTenure-State: %s\r\n\r\n" % json.dumps(state).encode()
 
@@ -356,7 +350,7 @@ async def test_no_first_line_and_no_subject_ends_the_connection(
 ) -> None:
     broker = backend.broker
     await broker.send("orders", [Outgoing(b"first")])
-    await publish(native, f"{prefix}.orders.".encode() + end, headers, b"theirs")
+    await store(native, f"{prefix}.orders.".encode() + end, headers, b"theirs")
     await broker.send("orders", [Outgoing(b"last")])
     found = {one.body: one for one in await receive(broker)}
     assert found.keys() == {b"first", b"theirs", b"last"}
@@ -387,7 +381,7 @@ async def test_the_same_sequence_twice_is_told_apart(backend: nats.NatsBackend, 
     broker = backend.broker
     await broker.send("orders", [Outgoing(b"ours")])
     for key, sequence in [("a", 1), ("b", 1), ("c", SEQUENCE_MAX)]:
-        await publish(native, f"{prefix}.orders.=m.{key}".encode(), stated(sequence=sequence), key.encode())
+        await store(native, f"{prefix}.orders.=m.{key}".encode(), stated(sequence=sequence), key.encode())
     held = await receive(broker)
     assert [one.body for one in sorted(held, key=lambda one: one.sequence)] == [b"ours", b"a", b"b", b"c"]
     assert len({one.sequence for one in held}) == 4
@@ -443,7 +437,7 @@ async def test_a_dead_letter_with_the_sequence_of_another_hides_and_ends_none(
     await settle(broker, ours, DeadLetter("bad"))
     subject = broker._places.place_of("orders$dead").subject
     forged = stated(sequence=ours.sequence, locked_until=LONGEST, reason="bad", deliveries=1)
-    await publish(native, f"{subject}.=m.a".encode(), forged, b"theirs")
+    await store(native, f"{subject}.=m.a".encode(), forged, b"theirs")
     assert len(await broker.peek_dead("orders", EVERYTHING, 9)) == 2
     assert await broker.purge("orders", EVERYTHING, None) == 1  # theirs is locked
     assert [one.body for one in await broker.peek_dead("orders", EVERYTHING, 9)] == [b"theirs"]
@@ -458,7 +452,7 @@ async def test_a_message_without_room_for_notes_disturbs_no_other(
     await broker.send("orders", [Outgoing(b"first")])
     large = b"x" * (native.max_payload - len(headers))
     for end in ("a", "b"):
-        await publish(native, f"{prefix}.orders.{end}".encode(), headers, large)
+        await store(native, f"{prefix}.orders.{end}".encode(), headers, large)
     await broker.send("orders", [Outgoing(b"last")])
     held = await receive(broker)
     assert [len(one.body) for one in held] == [5, len(large), len(large), 4]
@@ -480,7 +474,7 @@ async def test_a_dead_letter_without_room_for_notes_disturbs_no_other(
     [ours] = await receive(broker)
     await settle(broker, ours, DeadLetter("bad"))
     subject, headers = broker._places.place_of("orders$dead").subject, b"NATS/1.0\r\nx: y\r\n\r\n"
-    await publish(native, f"{subject}.a".encode(), headers, b"x" * (native.max_payload - len(headers)))
+    await store(native, f"{subject}.a".encode(), headers, b"x" * (native.max_payload - len(headers)))
     [held] = await receive(broker, "orders$dead")
     assert await settle(broker, held, Abandon()) == Settled()
     assert await broker.redrive("orders", EVERYTHING, None) == 1

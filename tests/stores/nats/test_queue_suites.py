@@ -39,6 +39,7 @@ from tests.clocks import TurnedClock
 from tests.servers import Nats, NatsCluster, shared
 from tests.servers.nats import PINGS
 from tests.servers.turned_process import CAN_TURN, steps
+from tests.stores.nats.raw import store
 from tests.stores.nats.wall_clock import turn_wall_clock
 
 T = TypeVar("T")
@@ -154,9 +155,7 @@ class NatsQueueHarness(QueueHarness):
             lines = [f"{name}: {value}".encode(errors="surrogateescape") for name, value in MESSAGES[how].items()]
             headers = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
             body = f"foreign: {how} {home}".encode()
-            sizes = f"{len(headers)} {len(headers) + len(body)}".encode()
-            await client._send_command(b"HPUB " + subject.encode() + b" " + sizes + b"\r\n" + headers + body + b"\r\n")
-        await client.flush()
+            await store(client, subject.encode(), headers, body)
         await client.close()
 
     async def open(self) -> Broker:

@@ -124,7 +124,9 @@ class RabbitQueueHarness(QueueHarness):
         def publish() -> None:
             client = pika.BlockingConnection(pika.URLParameters(self._server.address))
             properties = pika.BasicProperties(delivery_mode=2, **MESSAGES[how])
-            client.channel().basic_publish("", name, f"foreign: {how}".encode(), properties)
+            channel = client.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("", name, f"foreign: {how}".encode(), properties)
             client.close()
 
         await asyncio.to_thread(publish)
