@@ -52,7 +52,7 @@ pythons: | $(BIN)/python ## Run the quick tests on every installed Python from 3
 lowest: $(VENV)/.dev servers ## Run the tests of all stores with the lowest versions that pyproject.toml allows
 	@$(BIN)/python scripts/pythons.py --lowest -- $(ARGS)
 
-proof: $(VENV)/.dev servers ## Run the long tests: simulations, kills, soak; resumable (ARGS='--elections 1000000 --soak 3600')
+proof: $(VENV)/.dev servers ## Run the long tests: simulations, fuzz, kills, soak; resumable (ARGS='--elections 1000000 --soak 3600')
 	@$(BIN)/python -m tests.proof $(ARGS)
 
 format: $(VENV)/.dev ## Format the code, and fix what ruff can fix

@@ -1,6 +1,6 @@
 """
-``make proof``: the long runs, by hand. Elections and queues simulated, processes killed, coordinators with faults,
-leadership handed over to foreign clients and back, hours under load.
+``make proof``: the long runs, by hand. Elections and queues simulated, decoders fed with what others may have written,
+processes killed, coordinators with faults, leadership handed over to foreign clients and back, hours under load.
 
 Each part resumes where an earlier run, also an interrupted one, has left it in the folder of ``--state``; remove the
 folder to start over. It ends with a table and, for each failure, the line that replays it.
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.proof import coordinators
+from tests.proof.fuzz import fuzzed
 from tests.proof.interop import interop, wanted
 from tests.proof.kills import consumers, kill, leaders, tried
 from tests.proof.simulated import election, queue, simulate
@@ -38,12 +39,14 @@ def main(arguments: list[str]) -> int:
         print(failure or f"seed {options.faults}: every promise was kept")
         return 1 if failure else 0
     elections, messages = state.part("elections", "elections"), state.part("queues", "messages")
+    inputs = state.part("fuzz", "inputs")
     kills, soaked = state.part("kills", "processes killed"), state.part("soak", "seconds")
     foreign = state.part("interop", "hand-overs")
     stores = state.part("coordinators", "fail-overs")
     try:
         follow("elections", options.elections, state, simulate(election, elections, options.elections, options.jobs))
         follow("queues", options.queues, state, simulate(queue, messages, options.queues, options.jobs))
+        follow("fuzz", options.fuzz, state, simulate(fuzzed, inputs, options.fuzz, options.jobs))
         follow("kills", options.kills, state, kill(kills, options.kills, options.state))
         follow("interop", wanted(options.interop), state, interop(foreign, wanted(options.interop), options.state))
         follow(
@@ -63,13 +66,16 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--elections", type=int, default=100_000, metavar="N", help="simulated elections (%(default)s)")
     made.add_argument("--queues", type=int, default=200_000, metavar="N", help="simulated messages (%(default)s)")
+    made.add_argument("--fuzz", type=int, default=1_000_000, metavar="N", help="inputs of decoders (%(default)s)")
     made.add_argument("--kills", type=int, default=100, metavar="N", help="processes to kill (%(default)s)")
     made.add_argument(
         "--interop", type=int, default=100, metavar="N", help="hand-overs per client each way (%(default)s)"
     )
     made.add_argument("--coordinators", type=int, default=500, metavar="N", help="names that fail over (%(default)s)")
     made.add_argument("--soak", type=int, default=600, metavar="S", help="seconds under load (%(default)s)")
-    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that simulate")
+    made.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that simulate and decode"
+    )
     made.add_argument("--round", type=int, metavar="N", help="replay one round of kills, and nothing else")
     made.add_argument("--faults", type=int, metavar="N", help="replay one seed of coordinators, and nothing else")
     made.add_argument("--state", type=Path, default=Path("build/proof"), metavar="DIR", help="state (%(default)s)")

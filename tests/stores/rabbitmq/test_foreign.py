@@ -411,6 +411,13 @@ def stored(*bodies: bytes) -> tuple[list[bytes], records.Records, int]:
     return [one.body for one in found], known, version
 
 
+@pytest.mark.parametrize("idle_at", ["0", "-0.0", "null", '"soon"', "-1"])
+def test_a_record_that_was_read_is_written_as_it_is(idle_at: str) -> None:
+    _, known, version = stored(f'{{"version": 7, "queues": {{"orders": {{"idle_at": {idle_at}}}}}}}'.encode())
+    assert known == {"orders": Record()}
+    assert stored(records._encode(known, version))[1] == known
+
+
 def test_what_is_written_into_the_records_is_read() -> None:
     known = {
         "orders": Record(

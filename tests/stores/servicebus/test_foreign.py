@@ -89,7 +89,7 @@ ANNOTATIONS = {
 def message_of(
     application: dict[Any, Any] | None = None,
     *,
-    properties: list[Any] | None = None,
+    properties: Any = None,
     header: Any = None,
     annotations: Any = ANNOTATIONS,
     body: bytes = b"\0\x53\x75\xa0\x04body",
@@ -508,6 +508,17 @@ def test_a_copy_has_all_that_its_sender_has_set() -> None:
 def _copy(raw: bytes, **options: Any) -> Encoded:
     found = read(raw)
     return copied(found, incoming(memoryview(raw)), found.notes, **options)
+
+
+def test_a_section_of_another_form_gives_a_copy_nothing() -> None:
+    """A map in place of the list of properties, and a list in place of the map of application properties."""
+    raw = message_of(properties={"id": "a", "b": "c", "d": "e", "f": "g"}, annotations=None) + section(
+        amqp.APPLICATION, ["tenant", "blue"]
+    )
+    before, copy = read(raw), read(_copy(raw, new_id=None).data)
+    assert before.headers == copy.headers == {}
+    assert before.id == copy.id == "q--0"
+    assert (before.session, before.reply_to, copy.session, copy.reply_to) == (None, None, None, None)
 
 
 def test_a_copy_of_a_message_without_sections() -> None:

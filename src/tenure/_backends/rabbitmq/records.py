@@ -309,14 +309,13 @@ def _decode(queues: dict[str, Any]) -> Records:
 
 
 def _read_record(given: dict[str, Any]) -> Record:
-    idle_at = given.get("idle_at")
     return Record(
         read_or(read_settings, given.get("settings"), QueueOptions()),
         read_or(a_flag, given.get("is_there"), False),
         read_or(_a_generation, given.get("generation"), 0),
         read_or(_a_generation, given.get("gone_below"), 0),
         read_or(seconds, given.get("gone_until"), 0.0),
-        None if idle_at is None else read_or(seconds, idle_at, None),
+        read_or(seconds, given.get("idle_at"), None) or None,  # 0 would not be written again
         read_or(seconds, given.get("delayed_until"), 0.0),
         read_or(_schedules, given.get("schedules"), {}),
     )

@@ -198,13 +198,25 @@ def end_of(data: memoryview | bytes, at: int) -> int:
 
 
 def parts_of(encoded: bytes | None) -> list[bytes]:
-    """Return the elements of an encoded list, or the keys and values of a map in turn, each still encoded."""
-    code = encoded[0] if encoded else 0
-    if code == 0x45:
-        return []
-    if not encoded or code not in (0xC0, 0xC1, 0xD0, 0xD1):
-        raise Unreadable("it is no list, and no map")
-    size = 4 if code & 0x10 else 1
+    """Return the elements of an encoded list, each still encoded."""
+    if not encoded or encoded[0] not in (0x45, 0xC0, 0xD0):
+        raise Unreadable("it is no list")
+    return [] if encoded[0] == 0x45 else _parts_of(encoded)
+
+
+def pairs_of(encoded: bytes | None) -> list[tuple[bytes, bytes]]:
+    """Return the keys of an encoded map with their values, each still encoded."""
+    if not encoded or encoded[0] not in (0xC1, 0xD1):
+        raise Unreadable("it is no map")
+    parts = _parts_of(encoded)
+    if len(parts) % 2:
+        raise Unreadable("a map has a key without a value")
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _parts_of(encoded: bytes) -> list[bytes]:
+    """Return the elements of a list, or the keys and values of a map in turn."""
+    size = 4 if encoded[0] & 0x10 else 1
     at = 1 + size
     count = int.from_bytes(encoded[at : at + size], "big")
     at += size
@@ -215,14 +227,6 @@ def parts_of(encoded: bytes | None) -> list[bytes]:
     if len(found) != count or at != len(encoded):
         raise Unreadable("it has another length than it says")
     return found
-
-
-def pairs_of(encoded: bytes | None) -> list[tuple[bytes, bytes]]:
-    """Return the keys of an encoded map with their values, each still encoded."""
-    parts = parts_of(encoded)
-    if len(parts) % 2:
-        raise Unreadable("a map has a key without a value")
-    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def joined_list(parts: list[bytes]) -> bytes:
