@@ -171,7 +171,20 @@ def test_an_answer_without_a_message_is_told(found: object) -> None:
         stored_in({"message": {"subject": "a", "seq": 1, "data": "\u00e9"}})
 
 
-@pytest.mark.parametrize("time", [None, 7, "", "soon", "99999-01-01T00:00:00Z", "2026-11-24T09:48:57.xZ", "9" * 5_000])
+@pytest.mark.parametrize(
+    "time",
+    [
+        None,
+        7,
+        "",
+        "soon",
+        "99999-01-01T00:00:00Z",
+        "2026-11-24T09:48:57.xZ",
+        "1969-12-31T23:59:59Z",
+        "9999-12-31T23:59:59Z",
+        "9" * 5_000,
+    ],
+)
 def test_odd_times_are_unreadable_and_cost_no_message(time: object) -> None:
     with pytest.raises(Unreadable):
         timestamp_of(time)

@@ -129,9 +129,11 @@ def test_a_death_is_shown_whatever_its_history_is(history: str | None) -> None:
 def test_deaths_that_are_unreadable_are_left_out() -> None:
     deaths = Deaths()
     deaths.note("q", '[[1, null, 2, "expired"], 7, ["x"], [2, 5, 1, "x"], [3, "id", -1, "max_deliveries", "more"]]')
+    deaths.note("q", '[[4, "id", 999999999999999, "x"], [5, "id", 1e15, "x"]]')
     deaths.note("q", "[" * 100_000)
     deaths.note("q", "{}")
-    assert deaths.take("q") == (Died(1, "q--1", 2, "expired"), Died(3, "id", 0, "max_deliveries"))
+    one, three, four = Died(1, "q--1", 2, "expired"), Died(3, "id", 0, "max_deliveries"), Died(4, "id", COUNT_MAX, "x")
+    assert deaths.take("q") == (one, three, four)
 
 
 def test_settings_that_can_not_be_are_left_out() -> None:

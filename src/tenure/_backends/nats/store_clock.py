@@ -11,7 +11,7 @@ from datetime import datetime
 from tenure._backends.nats.client import Client, Json
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_STREAM, Refusal
-from tenure._foreign import Unreadable, a_text, digits, read_or
+from tenure._foreign import Unreadable, a_text, digits, read_or, seconds
 from tenure._runtime.clock import Clock
 
 KNOWN_FOR = 60.0
@@ -77,4 +77,6 @@ def timestamp_of(written: object) -> float:
         moment = int(datetime.fromisoformat(whole + "+00:00").timestamp())
     except ValueError as error:
         raise Unreadable(f"it is no time: {error}") from None
-    return (moment * 10**9 + digits(fraction.ljust(9, "0")[:9])) / 1e9  # as in the subject of an acknowledgement
+    return seconds(
+        (moment * 10**9 + digits(fraction.ljust(9, "0")[:9])) / 1e9
+    )  # as in the subject of an acknowledgement

@@ -12,7 +12,7 @@ from tenure._foreign import a_count, a_list, a_text, read_json, read_or
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Died
-from tenure._queue.notes import read_reason
+from tenure._queue.notes import read_deliveries, read_reason
 
 DIED_MAX = 10_000
 """The newest deaths of a queue that are kept at most until this process's next claim reports them."""
@@ -94,7 +94,8 @@ def _read_death(value: object) -> tuple[int, str | None, int, str]:
     fields: list[Any] = [*a_list(value), None, None, None, None]
     number, known_as, deliveries, reason = fields[:4]
     name = None if known_as is None else a_text(known_as)
-    return a_count(number), name, max(0, a_count(deliveries, least=-COUNT_MAX - 1)), read_reason(reason)
+    count = a_count(deliveries, least=-COUNT_MAX - 1)  # an administrator may have lowered it
+    return a_count(number), name, read_deliveries(max(0, count)), read_reason(reason)
 
 
 class Deaths:
