@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from tenure._schedule.schedule import Schedule as Schedule
     from tenure._schedule.schedules import Schedules as Schedules
     from tenure._schedule.status import ScheduleStatus as ScheduleStatus
+    from tenure._secret import Secret as Secret
     from tenure._service.service import Lifespan as Lifespan
     from tenure._service.service import Service as Service
     from tenure._service.service import TypedHandler as TypedHandler
@@ -136,6 +137,7 @@ _HOMES = {
         "Metadata",
     ),
     "tenure._timing": ("Timing",),
+    "tenure._secret": ("Secret",),
     "tenure._url": ("Url",),
     "tenure._queue.broker": (
         "QueueOptions",
@@ -242,6 +244,7 @@ __all__ = [
     "Schedule",
     "ScheduleStatus",
     "Schedules",
+    "Secret",
     "SendOptions",
     "Service",
     "ServiceStatus",

@@ -1,4 +1,8 @@
-"""URLs of backends: parsed once, options checked and typed, secrets never shown."""
+"""URLs of backends: parsed once, options checked and typed, secrets never shown.
+
+What is shown of a URL is put together from parts that were understood, and that hold no secret: the hosts, the path,
+and the options in ``SHOWN``. Of what can't be parsed, nothing is shown but the scheme.
+"""
 
 from __future__ import annotations
 
@@ -10,63 +14,130 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from tenure._secret import HIDDEN, Secret
 from tenure.errors import ConfigError, nearest
 
 Options = TypeVar("Options")
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+]*\Z")
-_SECRET = re.compile(r"pass|pw|secret|token|key|sig|cred|auth", re.IGNORECASE)
-_PARTS = re.compile(r"(?P<scheme>[^:/?#@]+:)?(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL)
+_SCHEME = re.compile(r"[a-z][a-z0-9+]{0,30}\Z")
+_PARTS = re.compile(r"(?P<scheme>[^:/?#]+):(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,39}\Z")
+_PLACES = re.compile(r"(?:\[[^\[\]]+\]|[^:\[\]]*)(?::[0-9]{0,5})?")
+"""A host and a port, both of which a URL may lack."""
+_PLACE = re.compile(r"(?P<host>\[[^\[\]]+\]|[^:\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}\Z")
+_ANYWHERE = re.compile(r"([a-z][a-z0-9+]*):(?://|\?)")
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+_FILES = frozenset({"sqlite", "memory"})
+"""Schemes whose path is a name that may have an @ in it."""
+
+_USERS = frozenset({"postgresql", "postgres"})
+"""Schemes where a login without a password is a user. Elsewhere it may be a token, or a password in the wrong place."""
+
+_LOGINS = _USERS | {
+    *("redis", "rediss", "redis+sentinel", "rediss+sentinel", "nats", "amqp", "amqps", "etcd", "etcds", "zookeeper"),
+}
+"""Schemes where a login has a user and a password."""
+
+SHOWN = frozenset(
+    """
+    acl admin_port application_name auth busy ca cert check_hostname cluster connect_timeout connections
+    consumer_timeout container context create creds db dbname dialect dns domain emulator endpoint_suffix gsslib
+    heartbeat host insecure key_file kind krbsrvname kubeconfig lease_prefix listen lock max_deliveries me passfile
+    patience pool port prefix prepared queue_port quorum replicas schema sentinel_tls sentinel_user server service
+    ssl_max_protocol_version ssl_min_protocol_version sslcert sslcrl sslkey sslmode sslnegotiation sslrootcert
+    strategy synchronous target_session_attrs tick timeout tls tls_ca tls_cert tls_key ttl_max user watches
+    """.split()  # noqa: SIM905
+)
+"""The options whose values are shown."""
+
+HIDDEN_OPTIONS = frozenset({"key", "nkey", "password", "sentinel_password", "sig", "sslpassword"})
+"""Options whose values are not shown, as those of unknown options are not.
+
+``key`` and ``nkey`` name files; but who takes them for the key itself writes that.
+"""
+
+VARIABLES = frozenset({"connection_string_env", "key_env", "sas_env", "token_env"})
+"""Options that name an environment variable: shown if it can be one, and not if it may be the secret itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A backend's address, parsed; neither ``str()`` nor ``repr()`` of it shows a password.
+    """A backend's address, parsed; neither ``str()`` nor ``repr()`` of it shows a secret.
 
     ``path`` is as written (for SQLite, what follows the third slash); ``query`` holds the options, still as text.
     """
 
     scheme: str
     """What stands before the first colon: it chooses the backend."""
-    netloc: str
-    """User, password, hosts and ports, as written: it may have a secret."""
+    user: Secret | None
+    """What stands before the @, or before the colon there, percent-decoded: a user, or a token. None without an @."""
+    password: Secret | None
+    """What stands between that colon and the @, percent-decoded. None without such a colon."""
+    hosts: str
+    """Hosts and ports, as written: what follows the slashes, or the @."""
     path: str
-    query: Mapping[str, str]
-    written: str
-    """The whole text, as it was given: it may have a secret."""
+    query: Mapping[str, Secret]
+    written: Secret
+    """The whole text, as it was given."""
+    shown: str
+    """The text without its secrets: what may be logged. It is what was given if there is no secret in it."""
 
     @classmethod
     def parse(cls, written: str) -> Url:
         """Parse *written*.
 
         Raises:
-            ConfigError: It isn't of the form ``scheme:…``, or an option is given twice.
+            ConfigError: It isn't of the form ``scheme:…``, or an option is given twice. The error shows no secret, and
+                nothing of a text that can't be parsed.
         """
         if not isinstance(written, str):
-            raise ConfigError(f"a backend's URL must be text such as 'sqlite:///work.db', not {written!r}")
+            raise ConfigError(f"a backend's URL must be text such as 'sqlite:///work.db', not {type(written).__name__}")
         scheme, colon, _ = written.partition(":")
         if not colon or not _SCHEME.match(scheme):
             raise ConfigError(
-                f"{redact(written)!r} is not the URL of a backend; write for example sqlite:///work.db or memory:"
+                "what was given is not the URL of a backend (and not shown, as it may hold a secret): it must begin "
+                "with a scheme; write for example sqlite:///work.db or memory:"
             )
+        unread = f"{scheme}:{HIDDEN}"
+        if "#" in written:
+            raise ConfigError(f"{unread!r} has a '#', which would end the address; write it as %23")
         try:
-            parts = split(written)
+            if _CONTROL.search(written):
+                raise ValueError
+            parts = _split(written)
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
             # Without the cause: that error may quote a part of the password.
             raise ConfigError(
-                f"{redact(written)!r} can't be read as a URL; percent-encode special characters in names and "
+                f"{unread!r} can't be read as a URL; percent-encode special characters in names and "
                 "passwords, and write options as ?name=value&name=value"
             ) from None
-        if parts.fragment:
-            raise ConfigError(f"{redact(written)!r} has a '#', which would end the address; write it as %23")
-        query: dict[str, str] = {}
+        if (parts.netloc and "@" in parts.path) or any(map(_is_unclear, parts.query.split("&"))):
+            raise ConfigError(
+                f"{unread!r} has an @ after the address; percent-encode a / or ? of the password as %2F or %3F, and "
+                "any other @ as %40"
+            )
+        login, at, hosts = parts.netloc.rpartition("@")
+        user, colon, password = login.partition(":")
+        query: dict[str, Secret] = {}
         for name, value in pairs:
             if name in query:
-                raise ConfigError(f"the option {name!r} is given twice in {redact(written)!r}; give it once")
-            query[name] = value
-        return cls(parts.scheme, parts.netloc, parts.path, query, written)
+                named = f"the option {name!r}" if name in _KNOWN else "an option"
+                raise ConfigError(f"{named} is given twice in {unread!r}; give it once")
+            query[name] = Secret(value)
+        return cls(
+            scheme,
+            Secret(unquote(user)) if at else None,
+            Secret(unquote(password)) if colon else None,
+            hosts,
+            parts.path,
+            query,
+            Secret(written),
+            _shown(written, scheme, parts),
+        )
 
     def options(self, kind: type[Options]) -> Options:
         """Build the dataclass *kind* from the query: each field an option, its annotation the type, its default kept.
@@ -76,21 +147,97 @@ class Url:
         """
         fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         given: dict[str, Any] = {}
-        for name, text in self.query.items():
+        for name, value in self.query.items():
             if name not in fields:
-                known = ", ".join(sorted(fields)) or "none"
-                raise ConfigError(f"{self.scheme} has no option {name!r}{nearest(name, list(fields))} (known: {known})")
-            given[name] = _typed(name, text, fields[name].type)
+                raise ConfigError(self._unknown(name, sorted(fields)))
+            given[name] = _typed(name, value, fields[name].type)
         return kind(**given)
 
+    def _unknown(self, name: str, known: list[str]) -> str:
+        """Return that there is no option *name*; the name is shown, unless it may be a part of a secret."""
+        listed = ", ".join(known) or "none"
+        if not _WORD.match(name) or not HIDDEN_OPTIONS.isdisjoint(self.query):
+            return (
+                f"{self} has an option that {self.scheme} doesn't know; correct its name, or percent-encode an & in "
+                f"the value before it as %26 (known: {listed})"
+            )
+        return f"{self.scheme} has no option {name!r}{nearest(name, known)} (known: {listed})"
+
+    def with_option(self, name: str, value: str) -> Url:
+        """Return the URL with one option more, or with another value of it; it is shown as before."""
+        return dataclasses.replace(self, query={**self.query, name: Secret(value)})
+
+    def places(self, port: int, form: str) -> tuple[tuple[str, int], ...]:
+        """Return hosts (of IPv6, without brackets) and ports, each once; *port* where none is given.
+
+        Raises:
+            ConfigError: One has no host, or another form. The error has *form*, the right one.
+        """
+        return tuple(dict.fromkeys(self._place(written, port, form) for written in self.hosts.split(",")))
+
+    def place(self, port: int, form: str) -> tuple[str, int]:
+        """Return the only host and its port, like :meth:`places`."""
+        first, *more = self.places(port, form)
+        if more:
+            raise ConfigError(f"{str(self)!r} names several hosts, and {self.scheme}: has one; {form}")
+        return first
+
+    def _place(self, written: str, port: int, form: str) -> tuple[str, int]:
+        if not written:
+            raise ConfigError(f"{str(self)!r} names no host, or an empty one; {form}")
+        found = _PLACE.fullmatch(written)
+        number = int(found["port"] or port) if found else 0
+        if not found or not 0 < number < 65_536:
+            # Without the text: it may be part of a password that is not percent-encoded.
+            raise ConfigError(
+                f"{str(self)!r} has a server that is no host:port; {form}, and percent-encode the special characters "
+                "of the password"
+            )
+        return found["host"].strip("[]"), number
+
     def __str__(self) -> str:
-        return redact(self.written)
+        return self.shown
 
     def __repr__(self) -> str:
-        return f"Url({str(self)!r})"
+        return f"Url({self.shown!r})"
 
 
-def split(written: str) -> SplitResult:
+def secret_in(env: Mapping[str, str], option: str, name: str) -> Secret:
+    """Return the secret in the environment variable *name*, as *option* of a URL says, or as is usual.
+
+    Raises:
+        ConfigError: It is not set. The error shows its name, unless that may be the secret itself.
+    """
+    text = env.get(name, "").strip()
+    if text:
+        return Secret(text)
+    if _VARIABLE.match(name):
+        raise ConfigError(f"the environment variable {name} is not set; {option} says that it holds the secret")
+    raise ConfigError(
+        f"{option} must name an environment variable that is set, such as MY_SECRET; what it has is not shown, as it "
+        "may be the secret itself"
+    )
+
+
+def shown_in(text: str) -> str:
+    """Return *text*, which may be a URL or end with one, without the secrets of that."""
+    begin = _ANYWHERE.search(text)
+    if begin is None:
+        return text
+    url = text[begin.start() :]
+    try:
+        shown = Url.parse(url).shown
+    except ConfigError:
+        shown = f"{begin[1]}:{HIDDEN}"
+    return text[: begin.start()] + shown
+
+
+def in_url(host: str, port: int) -> str:
+    """Return a host and its port as URLs have them: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _split(written: str) -> SplitResult:
     """Return the parts of a URL, which may name several hosts.
 
     Newer Pythons' ``urlsplit`` refuses brackets after the first host, as of an IPv6 address in ``etcd://a,[::1]``.
@@ -99,46 +246,62 @@ def split(written: str) -> SplitResult:
         ValueError: It is no URL.
     """
     found = _PARTS.fullmatch(written)
-    assert found  # everything in it is optional
+    if not found:
+        raise ValueError
     netloc = found["netloc"]
     if "," not in netloc or "[" not in netloc:
         return urlsplit(written)
-    return urlsplit(f"{found['scheme'] or ''}//{found['rest']}")._replace(netloc=netloc)
+    return urlsplit(f"{found['scheme']}://{found['rest']}")._replace(netloc=netloc)
 
 
-def redact(url: str) -> str:
-    """Return *url* with its password and every option that may be a secret replaced by ``***``."""
-    # Parsed by hand: urlsplit() drops some characters and refuses others.
-    found = _PARTS.fullmatch(url)
-    assert found  # everything in it is optional
-    scheme, slashes, netloc, rest = (found[part] or "" for part in ("scheme", "slashes", "netloc", "rest"))
-    _, at, host = url.rpartition("@")
-    # A '/', '?' or '#' in a password that is not percent-encoded ends the host too early: hide all up to the last @.
-    # Without a host, an @ may be part of a file's name.
-    too_early = "@" in rest and (netloc or ":" in rest.rpartition("@")[0])
-    if at and (too_early or not slashes):
-        shown = f"{scheme}{slashes}***@{host}"
-    elif "@" in netloc:
-        login, _, host = netloc.rpartition("@")
-        name, colon, _ = login.partition(":")
-        shown = f"{scheme}//{name}:***@{host}{rest}" if colon else url
-    else:
-        shown = url
-    address, mark, query = shown.partition("?")
-    return address + mark + "&".join(map(_without_secret, query.split("&")))
+def _shown(written: str, scheme: str, parts: SplitResult) -> str:
+    """Return a URL with its secrets replaced by ``***``, or only its scheme where it's unclear what is one."""
+    login, at, hosts = parts.netloc.rpartition("@")
+    options = parts.query.split("&") if parts.query else []
+    are_hosts = not parts.netloc or all(map(_PLACES.fullmatch, hosts.split(",")))
+    is_file = scheme in _FILES and ":" not in parts.path.rpartition("@")[0]
+    if not are_hosts or ("@" in parts.path and not is_file):
+        return f"{scheme}:{HIDDEN}"
+    address, mark, _ = written.partition("?")
+    if at:
+        address = address.replace(f"//{login}@", f"//{_shown_login(scheme, login)}@", 1)
+    has_secret = any(option.partition("=")[0] in HIDDEN_OPTIONS for option in options)
+    return address + mark + "&".join(_shown_option(option, has_secret=has_secret) for option in options)
 
 
-def _without_secret(part: str) -> str:
-    name, equals, _ = part.partition("=")
-    if not equals:  # it may be the rest of a value with an & in it
-        return "***" if part else ""
-    return f"{name}=***" if _SECRET.search(unquote(name)) else part
+def _shown_login(scheme: str, login: str) -> str:
+    user, _, password = login.partition(":")
+    if "@" in login or scheme not in _LOGINS:
+        return HIDDEN
+    if password:
+        return f"{user}:{HIDDEN}"
+    return login if scheme in _USERS else HIDDEN
 
 
-def _typed(name: str, text: str, annotation: object) -> Any:
+def _is_unclear(option: str) -> bool:
+    """Whether this may be the end of a password with a ? in it."""
+    name, _, value = option.partition("=")
+    return "@" in name or ("@" in value and unquote(name) not in _KNOWN)
+
+
+def _shown_option(option: str, *, has_secret: bool) -> str:
+    name, equals, value = option.partition("=")
+    if name not in _KNOWN and (has_secret or not _WORD.match(name)):
+        return HIDDEN  # the name may be the rest of a secret with an & in it
+    is_shown = name in SHOWN or (name in VARIABLES and _VARIABLE.match(value))
+    return option if is_shown and "@" not in unquote(value) else f"{name}{equals}{HIDDEN}"
+
+
+_KNOWN = SHOWN | HIDDEN_OPTIONS | VARIABLES
+
+
+def _typed(name: str, value: Secret, annotation: object) -> Any:
     # A class where the module has no "from __future__ import annotations", else its name.
     written = annotation.__name__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
     kind = written.removesuffix(" | None")
+    if kind == "Secret":
+        return value
+    text = value.reveal()
     try:
         if kind == "bool":
             return _BOOLS[text.lower()]

@@ -185,7 +185,7 @@ async def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("TENURE_URL")
     with pytest.raises(tenure.ConfigError, match="TENURE_URL is not set"):
         tenure.sync.connect()
-    with pytest.raises(tenure.ConfigError, match="'' is not the URL of a backend"):
+    with pytest.raises(tenure.ConfigError, match="is not the URL of a backend"):
         tenure.connect("")
 
 

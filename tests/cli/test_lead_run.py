@@ -18,12 +18,12 @@ from tenure._cli.child import environment
 from tenure._cli.exits import Exit
 from tenure._cli.lead_run import PAUSE_MOST, QUICK, _next_pause
 from tenure._cli.output import log_to_stderr
-from tenure._url import redact
+from tenure._url import Url
 from tenure.cli import main
 
 
 def environment_of(url: str) -> dict[str, str]:
-    return environment(url, redact(url), {"TENURE_NAME": "job", "TENURE_SESSION": None})
+    return environment(Url.parse(url), {"TENURE_NAME": "job", "TENURE_SESSION": None})
 
 
 @pytest.mark.parametrize("url", ["redis://u:hunter2@host", "azure://account?sas_token=hunter2"], ids=["user", "option"])

@@ -12,9 +12,9 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "glossary.md").read_text(
 
 PLAIN = """
     aclose ask attempt batch close connect decode delete diagnose error fact failure filter header headers json
-    leaders leave list live metadata migrate migration names note of on open options outgoing partition pause policy
-    remaining remove resume run running seen send serve set settings settled settling shutdown soon sql startup
-    state stop support text timing url vacancies value withdraw work
+    leaders leave list live metadata migrate migration names note of on open option options outgoing partition pause
+    place places policy remaining remove resume reveal run running secret seen send serve set settings settled settling
+    shutdown soon sql startup state stop support text timing url vacancies value withdraw work
 """
 """Words with their usual meaning, or explained by others."""
 

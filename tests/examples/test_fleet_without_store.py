@@ -129,7 +129,7 @@ def test_the_command_line_of_the_unit() -> None:
     assert found["argv"] == (f"{PROGRAMS}python", "/opt/poller/poller.py")
     url = Url.parse(found["url"])
     members = variables["POLLER_MEMBERS"].split(",")
-    assert (url.scheme, url.netloc.split(",")) == ("peers", members)
+    assert (url.scheme, url.hosts.split(",")) == ("peers", members)
     assert len(members) == 3
     assert variables["POLLER_ME"] in members
     assert float(variables["POLLER_TTL"]) == found["ttl"]

@@ -32,7 +32,7 @@ from tenure._backends.kubernetes.kubeconfig import access_of, read_kubeconfig
 from tenure._backends.kubernetes.leases import KubernetesLeases
 from tenure._backends.kubernetes.observations import Observations
 from tenure._backends.kubernetes.watch import Watch
-from tenure._backends.peers.seal import Broken, Secret, introduced, introduction, length_of, nonce_of
+from tenure._backends.peers.seal import Broken, SharedKey, introduced, introduction, length_of, nonce_of
 from tenure._backends.peers.wire import (
     BODY_MAX,
     Claim,
@@ -385,7 +385,7 @@ def read_peer(given: Any) -> None:
 
 def read_frame(given: Any) -> None:
     frame, counts = as_bytes(given), cast(Any, SimpleNamespace(drop=nothing))
-    channel = Secret.of(b"key", "terms").channel(b"a", b"b", dialled=True)
+    channel = SharedKey.of(b"key", "terms").channel(b"a", b"b", dialled=True)
     reads: list[Callable[[], object]] = [
         lambda: length_of(frame[:4].ljust(4, b"\0"), counts),
         lambda: channel.open(frame[4:].ljust(40, b"\0"), counts),
@@ -397,7 +397,10 @@ def read_frame(given: Any) -> None:
             read()
 
 
-FRAMES = [Secret.of(b"key", "terms").channel(b"b", b"a", dialled=False).seal(encode(MESSAGES[0])), introduction(2, 1)]
+FRAMES = [
+    SharedKey.of(b"key", "terms").channel(b"b", b"a", dialled=False).seal(encode(MESSAGES[0])),
+    introduction(2, 1),
+]
 HTTP = [[json.dumps(LEASE), "5"], [json.dumps({"message": "no", "code": 403}), ""]]
 BODIES = [json.dumps(TXN), json.dumps({"error": {"code": 5, "message": "no"}})]
 

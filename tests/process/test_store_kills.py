@@ -147,10 +147,10 @@ async def test_nothing_is_lost_and_nothing_settled_twice(load: Load, tmp_path: P
         url = Url.parse(f"{server.url}{'&' if '?' in server.url else '?'}timeout=20")
         module = registry.load(url)
         if load.server is Postgres:
-            await module.migrate(url.written)
+            await module.migrate(url.written.reveal())
         backend = module.open(url)
         await backend.broker.declare("work", {"lock": load.lock, "max_deliveries": 1_000})
-        consumers = Consumers(load, url.written, tmp_path)
+        consumers = Consumers(load, url.written.reveal(), tmp_path)
         try:
             enough = asyncio.Event()
             sending = asyncio.create_task(send(load, backend.broker, enough))

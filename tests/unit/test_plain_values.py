@@ -28,7 +28,6 @@ from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt, DeadMessage, Delivery, LiveMessage, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.received import Received
-from tenure._url import Url
 
 FAILURE = Failure("ValueError", "7", "Traceback …")
 HEADERS: FrozenDict[str, message.HeaderValue] = FrozenDict({"a": 1, "b": "c"})
@@ -84,7 +83,6 @@ VALUES: list[Any] = [
     tenure.Death("odd", "very", 2.5, FAILURE, DEAD.history),
     Fact("a", "b"),
     tenure.QueueSettings(lock=5, dead_retention=60.0, max_locked=5, rate=(100, 60.0), session_rate=(1, 0.5)),
-    Url.parse("redis://ann:secret@host/1?a=b"),
 ]
 
 
@@ -95,7 +93,7 @@ def ids(value: Any) -> str:
 def test_every_public_dataclass_is_tried() -> None:
     public = [getattr(tenure, name) for name in tenure.__all__]
     kinds = {kind for kind in [*public, *EVENTS] if dataclasses.is_dataclass(kind)}
-    assert kinds <= {type(value) for value in VALUES}
+    assert kinds - {tenure.Url} <= {type(value) for value in VALUES}  # a URL may hold a secret: unit/test_secrets.py
 
 
 @pytest.mark.parametrize("value", VALUES, ids=ids)

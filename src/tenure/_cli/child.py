@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
+import tenure
 from tenure._cli import guard
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.output import warn
@@ -31,14 +32,15 @@ class Outcome:
     code: int = 0  # its exit code, 128 + n for signal n; for "failed", the errno
 
 
-def environment(url: str, shown_url: str, variables: Mapping[str, str | None]) -> dict[str, str]:
+def environment(url: tenure.Url, variables: Mapping[str, str | None]) -> dict[str, str]:
     """Return our environment for a command, with *variables* added; None removes one.
 
-    The store's *url* is added as TENURE_URL if it has no password, because the command, or its children, may log their
+    The store's *url* is added as TENURE_URL if it has no secret, because the command, or its children, may log their
     environment.
     """
+    written = url.written.reveal()
     environment = dict(os.environ)
-    for name, value in {"TENURE_URL": url if url == shown_url else None, **variables}.items():
+    for name, value in {"TENURE_URL": written if written == url.shown else None, **variables}.items():
         environment.pop(name, None)
         if value is not None:
             environment[name] = value

@@ -6,7 +6,6 @@ untrusted text, so those that a shell would have to quote are omitted.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import sys
@@ -176,6 +175,6 @@ async def _asked(url: str, ask: Callable[[Backend], Awaitable[Iterable[str]]]) -
     if backend.url.scheme in ("memory", "peers"):  # the former has no names; only members can ask the latter
         return []
     if backend.url.scheme == "sqlite":  # whatever the URL says
-        backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})
+        backend.url = backend.url.with_option("create", "false")
     async with backend:
         return list(await ask(backend))

@@ -40,13 +40,23 @@ def run(arguments: Sequence[str]) -> int:
         return Exit.USAGE
     except Exception as error:
         code, message = exit_of(error)
-        print_error(message)
+        print_error(_without_secrets(message, arguments))
         lead_on(explained_by(error))
         if code == Exit.INTERNAL:
             traceback.print_exception(error)
         if code in (Exit.OUTPUT, BROKEN_PIPE):
             _drop_output()
         return code
+
+
+def _without_secrets(message: str, arguments: Sequence[str]) -> str:
+    """Return a message without the secrets of a URL that was given where something else belongs, such as a name."""
+    from tenure._url import shown_in  # not needed while all goes well
+
+    for word in arguments:
+        if (shown := shown_in(word)) != word:
+            message = message.replace(word, shown).replace(repr(word)[1:-1], shown)
+    return message
 
 
 def _drop_output() -> None:

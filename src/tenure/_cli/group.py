@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import re
 import sys
@@ -301,7 +300,7 @@ def connect_existing(url: str) -> Backend:
     backend = connect(url)
     if backend.url.scheme == "sqlite" and "create" not in backend.url.query:
         # Not added to the URL as written, which errors quote.
-        backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})
+        backend.url = backend.url.with_option("create", "false")
     return backend
 
 

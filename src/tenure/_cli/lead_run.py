@@ -81,7 +81,7 @@ class LeadRun:
         log_to_stderr(self._options.verbosity)
         async with tenure.connect(self._options.url, on_event=self._on_event) as backend:
             election = backend.election(self._options.name, **self._options.settings)
-            variables = environment(self._options.url, str(backend.url), {"TENURE_NAME": self._options.name})
+            variables = environment(backend.url, {"TENURE_NAME": self._options.name})
             async with AsyncExitStack() as stack:
                 await self._answer_probes(stack, election)
                 await self._campaign(election, variables)

@@ -71,7 +71,7 @@ class WorkRun:
         self._counter = DeliveryCounter(options.queue, options.verbosity)
         self._looking: asyncio.Task[None] | None = None  # checks whether the queue exists
         self._consumer: tenure.Consumer
-        self._shown_url = ""
+        self._url: tenure.Url
 
     @cached_property
     def _stderr(self) -> Stderr:
@@ -96,7 +96,7 @@ class WorkRun:
     async def _consume(self, handler: Callable[[Any], Awaitable[object] | object]) -> None:
         options = self._options
         async with tenure.connect(options.url, on_event=self._counter.on_event) as backend:
-            self._shown_url = str(backend.url)
+            self._url = backend.url
             queue = backend.queue(options.queue, **options.settings)
             self._consumer = consumer = queue.consumer(self._counter.counted(handler), **self._consumer_options())
             await self._begin(backend, queue)
@@ -164,7 +164,7 @@ class WorkRun:
             return
         what = "session" if options.sessions else "message"
         plural = "s" if options.concurrency > 1 else ""
-        notice(f"{options.queue}: consuming from {self._shown_url}, {options.concurrency} {what}{plural} at once")
+        notice(f"{options.queue}: consuming from {self._url}, {options.concurrency} {what}{plural} at once")
 
     def _on_signal(self) -> None:
         if self._looking is not None:
@@ -258,7 +258,7 @@ class WorkRun:
             "TENURE_REPLY_TO": message.reply_to,
             "TENURE_HEADERS": json.dumps(dict(message.headers)) if message.headers else None,
         }
-        return environment(self._options.url, self._shown_url, env)
+        return environment(self._url, env)
 
 
 def _with_stderr(error: Exception, stderr: str) -> Exception:

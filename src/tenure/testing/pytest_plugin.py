@@ -132,5 +132,5 @@ def memory_queue(memory_backend: Backend) -> Queue:
 @pytest.fixture
 def memory_queue_for_threads(memory_backend: Backend) -> Iterator[tenure.sync.Queue]:
     """Yield the queue of ``memory_queue`` as a ``tenure.sync.Queue``."""
-    with tenure.sync.connect(memory_backend.url.written) as backend:
+    with tenure.sync.connect(memory_backend.url.written.reveal()) as backend:
         yield backend.queue("orders")

@@ -29,6 +29,7 @@ from tenure._backends.azure_storage.names import (
 from tenure._lease import Grant
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -248,7 +249,7 @@ def test_an_account_and_its_identity() -> None:
 
 def test_azurite_has_its_ports() -> None:
     address, _ = address_of(Url.parse("azurite://localhost:20000"), {})
-    assert (address.blobs, address.key) == ("http://localhost:20000/devstoreaccount1", DEVELOPMENT_KEY)
+    assert (address.blobs, address.key) == ("http://localhost:20000/devstoreaccount1", Secret(DEVELOPMENT_KEY))
     assert address.queues == "http://localhost:20001/devstoreaccount1"
     assert ":7/" in address_of(Url.parse("azurite://localhost:20000?queue_port=7"), {})[0].queues
 
@@ -278,7 +279,7 @@ def test_secrets_are_found_and_never_shown(url: str, env: dict[str, str], login:
     for shown in (repr(address), str(address), repr(options), str(parsed)):
         assert SECRET.rstrip("=") not in shown
     if login == "shared access signature":
-        assert address.sas == SAS
+        assert address.sas == Secret(SAS)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +308,6 @@ def test_an_invalid_address_is_refused(url: str, env: dict[str, str], hint: str)
 
 
 def test_connection_strings_in_other_forms() -> None:
-    assert connected("UseDevelopmentStorage=true").blobs == "http://127.0.0.1:10000/devstoreaccount1"
-    signed = connected(f"BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature={SAS}")
-    assert (signed.account, signed.sas, signed.queues) == ("mine", SAS, "")
+    assert connected(Secret("UseDevelopmentStorage=true")).blobs == "http://127.0.0.1:10000/devstoreaccount1"
+    signed = connected(Secret(f"BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature={SAS}"))
+    assert (signed.account, signed.sas, signed.queues) == ("mine", Secret(SAS), "")

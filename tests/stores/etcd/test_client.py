@@ -30,6 +30,7 @@ from tenure._backends.etcd.requests import (
     escaped,
     unescaped,
 )
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -43,7 +44,7 @@ HOLDER_KEY = b"tenure/name/694d"
 def test_members_and_login_are_read() -> None:
     address = address_of(Url.parse("etcds://app:p%40ss%2Fword@a,b:2380,[::1]:2381/?prefix=x/"))
     assert address.members == ("https://a:2379", "https://b:2380", "https://[::1]:2381")
-    assert (address.username, address.password) == ("app", "p@ss/word")
+    assert (address.username, address.password) == ("app", Secret("p@ss/word"))
     assert "p@ss" not in repr(address)
     assert str(address) == "etcds://a:2379,b:2380,[::1]:2381"
     assert address_of(Url.parse("etcd://a,a:2379")).members == ("http://a:2379",)
@@ -58,7 +59,7 @@ def test_members_and_login_are_read() -> None:
         ("etcd://a:port", "no host:port"),
         ("etcd://a:0", "no host:port"),
         ("etcd://a:99999", "no host:port"),
-        ("etcd://app:s3cret/x@a:2379", "no host:port"),
+        ("etcd://app:s3cret/x@a:2379", "an @ after the address"),
         ("etcd://app@a", "not both a user and a password"),
         ("etcd://:s3cret@a", "not both a user and a password"),
         ("etcd://a/prefix", "has a path"),

@@ -24,6 +24,7 @@ from tenure._backends import kubernetes
 from tenure._backends.kubernetes import address, credentials
 from tenure._backends.kubernetes.address import Options, address_of
 from tenure._lease import Vacant
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -214,11 +215,11 @@ async def test_a_token_file_is_read_again_after_a_minute(
         (pod / "token").write_text("second-token")
         credential = backend._client.address.access.credential
         assert credential is not None
-        assert (await credential.login(refused=None)).token == "first-token"
+        assert (await credential.login(refused=None)).token == Secret("first-token")
         monkeypatch.setattr(credentials, "TOKEN_AGE_MAX", 0.0)
-        assert (await credential.login(refused=None)).token == "second-token"
+        assert (await credential.login(refused=None)).token == Secret("second-token")
         (pod / "token").unlink()
-        assert (await credential.login(refused=None)).token == "second-token"  # it is being replaced
+        assert (await credential.login(refused=None)).token == Secret("second-token")  # it is being replaced
         await backend.leases.inspect("nothing")
     finally:
         await backend.close()
@@ -638,8 +639,8 @@ async def test_no_secret_is_shown() -> None:
         credentials.Access(
             "here",
             "https://h",
-            credential=credentials.TokenText("s3cret"),
-            certificate=credentials.Login("t", "c", "s3cret"),
+            credential=credentials.TokenText(Secret("s3cret")),
+            certificate=credentials.Login(Secret("t"), "c", Secret("s3cret")),
         )
     )
     assert "s3cret" not in shown

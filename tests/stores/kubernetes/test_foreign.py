@@ -15,6 +15,7 @@ from tenure._backends.kubernetes.credentials import Command, _credential_in
 from tenure._backends.kubernetes.observations import Observations
 from tenure._lease import NO_METADATA, TOKEN_MAX, HeldBy, Vacant
 from tenure._runtime.clock import SystemClock
+from tenure._secret import Secret
 from tenure.errors import ConfigError
 
 Json = dict[str, Any]
@@ -222,6 +223,6 @@ def test_a_credential_of_another_form_is_refused_and_not_shown(answer: Callable[
 def test_a_credential_may_last_for_ever() -> None:
     command = Command("client.authentication.k8s.io/v1", ["get-token"], {})
     login, expires_at = _credential_in(json.dumps(_expires("9999-12-31T23:59:59Z")).encode(), command)
-    assert login.token == "s3cret"
+    assert login.token == Secret("s3cret")
     assert expires_at is not None
     assert expires_at > 250e9

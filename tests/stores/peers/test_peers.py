@@ -534,7 +534,7 @@ async def test_a_connection_without_a_tls_handshake_counts_too(tls: str, monkeyp
         ("peers://a..b:1,127.0.0.1:2,127.0.0.1:3?insecure=yes", "no valid DNS name"),
         ("peers://127.0.0.1:1, 127.0.0.1:2,127.0.0.1:3", "a space"),
         ("peers://::1:1,127.0.0.1:2,127.0.0.1:3", "brackets"),
-        ("peers://u:p@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "no password"),
+        ("peers://u:p@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "has a login, and members have none"),
         ("peers://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?me=auto", "needs dns="),
         ("peers://", "no member's address"),
         ("peers://127.0.0.1:x", "no member's address"),

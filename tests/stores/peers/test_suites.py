@@ -10,7 +10,7 @@ from tenure._backends.peers.client import Member
 from tenure._backends.peers.fleet import Fleet, Strategy
 from tenure._backends.peers.leases import PeersLeases
 from tenure._backends.peers.machine import Tick
-from tenure._backends.peers.seal import Secret
+from tenure._backends.peers.seal import SharedKey
 from tenure._backends.peers.tcp import TcpTransport
 from tenure._election.store import LeaseStore, LeaseTraits
 from tenure._lease import Granted, HeldBy
@@ -60,7 +60,7 @@ class PeersHarness(LeaseHarness):
             return fleet
 
         def make_transport(fleet: Fleet) -> TcpTransport:
-            return TcpTransport(fleet, Secret.of(b"secret", fleet.terms), random.Random(me), listener=listener)
+            return TcpTransport(fleet, SharedKey.of(b"secret", fleet.terms), random.Random(me), listener=listener)
 
         return Member(find_fleet, make_transport, self._clock)
 

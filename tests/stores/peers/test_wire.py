@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tenure._backends.peers import machine as peers
 from tenure._backends.peers.fleet import Fleet
-from tenure._backends.peers.seal import Broken, Channel, Secret, introduced, introduction, length_of
+from tenure._backends.peers.seal import Broken, Channel, SharedKey, introduced, introduction, length_of
 from tenure._backends.peers.transport import Counts
 from tenure._backends.peers.wire import (
     BODY_MAX,
@@ -199,7 +199,7 @@ def test_the_longest_message_fits_a_frame() -> None:
 
 def channels(key: bytes = b"key", terms: str = "terms") -> tuple[Channel, Channel]:
     """Return both ends of one connection."""
-    secret = Secret.of(key, terms)
+    secret = SharedKey.of(key, terms)
     return secret.channel(b"a" * 16, b"b" * 16, dialled=True), secret.channel(b"b" * 16, b"a" * 16, dialled=False)
 
 
@@ -216,12 +216,12 @@ def test_a_sealed_frame_is_opened_once_and_only_by_the_other_end() -> None:
 
 def test_a_frame_of_another_connection_key_or_fleet_is_forged() -> None:
     _, back = channels()
-    secret = Secret.of(b"key", "terms")
+    secret = SharedKey.of(b"key", "terms")
     others = [
         secret.channel(b"c" * 16, b"b" * 16, dialled=True),
         secret.channel(b"a" * 16, b"c" * 16, dialled=True),
-        Secret.of(b"yek", "terms").channel(b"a" * 16, b"b" * 16, dialled=True),
-        Secret.of(b"key", "other").channel(b"a" * 16, b"b" * 16, dialled=True),
+        SharedKey.of(b"yek", "terms").channel(b"a" * 16, b"b" * 16, dialled=True),
+        SharedKey.of(b"key", "other").channel(b"a" * 16, b"b" * 16, dialled=True),
     ]
     counts = Counts()
     for other in others:
@@ -261,7 +261,7 @@ def test_an_introduction_to_another_member_is_refused() -> None:
 
 
 def test_a_secret_is_not_shown() -> None:
-    assert "hunter2" not in repr(Secret(b"hunter2-hunter2-"))
+    assert "hunter2" not in repr(SharedKey(b"hunter2-hunter2-"))
 
 
 def test_a_hundred_thousand_bad_frames_change_nothing() -> None:

@@ -29,6 +29,7 @@ from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Delivery, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Deleted, Renewed, Settled, Settlement, Verdict
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.cli import main
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
@@ -76,7 +77,7 @@ async def url(server: Postgres) -> str:
 
 def test_no_password_is_shown_in_a_traceback_with_locals() -> None:
     options = Url.parse("postgresql://host?password=hush&sslpassword=hush").options(Options)
-    assert (options.password, options.sslpassword) == ("hush", "hush")
+    assert (options.password, options.sslpassword) == (Secret("hush"), Secret("hush"))
     assert "hush" not in repr(options)
 
 

@@ -715,7 +715,7 @@ async def test_a_classic_queue_is_refused(backend: tenure.Backend, channel: Any,
     [
         ("amqp://", "names no host"),
         ("amqp:///vhost", "names no host"),
-        ("amqp://localhost:port/", "port that is no number"),
+        ("amqp://localhost:port/", "no host:port"),
         ("amqp://localhost/a/b", "second slash"),
         ("amqp://localhost/?heartbeet=3", "did you mean .heartbeat"),
         ("amqp://localhost/?heartbeat=0", "heartbeat must be"),

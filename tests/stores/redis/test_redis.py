@@ -26,6 +26,7 @@ from tenure._queue.broker import EVERYTHING, Broker
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, Complete, DeadLetter, Renewed, Settled, Settlement
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -781,7 +782,7 @@ async def test_who_begins_to_listen_during_a_subscription_gets_hints(
 def test_an_address_is_taken_apart() -> None:
     address = address_of(Url.parse("rediss://us%40er:p%2Fw@example.org:7000/3"))
     assert (address.host, address.port, address.database) == ("example.org", 7000, 3)
-    assert (address.username, address.password, address.is_tls) == ("us@er", "p/w", True)
+    assert (address.username, address.password, address.is_tls) == ("us@er", Secret("p/w"), True)
     assert "p/w" not in str(address) + repr(address)
     plain = address_of(Url.parse("redis://localhost"))
     assert (plain.port, plain.database, plain.username, plain.password) == (6379, 0, None, None)

@@ -16,6 +16,7 @@ from tenure._backends.redis.sentinel import SentinelOptions, primary_of
 from tenure._lease import Granted
 from tenure._queue.message import Stats
 from tenure._queue.outgoing import Outgoing
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -187,8 +188,8 @@ def test_an_address_is_taken_apart() -> None:
     address = primary_of(url, url.options(SentinelOptions))
     assert address.service.sentinels == (("a", 26379), ("b", 7000), ("::1", 7001))
     assert (address.service.name, address.database) == ("orders", 3)
-    assert (address.username, address.password) == ("us@er", "p/w")
-    assert (address.service.at_sentinels.username, address.service.at_sentinels.password) == (None, SECRET)
+    assert (address.username, address.password) == ("us@er", Secret("p/w"))
+    assert (address.service.at_sentinels.username, address.service.at_sentinels.password) == (None, Secret(SECRET))
     shown = str(address) + repr(address) + str(url)
     assert "p/w" not in shown
     assert SECRET not in shown
@@ -197,7 +198,7 @@ def test_an_address_is_taken_apart() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ("redis+sentinel:///orders", "no sentinel"),
+        ("redis+sentinel:///orders", "names no host"),
         ("redis+sentinel://a:b:c/orders", "no host:port"),
         ("redis+sentinel://a:70000/orders", "no host:port"),
         ("redis+sentinel://a", "no service"),

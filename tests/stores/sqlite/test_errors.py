@@ -58,7 +58,7 @@ async def refusal(backend: sqlite.SqliteBackend) -> TenureError:
     ("written", "said"),
     [
         ("sqlite://work.db", "has a host, 'work.db'; write sqlite:///work.db"),
-        ("sqlite://me:hush@var/work.db", r"me:\*\*\*@var/work.db' has a host, 'var'; write sqlite:///var/work.db"),
+        ("sqlite://me:hush@var/work.db", r"\*\*\*@var/work.db' has a login, and a file needs none"),
         ("sqlite://var/lib/work.db", "has a host, 'var'; write sqlite:///var/lib/work.db"),
         ("sqlite:work.db", "lacks slashes; write sqlite:///work.db"),
         ("sqlite:/var/work.db", "lacks slashes; write sqlite:////var/work.db"),

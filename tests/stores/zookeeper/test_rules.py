@@ -13,6 +13,7 @@ from tenure._backends.zookeeper.driver import reconnecting
 from tenure._backends.zookeeper.names import Dialect, escaped, is_of, node_prefix, queue_of, unescaped
 from tenure._backends.zookeeper.records import METADATA_MAX, NO_RECORD, Record, read_record, require_metadata
 from tenure._backends.zookeeper.touches import HEARD_AFTER, Touches
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -223,7 +224,7 @@ def test_the_next_write_that_proves_enough_is_known() -> None:
 def test_an_address_names_servers_path_and_login() -> None:
     address = address_of(Url.parse("zookeeper://ann:p%40ss@a,b:2182,[::1]:2183/apps/x%20y/?tick=1"))
     assert address.hosts == (("a", 2_181), ("b", 2_182), ("::1", 2_183))
-    assert (address.root, address.user, address.password) == ("/apps/x y", "ann", "p@ss")
+    assert (address.root, address.user, address.password) == ("/apps/x y", "ann", Secret("p@ss"))
     assert str(address) == "zookeeper://a:2181,b:2182,[::1]:2183/apps/x y"
     assert "p@ss" not in repr(address)
     assert address_of(Url.parse("zookeeper://a")).root == address_of(Url.parse("zookeeper://a/")).root == ""

@@ -9,10 +9,11 @@ import base64
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tenure._url import Url
+from tenure._secret import Secret
+from tenure._url import Url, secret_in
 from tenure.errors import ConfigError
 
 DEVELOPMENT_ACCOUNT = "devstoreaccount1"
@@ -69,8 +70,8 @@ class Address:
     account: str
     blobs: str
     queues: str
-    key: str | None = field(default=None, repr=False)
-    sas: str | None = field(default=None, repr=False)
+    key: Secret | None = None
+    sas: Secret | None = None
 
     @property
     def login(self) -> str:
@@ -84,9 +85,11 @@ def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) 
     Raises:
         ConfigError: It names no account, an option doesn't fit, or a variable of the environment isn't set.
     """
-    signature = {name: text for name, text in url.query.items() if name in _SAS} if "sig" in url.query else {}
-    plain = replace(url, query={name: text for name, text in url.query.items() if name not in signature})
+    signature = _SAS.intersection(url.query) if "sig" in url.query else frozenset()
+    plain = replace(url, query={name: value for name, value in url.query.items() if name not in signature})
     options = plain.options(Options)
+    if url.user is not None:
+        raise ConfigError(f"{url} must have no login; write azure://ACCOUNT, and see the page on secrets of an account")
     if url.path not in ("", "/"):
         raise ConfigError(f"{url} has a path, which azure: doesn't use; did you mean ?container=…?")
     if url.scheme == "azurite":
@@ -94,23 +97,23 @@ def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) 
     if options.queue_port is not None:
         raise ConfigError("queue_port is for azurite:// only; an account has a host name of its own for its queues")
     if signature:
-        written = url.written.partition("?")[2].split("&")
+        written = url.written.reveal().partition("?")[2].split("&")
         sas = "&".join(part for part in written if part.partition("=")[0] in signature)
-        return replace(_account(url, url.netloc, options), sas=sas), options
+        return replace(_account(url, url.hosts, options), sas=Secret(sas)), options
     return _with_secret(url, options, env), options
 
 
 def _azurite(url: Url, options: Options) -> Address:
     try:
-        host, _, port = url.netloc.partition(":")
+        host, _, port = url.hosts.partition(":")
         blob_port = int(port or 10_000)
     except ValueError:
         raise ConfigError(f"{url} has a port that is no number; write azurite://127.0.0.1:10000") from None
-    if not host or "@" in host:
+    if not host:
         raise ConfigError(f"{url} must have a host, and no login; write azurite://127.0.0.1:10000")
     queue_port = options.queue_port or blob_port + 1
     blobs, queues = (f"http://{host}:{each}/{DEVELOPMENT_ACCOUNT}" for each in (blob_port, queue_port))
-    return Address(DEVELOPMENT_ACCOUNT, blobs, queues, DEVELOPMENT_KEY)
+    return Address(DEVELOPMENT_ACCOUNT, blobs, queues, Secret(DEVELOPMENT_KEY))
 
 
 def _account(url: Url, name: str, options: Options) -> Address:
@@ -131,64 +134,60 @@ def _account(url: Url, name: str, options: Options) -> Address:
 
 def _with_secret(url: Url, options: Options, env: Mapping[str, str]) -> Address:
     if options.connection_string_env:
-        return _checked(url, connected(_read(env, options.connection_string_env)))
-    if not url.netloc and (text := env.get("AZURE_STORAGE_CONNECTION_STRING")):
-        return _checked(url, connected(text))  # the variable that Microsoft's own tools read
-    found = _account(url, url.netloc or env.get("AZURE_STORAGE_ACCOUNT", ""), options)
+        return _checked(url, connected(secret_in(env, "connection_string_env", options.connection_string_env)))
+    if not url.hosts and (text := env.get("AZURE_STORAGE_CONNECTION_STRING")):
+        return _checked(url, connected(Secret(text)))  # the variable that Microsoft's own tools read
+    found = _account(url, url.hosts or env.get("AZURE_STORAGE_ACCOUNT", ""), options)
     if options.key_env:
-        return replace(found, key=_key(_read(env, options.key_env), f"the environment variable {options.key_env}"))
+        return replace(
+            found, key=_key(secret_in(env, "key_env", options.key_env), f"the environment variable {options.key_env}")
+        )
     if options.sas_env:
-        return replace(found, sas=_signature(_read(env, options.sas_env), options.sas_env))
-    if not url.netloc:
-        sas = env.get("AZURE_STORAGE_SAS_TOKEN", "").lstrip("?") or None
-        key = env.get("AZURE_STORAGE_KEY", "").strip()
-        return replace(found, key=_key(key, "the environment variable AZURE_STORAGE_KEY") if key else None, sas=sas)
+        return replace(found, sas=_signature(secret_in(env, "sas_env", options.sas_env), options.sas_env))
+    if not url.hosts:
+        sas = env.get("AZURE_STORAGE_SAS_TOKEN", "").lstrip("?")
+        key = Secret(env.get("AZURE_STORAGE_KEY", "").strip())
+        found = replace(found, sas=Secret(sas) if sas else None)
+        return replace(found, key=_key(key, "the environment variable AZURE_STORAGE_KEY")) if key else found
     return found
 
 
-def _key(text: str, where: str) -> str:
+def _key(key: Secret, where: str) -> Secret:
     """Return an account's key, if it can be one."""
     try:
-        base64.b64decode(text, validate=True)
+        base64.b64decode(key.reveal(), validate=True)
     except ValueError:
         raise ConfigError(
             f"{where} holds no account key, which is base64; copy the whole key from the account's access keys"
         ) from None
-    return text
+    return key
 
 
-def _signature(text: str, name: str) -> str:
+def _signature(given: Secret, name: str) -> Secret:
     """Return a shared access signature, if it can be one."""
-    if "sig=" not in text:
+    if "sig=" not in given.reveal():
         raise ConfigError(
             f"the environment variable {name} holds no shared access signature: sig=… is missing; copy it whole"
         )
-    return text.lstrip("?")
-
-
-def _read(env: Mapping[str, str], name: str) -> str:
-    text = env.get(name, "").strip()
-    if not text:
-        raise ConfigError(f"the environment variable {name} is not set; the URL names it for the secret")
-    return text
+    return Secret(given.reveal().lstrip("?"))
 
 
 def _checked(url: Url, found: Address) -> Address:
-    if url.netloc and url.netloc.partition(".")[0] != found.account:
+    if url.hosts and url.hosts.partition(".")[0] != found.account:
         raise ConfigError(
-            f"{url} names the account {url.netloc!r}, and the connection string {found.account!r}; remove one of them"
+            f"{url} names the account {url.hosts!r}, and the connection string {found.account!r}; remove one of them"
         )
     return found
 
 
-def connected(text: str) -> Address:
+def connected(given: Secret) -> Address:
     """Return the account that a connection string names.
 
     Raises:
         ConfigError: It is not a connection string; the error doesn't quote it.
     """
     parts = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
+    for part in filter(None, (part.strip() for part in given.reveal().split(";"))):
         name, equals, value = part.partition("=")
         if not equals:
             raise ConfigError("the connection string can't be read: it must consist of NAME=VALUE, separated by ';'")
@@ -199,12 +198,20 @@ def connected(text: str) -> Address:
     protocol, suffix = parts.get("defaultendpointsprotocol", "https"), parts.get("endpointsuffix", "core.windows.net")
     blobs = parts.get("blobendpoint") or (f"{protocol}://{account}.blob.{suffix}" if account else "")
     queues = parts.get("queueendpoint") or (f"{protocol}://{account}.queue.{suffix}" if account else "")
-    key, sas = parts.get("accountkey"), parts.get("sharedaccesssignature", "").lstrip("?") or None
+    key, sas = parts.get("accountkey"), parts.get("sharedaccesssignature", "").lstrip("?")
+    are_endpoints = all(re.fullmatch(r"(https?://[\w.:\[\]/-]+)?", one) for one in (blobs, queues))
+    if not are_endpoints or (account and not re.fullmatch(r"[A-Za-z0-9-]{1,63}", account)):
+        raise ConfigError(
+            "the connection string has an account or an endpoint that is none (not shown, as a ';' may be missing "
+            "after it); copy the whole string from the account's access keys"
+        )
     if not (blobs or queues) or not (key or sas) or (key and not account):
         raise ConfigError(
             "the connection string is incomplete: it needs AccountName and AccountKey, or SharedAccessSignature with "
             "AccountName or BlobEndpoint and QueueEndpoint"
         )
-    key = _key(key, "the AccountKey of the connection string") if key else None
     account = account or re.sub(r"^\w+://", "", blobs or queues).partition(".")[0]
-    return Address(account, blobs.rstrip("/"), queues.rstrip("/"), key, sas if not key else None)
+    blobs, queues = blobs.rstrip("/"), queues.rstrip("/")
+    if key:
+        return Address(account, blobs, queues, _key(Secret(key), "the AccountKey of the connection string"))
+    return Address(account, blobs, queues, sas=Secret(sas))

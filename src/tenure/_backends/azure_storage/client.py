@@ -284,9 +284,9 @@ class Account:
 def _credential(address: Address) -> tuple[Any, Any]:
     """Return the credential for the account, and the part of it that must be closed."""
     if address.key is not None:
-        return AzureNamedKeyCredential(address.account, address.key), None
+        return AzureNamedKeyCredential(address.account, address.key.reveal()), None
     if address.sas is not None:
-        return AzureSasCredential(address.sas), None
+        return AzureSasCredential(address.sas.reveal()), None
     from azure.identity.aio import DefaultAzureCredential  # slow to import, and not needed with a secret
 
     identity = DefaultAzureCredential()

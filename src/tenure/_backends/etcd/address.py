@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import unquote
 
-from tenure._url import Url
+from tenure._secret import Secret
+from tenure._url import Url, in_url
 from tenure.errors import ConfigError
 
 PORT = 2_379
-_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Address:
 
     members: tuple[str, ...]
     username: str | None
-    password: str | None = field(repr=False)
+    password: Secret | None
     is_tls: bool
 
     def __str__(self) -> str:
@@ -68,25 +66,11 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[user:password@]host[:port][,host[:port]…]/?prefix=tenure/"
-    login, at, hosts = url.netloc.rpartition("@")
     is_tls = url.scheme == "etcds"
-    members = tuple(dict.fromkeys(_member(written, url, form, is_tls=is_tls) for written in hosts.split(",")))
+    scheme = "https" if is_tls else "http"
+    members = tuple(f"{scheme}://{in_url(host, port)}" for host, port in url.places(PORT, form))
     if url.path.strip("/"):
         raise ConfigError(f"{str(url)!r} has a path, and etcd has none; {form}, with the beginning of the keys there")
-    user, _, password = (unquote(part) for part in login.partition(":"))
-    if at and not (user and password):
+    if url.user is not None and not (url.user and url.password):
         raise ConfigError(f"{str(url)!r} has an @, but not both a user and a password before it; {form}")
-    return Address(members, user or None, password or None, is_tls)
-
-
-def _member(written: str, url: Url, form: str, *, is_tls: bool) -> str:
-    if not written:
-        raise ConfigError(f"{str(url)!r} names no host, or an empty one; {form}")
-    found = _PLACE.fullmatch(written)
-    if not found or int(found["port"] or PORT) not in range(1, 65_536):
-        # Without the text: it may be part of a password that is not percent-encoded.
-        raise ConfigError(
-            f"{str(url)!r} has a member that is no host:port; {form}, and percent-encode the special characters of the "
-            "password"
-        )
-    return f"{'https' if is_tls else 'http'}://{found['host']}:{found['port'] or PORT}"
+    return Address(members, url.user.reveal() if url.user else None, url.password, is_tls)

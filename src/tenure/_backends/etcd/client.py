@@ -28,6 +28,7 @@ from tenure._backends.etcd.requests import Json
 from tenure._foreign import Unreadable, an_object, read_object, read_or
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
+from tenure._secret import revealed
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError
 
@@ -288,7 +289,7 @@ class Client:
             return self._token
         async with self._login_turn:
             if self._token is None:
-                login = {"name": self.address.username, "password": self.address.password}
+                login = {"name": self.address.username, "password": revealed(self.address.password)}
                 try:
                     given = (await member.post("auth/authenticate", login, "")).get("token")
                 except Refused as error:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from tenure._backends.kubernetes.credentials import Access, TokenFile, TokenText, read_file, require_server
 from tenure._backends.kubernetes.kubeconfig import access_of, read_kubeconfig
 from tenure._backends.kubernetes.names import is_namespace
-from tenure._url import Url
+from tenure._url import Url, secret_in
 from tenure.errors import ConfigError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -72,13 +72,13 @@ def address_of(
     """
     if url.path not in ("", "/"):
         raise ConfigError(f"{str(url)!r} has a path; write kubernetes://NAMESPACE, and name the election separately")
-    if url.netloc and not is_namespace(url.netloc):
+    if url.user is not None or (url.hosts and not is_namespace(url.hosts)):
         raise ConfigError(
             f"{str(url)!r} names no namespace: it must be 1 to 63 small letters, digits and '-'; write "
             "kubernetes://NAMESPACE?server=https://HOST:PORT if you mean a server"
         )
     access = _access(options, env, account)
-    namespace = url.netloc or access.namespace
+    namespace = url.hosts or access.namespace
     if not namespace and options.server is not None:
         raise ConfigError(f"{str(url)!r} names no namespace; add one to the URL: kubernetes://NAMESPACE?server=…")
     if not namespace:
@@ -109,14 +109,7 @@ def _named_server(server: str, options: Options, env: Mapping[str, str]) -> Acce
     require_server(server, "the option server")
     credential = None
     if options.token_env is not None:
-        if not options.token_env:
-            raise ConfigError("token_env names no environment variable; write token_env=NAME, or leave it out")
-        token = env.get(options.token_env, "").strip()
-        if not token:
-            raise ConfigError(
-                f"the environment variable {options.token_env} is not set; the URL names it for the token"
-            )
-        credential = TokenText(token)
+        credential = TokenText(secret_in(env, "token_env", options.token_env))
     return Access(
         origin="the URL",
         server=server.rstrip("/"),

@@ -21,6 +21,7 @@ from tenure._foreign import Unreadable, digits, read_object, read_or
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -146,7 +147,7 @@ class Session:
         self._access = access
         self._http: aiohttp.ClientSession | None = None
         self._login = Login()
-        self._shown: tuple[str | None, str | None] | None = None  # the certificate of the connections
+        self._shown: tuple[str | None, Secret | None] | None = None  # the certificate of the connections
         self._making = asyncio.Lock()
         self._retired: set[aiohttp.ClientSession] = set()
         self._closing = Tasks()
@@ -250,7 +251,7 @@ class Session:
 def _headers(login: Login, *, has_body: bool) -> dict[str, str]:
     headers = {"Accept": "application/json", "User-Agent": AGENT}
     if login.token:
-        headers["Authorization"] = f"Bearer {login.token}"
+        headers["Authorization"] = f"Bearer {login.token.reveal()}"
     if has_body:
         headers["Content-Type"] = "application/json"
     return headers

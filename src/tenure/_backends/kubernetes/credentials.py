@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from tenure._foreign import a_text, an_object, read_object
 from tenure._runtime.threads import in_thread
+from tenure._secret import Secret, revealed
 from tenure.errors import ConfigError, Unavailable
 
 TOKEN_AGE_MAX = 60.0
@@ -39,9 +40,9 @@ _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.
 class Login:
     """What a request is sent with: a bearer token, and a client certificate with its key, both as PEM."""
 
-    token: str | None = field(default=None, repr=False)
+    token: Secret | None = None
     certificate: str | None = field(default=None, repr=False)
-    key: str | None = field(default=None, repr=False)
+    key: Secret | None = None
 
 
 class Credential(Protocol):
@@ -153,7 +154,7 @@ def _load_certificate(context: ssl.SSLContext, login: Login, origin: str) -> Non
     with tempfile.TemporaryDirectory(prefix="tenure-") as folder:  # readable for this user only
         certificate, key = Path(folder, "client.pem"), Path(folder, "client.key")
         certificate.write_text(login.certificate or "")
-        key.write_text(login.key or "")
+        key.write_text(revealed(login.key) or "")
         try:
             context.load_cert_chain(certificate, key)
         except (ssl.SSLError, ValueError) as error:
@@ -167,7 +168,7 @@ def _load_certificate(context: ssl.SSLContext, login: Login, origin: str) -> Non
 class TokenText:
     """A token that stays the same."""
 
-    token: str = field(repr=False)
+    token: Secret
 
     async def login(self, *, refused: Login | None) -> Login:
         """Return the token."""
@@ -195,7 +196,7 @@ class TokenFile:
                 raise Unavailable(f"the token file {self._path} can't be read: {why}") from error
             if not token:
                 raise Unavailable(f"the token file {self._path} is empty")
-            self._login, self._read_at = Login(token), time.monotonic()
+            self._login, self._read_at = Login(Secret(token)), time.monotonic()
         return self._login
 
 
@@ -298,8 +299,9 @@ def _credential_in(written: bytes, command: Command) -> tuple[Login, float | Non
     try:
         found = read_object(written)
         status = an_object(found.get("status"))
-        secrets = (status.get(name) for name in ("token", "clientCertificateData", "clientKeyData"))
-        login = Login(*(a_text(one) if one else None for one in secrets))
+        given = (status.get(name) for name in ("token", "clientCertificateData", "clientKeyData"))
+        token, certificate, key = (a_text(one) if one else "" for one in given)
+        login = Login(Secret(token) if token else None, certificate or None, Secret(key) if key else None)
         expires = status.get("expirationTimestamp")
         expires_at = datetime.fromisoformat(a_text(expires)).timestamp() if expires else None
     except (ValueError, OverflowError):  # also Unreadable

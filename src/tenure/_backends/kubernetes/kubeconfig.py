@@ -22,6 +22,7 @@ from tenure._backends.kubernetes.credentials import (
     require_server,
     require_version,
 )
+from tenure._secret import Secret
 from tenure.errors import ConfigError, nearest
 
 _REFUSED = {
@@ -164,7 +165,7 @@ def _certificate(user: Entry) -> Login | None:
     certificate, key = user.text("client-certificate"), user.text("client-key")
     if (certificate is None) != (key is None):
         raise ConfigError(f"{user.file}: user {user.name!r} must have both a client-certificate and a client-key")
-    return Login(certificate=certificate, key=key) if certificate else None
+    return Login(certificate=certificate, key=Secret(key)) if certificate and key else None
 
 
 def _credential(user: Entry, cluster: Entry) -> Credential | None:
@@ -174,7 +175,7 @@ def _credential(user: Entry, cluster: Entry) -> Credential | None:
     if (path := user.path("tokenFile")) is not None:
         return TokenFile(path)
     if user.fields.get("token"):
-        return TokenText(str(user.fields["token"]))
+        return TokenText(Secret(str(user.fields["token"])))
     if user.fields.get("exec"):
         return CommandLogin(_command(user, user.fields["exec"], cluster))
     return None

@@ -22,8 +22,8 @@ _shared_lock = threading.Lock()
 def memory_of(url: Url) -> Memory:
     """Return a new memory for ``memory:``, or the one of this process for ``memory:NAME``."""
     url.options(Options)
-    if url.netloc or url.path.startswith("/"):
-        name = url.netloc or url.path.strip("/")
+    if url.hosts or url.path.startswith("/"):
+        name = url.hosts or url.path.strip("/")
         raise ConfigError(f"{str(url)!r} has slashes, which mean nothing here; write memory:{name}")
     if not url.path:
         return Memory()

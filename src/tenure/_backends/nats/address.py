@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from urllib.parse import unquote
+from dataclasses import dataclass
 
-from tenure._url import Url
+from tenure._secret import Secret
+from tenure._url import Url, in_url
 from tenure.errors import ConfigError
 
 PORT = 4_222
-_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 _WORD = re.compile(r"[A-Za-z0-9-]+")
 _PREFIX_MAX = 90
 _REPLICAS_MAX = 5
@@ -58,6 +57,8 @@ class Options:
             raise ConfigError(f"replicas must be from 1 to {_REPLICAS_MAX}, not {self.replicas}; try replicas=3")
         if self.key and not self.cert:
             raise ConfigError("key= names the key of a client's certificate, and cert= is missing; name both files")
+        if self.nkey and re.fullmatch(r"S[A-Z2-7]{30,}", self.nkey):
+            raise ConfigError("nkey= has a seed itself, and must name a file with it, which others can't read")
         if self.creds and self.nkey:
             raise ConfigError("creds= and nkey= are two logins; give one of them")
 
@@ -74,8 +75,8 @@ class Address:
     servers: tuple[str, ...]
     """Each as ``host:port``."""
     username: str | None
-    password: str | None = field(repr=False)
-    token: str | None = field(repr=False)
+    password: Secret | None
+    token: Secret | None
 
     def __str__(self) -> str:
         return f"nats://{','.join(self.servers)}"
@@ -88,30 +89,16 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = "write nats://[user:password@]host[:port][,host[:port]…]/?prefix=tenure"
-    login, at, hosts = url.netloc.rpartition("@")
-    servers = tuple(dict.fromkeys(_server(written, url, form) for written in hosts.split(",")))
+    servers = tuple(in_url(host, port) for host, port in url.places(PORT, form))
     if url.path.strip("/"):
         raise ConfigError(f"{str(url)!r} has a path, and NATS has none; {form}")
-    user, colon, password = login.partition(":")
-    if at and not user:
-        raise ConfigError(f"{str(url)!r} has an @, but no login before it; {form}, or nats://TOKEN@host")
-    if colon and not password:
-        raise ConfigError(f"{str(url)!r} has a user, but no password; {form}")
-    if not at:
+    user, password = url.user, url.password
+    if user is None:
         return Address(servers, None, None, None)
-    if not colon:
-        return Address(servers, None, None, unquote(user))
-    return Address(servers, unquote(user), unquote(password), None)
-
-
-def _server(written: str, url: Url, form: str) -> str:
-    if not written:
-        raise ConfigError(f"{str(url)!r} names no host, or an empty one; {form}")
-    found = _PLACE.fullmatch(written)
-    if not found or int(found["port"] or PORT) not in range(1, 65_536):
-        # Without the text: it may be part of a password that is not percent-encoded.
-        raise ConfigError(
-            f"{str(url)!r} has a server that is no host:port; {form}, and percent-encode the special characters of the "
-            "password"
-        )
-    return f"{found['host']}:{found['port'] or PORT}"
+    if not user:
+        raise ConfigError(f"{str(url)!r} has an @, but no login before it; {form}, or nats://TOKEN@host")
+    if password is None:
+        return Address(servers, None, None, user)
+    if not password:
+        raise ConfigError(f"{str(url)!r} has a user, but no password; {form}")
+    return Address(servers, user.reveal(), password, None)

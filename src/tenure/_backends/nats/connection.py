@@ -23,6 +23,7 @@ from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.errors import Disconnected, NoJetStream, NotPermitted
 from tenure._backends.nats.login_files import login_of
 from tenure._backends.nats.transport import Transport
+from tenure._secret import revealed
 
 Headers = Mapping[str, str]
 
@@ -114,8 +115,8 @@ class Connection:
                 error_cb=connection._on_error,
                 closed_cb=connection._on_closed,
                 user=address.username,
-                password=address.password,
-                token=address.token,
+                password=revealed(address.password),
+                token=revealed(address.token),
                 name="tenure",
                 **login,
                 **more,

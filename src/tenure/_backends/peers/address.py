@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tenure._backends.peers.fleet import Fleet
-from tenure._backends.peers.seal import Secret
+from tenure._backends.peers.seal import SharedKey
 from tenure._backends.peers.tcp import TcpTransport, address
 from tenure._election.store import LeaseTraits
 from tenure._timing import DERIVED
@@ -23,7 +23,7 @@ from tenure.errors import ConfigError, Unavailable
 
 KEY_VARIABLE = "TENURE_PEERS_KEY"
 KEY_MIN = 16
-NO_KEY = Secret(b"no key")
+NO_KEY = SharedKey(b"no key")
 TTLS_OF_HEARTBEATS = 3
 """Heartbeats that a lease must outlast, or an election takes longer than the term that it gives."""
 
@@ -58,7 +58,7 @@ class Settings:
     written: str
     addresses: tuple[str, ...]
     options: Options
-    key: Secret
+    key: SharedKey
 
     @classmethod
     def of(cls, url: Url) -> Settings:
@@ -72,11 +72,16 @@ class Settings:
             _check_listen(options.listen)
         if url.path.strip("/"):
             raise ConfigError(f"{str(url)!r} has a path, which means nothing in a fleet; leave it out")
-        addresses = tuple(_member(each, url) for each in url.netloc.split(","))
+        if url.user is not None:
+            raise ConfigError(
+                f"{str(url)!r} has a login, and members have none, but a key: see key_file; write "
+                "peers://a:7000,b:7000,c:7000?me=a"
+            )
+        addresses = tuple(_member(each, url) for each in url.hosts.split(","))
         if len(set(addresses)) != len(addresses):
             raise ConfigError(f"{str(url)!r} names a member twice; every member has an address of its own")
         if options.dns and len(addresses) != 1:
-            raise ConfigError(f"dns= needs one host name, whose addresses are the members; {url.netloc!r} has several")
+            raise ConfigError(f"dns= needs one host name, whose addresses are the members; {url.hosts!r} has several")
         settings = cls(str(url), addresses, options, _key(options, addresses))
         if options.dns:
             settings._fleet(tuple(f"{number}" for number in range(options.dns)), None)  # the rest of it must fit
@@ -134,7 +139,7 @@ class Settings:
         """Return the transport to the members of *fleet*."""
         return TcpTransport(
             fleet,
-            Secret.of(self.key.key, fleet.terms),
+            SharedKey.of(self.key.key, fleet.terms),
             random.Random(),
             server_tls=self._tls(ssl.Purpose.CLIENT_AUTH),
             client_tls=self._tls(ssl.Purpose.SERVER_AUTH),
@@ -197,11 +202,9 @@ class Settings:
 
 
 def _member(written: str, url: Url) -> str:
-    trouble = "members have no user and no password, but a key: see key_file" if "@" in written else _trouble(written)
-    if trouble:
+    if trouble := _trouble(written):
         raise ConfigError(
-            f"{written.rpartition('@')[2]!r} in {str(url)!r} is no member's address: {trouble}; write "
-            "peers://a:7000,b:7000,c:7000?me=a"
+            f"{written!r} in {str(url)!r} is no member's address: {trouble}; write peers://a:7000,b:7000,c:7000?me=a"
         )
     return written
 
@@ -246,7 +249,7 @@ def _parts(member: str) -> tuple[str, str]:
     return host, str(port)
 
 
-def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
+def _key(options: Options, addresses: tuple[str, ...]) -> SharedKey:
     key = os.environ.get(KEY_VARIABLE, "").encode()
     where = f"the environment variable {KEY_VARIABLE}"
     if options.key_file:
@@ -263,7 +266,7 @@ def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
             raise ConfigError(
                 f"{where} must hold at least {KEY_MIN} bytes, not {len(key)}; make one with: openssl rand -hex 32"
             )
-        return Secret(key)
+        return SharedKey(key)
     hosts = [address(each)[0] for each in addresses]
     if options.listen:
         hosts.append(address(options.listen)[0] if _has_port(options.listen) else options.listen.strip("[]"))

@@ -46,18 +46,18 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class SharedKey:
     """The shared key, bound to the fleet's terms; never shown."""
 
     key: bytes
 
     @classmethod
-    def of(cls, key: bytes, terms: str) -> Secret:
+    def of(cls, key: bytes, terms: str) -> SharedKey:
         """Bind *key* to the fleet's *terms*."""
         return cls(hmac.digest(key, b"tenure peers 1\0" + terms.encode(), hashlib.sha256))
 
     def __repr__(self) -> str:
-        return "Secret(***)"
+        return "SharedKey(***)"
 
     def channel(self, mine: bytes, theirs: bytes, *, dialled: bool) -> Channel:
         """Return the channel of one connection, given both nonces and whether this side dialled."""

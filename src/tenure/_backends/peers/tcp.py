@@ -31,7 +31,7 @@ from tenure._backends.peers.seal import (
     NONCE,
     Broken,
     Channel,
-    Secret,
+    SharedKey,
     greeting,
     introduced,
     introduction,
@@ -112,7 +112,7 @@ class TcpTransport:
     def __init__(
         self,
         fleet: Fleet,
-        secret: Secret,
+        secret: SharedKey,
         rng: Rng,
         *,
         server_tls: ssl.SSLContext | None = None,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Literal
-from urllib.parse import urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
-from tenure._url import Url, split
+from tenure._secret import Secret
+from tenure._url import Url
 from tenure.errors import ConfigError
 
 
@@ -36,7 +37,7 @@ class Options:
     host: str | None = None
     port: str | None = None
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: Secret | None = None
     passfile: str | None = None
     dbname: str | None = None
     service: str | None = None
@@ -44,7 +45,7 @@ class Options:
     sslcert: str | None = None
     sslkey: str | None = None
     sslcrl: str | None = None
-    sslpassword: str | None = field(default=None, repr=False)
+    sslpassword: Secret | None = None
     sslnegotiation: Literal["postgres", "direct"] | None = None
     ssl_min_protocol_version: str | None = None
     ssl_max_protocol_version: str | None = None
@@ -70,23 +71,24 @@ _OURS = {"schema", "pool", "listen", "prepared", "timeout", "application_name", 
 }
 
 
-def dsn_of(url: Url) -> str:
+def dsn_of(url: Url) -> Secret:
     """Return the DSN for the driver: *url* without the options of tenure.
 
     Raises:
         ConfigError: A port is not a number.
     """
-    parts = split(url.written)
     try:
-        for host in parts.netloc.rpartition("@")[2].split(","):
+        for host in url.hosts.split(","):
             _ = urlsplit(f"//{host}").port
     except ValueError:
         # Without the cause: it quotes the port, which may be part of a password that is not percent-encoded.
         raise ConfigError(
             f"{url} has a port that is no number; percent-encode the special characters of the password"
         ) from None
-    left = {name: text for name, text in url.query.items() if name not in _OURS}
-    return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(left), ""))
+    left = {name: value.reveal() for name, value in url.query.items() if name not in _OURS}
+    login = ":".join(quote(part.reveal(), safe="") for part in (url.user, url.password) if part is not None)
+    netloc = url.hosts if url.user is None else f"{login}@{url.hosts}"
+    return Secret(urlunsplit(("postgresql", netloc, url.path, urlencode(left), "")))
 
 
 assert {field.name for field in fields(Options)} >= _OURS

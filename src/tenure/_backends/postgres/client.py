@@ -229,7 +229,7 @@ class Client:
         options = self.options
         try:
             connection = await asyncpg.connect(
-                self._dsn,
+                self._dsn.reveal(),
                 timeout=options.connect_timeout or max(options.timeout, CONNECT_MIN),
                 statement_cache_size=200 if options.prepared else 0,
                 max_cached_statement_lifetime=0,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import unquote
 
+from tenure._secret import Secret
 from tenure._tls_files import require_readable
-from tenure._url import Url, split
+from tenure._url import Url
 from tenure.errors import ConfigError
 
 
@@ -55,7 +56,7 @@ class Address:
     port: int
     vhost: str
     username: str
-    password: str = field(repr=False)
+    password: Secret
     is_tls: bool
 
     def __str__(self) -> str:
@@ -71,27 +72,17 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[user:password@]host[:port][/vhost]"
-    parts = split(url.written)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        # Without the cause: it quotes the port, which may be part of a password that is not percent-encoded.
-        raise ConfigError(
-            f"{str(url)!r} has a port that is no number; {form}, and percent-encode the special characters of the "
-            "password"
-        ) from None
-    if not host:
-        raise ConfigError(f"{str(url)!r} names no host; {form}")
-    vhost = parts.path.removeprefix("/")
+    is_tls = url.scheme == "amqps"
+    host, port = url.place(5671 if is_tls else 5672, form)
+    vhost = url.path.removeprefix("/")
     if "/" in vhost:
         raise ConfigError(f"{str(url)!r} has a second slash in its path; {form}, with a slash of the name as %2F")
-    is_tls = url.scheme == "amqps"
     return Address(
         host,
-        port or (5671 if is_tls else 5672),
+        port,
         unquote(vhost) or "/",
-        unquote(parts.username) if parts.username else "guest",
-        unquote(parts.password) if parts.password else "guest",
+        url.user.reveal() if url.user else "guest",
+        url.password or Secret("guest"),
         is_tls,
     )
 

@@ -364,7 +364,7 @@ class AmqpConnection:
     async def open(self, address: Address, options: Options, purpose: str) -> None:
         """Connect, and log in."""
         self._wire = await connected(address.host, address.port, tls_of(address, options), self._on_wire_lost)
-        login = f"{quote(address.username, safe='')}:{quote(address.password, safe='')}"
+        login = f"{quote(address.username, safe='')}:{quote(address.password.reveal(), safe='')}"
         host = f"[{address.host}]" if ":" in address.host else address.host
         url = f"amqp://{login}@{host}:{address.port}/{quote(address.vhost, safe='')}?heartbeat={self.heartbeat}"
         self._raw = aiormq.Connection(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from urllib.parse import unquote
+from dataclasses import dataclass
 
-from tenure._url import Url, split
+from tenure._secret import Secret
+from tenure._url import Url
 from tenure.errors import ConfigError
+
+PORT = 6_379
 
 Endpoint = tuple[str, int]
 """Host and port of a server."""
@@ -62,7 +64,7 @@ class Address:
     port: int
     database: int
     username: str | None
-    password: str | None = field(repr=False)
+    password: Secret | None
     is_tls: bool
 
     def __str__(self) -> str:
@@ -76,26 +78,16 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[[user]:password@]host[:port][/database]"
-    parts = split(url.written)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        # Without the cause: it quotes the port, which may be part of a password that is not percent-encoded.
-        raise ConfigError(
-            f"{str(url)!r} has a port that is no number; {form}, and percent-encode the special characters of the "
-            "password"
-        ) from None
-    if not host:
-        raise ConfigError(f"{str(url)!r} names no host; {form}")
-    database = parts.path.strip("/")
+    host, port = url.place(PORT, form)
+    database = url.path.strip("/")
     if database and not database.isdecimal():
         raise ConfigError(f"{str(url)!r} has a database that is no number; {form}")
     return Address(
         host,
-        port or 6379,
+        port,
         int(database or 0),
-        unquote(parts.username) if parts.username else None,
-        unquote(parts.password) if parts.password else None,
+        url.user.reveal() if url.user else None,
+        url.password or None,
         url.scheme == "rediss",
     )
 

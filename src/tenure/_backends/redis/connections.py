@@ -18,6 +18,7 @@ from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.scripts import Answer, Argument, Call
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
+from tenure._secret import revealed
 
 T = TypeVar("T")
 
@@ -233,7 +234,7 @@ def connected(
         port=address.port,
         db=address.database,
         username=address.username,
-        password=address.password,
+        password=revealed(address.password),
         protocol=2,
         **_no_client_info(),
         # Each request is bounded as a whole; redis-py's own timeouts may swallow a cancellation.

@@ -7,8 +7,7 @@ the time of a request, and doesn't distinguish an unknown service from unreachab
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,11 +17,11 @@ from redis import exceptions
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, certificate_error, translate
 from tenure._backends.redis.connections import LoopConnections, connected, first_answer
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 PORT = 26_379
-_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class SentinelOptions(Options):
 
     db: int = 0
     sentinel_user: str | None = None
-    sentinel_password: str | None = field(default=None, repr=False)
+    sentinel_password: Secret | None = None
     sentinel_tls: bool | None = None
 
     def __post_init__(self) -> None:
@@ -80,32 +79,18 @@ def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[[user]:password@]host[:port][,host[:port]…]/SERVICE"
-    login, _, hosts = url.netloc.rpartition("@")
-    places = tuple(_place(written, url, form) for written in hosts.split(",") if written)
-    if not places:
-        raise ConfigError(f"{str(url)!r} names no sentinel; {form}")
+    places = url.places(PORT, form)
     service = unquote(url.path.strip("/"))
     if not service or "/" in service:
         raise ConfigError(f"{str(url)!r} names no service; {form}, with the name after 'sentinel monitor'")
-    user, _, password = (unquote(part) for part in login.partition(":"))
     host, port = places[0]
+    user = url.user.reveal() if url.user else None
     is_tls = url.scheme.startswith("rediss")
     are_sentinels_tls = is_tls if options.sentinel_tls is None else options.sentinel_tls
     at_sentinels = Address(host, port, 0, options.sentinel_user, options.sentinel_password, are_sentinels_tls)
     return PrimaryAddress(
-        host, port, options.db, user or None, password or None, is_tls, Service(service, places, at_sentinels)
+        host, port, options.db, user, url.password or None, is_tls, Service(service, places, at_sentinels)
     )
-
-
-def _place(written: str, url: Url, form: str) -> Endpoint:
-    found = _PLACE.fullmatch(written)
-    if not found or int(found["port"] or 0) > 65_535:
-        # Without the text: it may be part of a password that is not percent-encoded.
-        raise ConfigError(
-            f"{str(url)!r} has a sentinel that is no host:port; {form}, and percent-encode the special characters of "
-            "the password"
-        )
-    return found["host"].strip("[]"), int(found["port"] or PORT)
 
 
 class SentinelClient(Client):

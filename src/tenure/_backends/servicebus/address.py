@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from tenure._url import Url
+from tenure._secret import Secret
+from tenure._url import Url, secret_in
 from tenure.errors import ConfigError
 
 VARIABLE = "AZURE_SERVICEBUS_CONNECTION_STRING"
@@ -62,7 +63,7 @@ class Address:
 
     host: str
     """With a port if it is an emulator."""
-    connection_string: str | None = field(default=None, repr=False)
+    connection_string: Secret | None = None
     emulator: bool = False
     policy: str | None = None
     """The name of the shared access policy."""
@@ -84,52 +85,45 @@ def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) 
     options = url.options(Options)
     if url.path not in ("", "/"):
         raise ConfigError(f"{url} has a path, which servicebus: doesn't use; name the queue in backend.queue(…)")
-    if "@" in url.netloc:
+    if url.user is not None:
         raise ConfigError(f"{url} must have no login; put a connection string into the environment variable {VARIABLE}")
     if options.emulator:
-        host = url.netloc or "127.0.0.1"
+        host = url.hosts or "127.0.0.1"
         key = f"SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey={EMULATOR_KEY}"
-        return connected(f"Endpoint=sb://{host};{key};UseDevelopmentEmulator=true"), options
+        return connected(Secret(f"Endpoint=sb://{host};{key};UseDevelopmentEmulator=true")), options
     if options.connection_string_env:
-        return _checked(url, connected(_read(env, options.connection_string_env))), options
-    if not url.netloc:
-        return connected(_read(env, VARIABLE)), options
+        return _checked(url, connected(secret_in(env, "connection_string_env", options.connection_string_env))), options
+    if not url.hosts:
+        return connected(secret_in(env, f"{url}, which names no namespace,", VARIABLE)), options
     return Address(_host(url, options)), options
 
 
 def _host(url: Url, options: Options) -> str:
-    name, dot, _ = url.netloc.partition(".")
+    name, dot, _ = url.hosts.partition(".")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]", name):
         raise ConfigError(
             f"{url} has no namespace of 6 to 50 letters, digits and hyphens; write servicebus://NAMESPACE, or "
             f"servicebus: alone with {VARIABLE} in the environment"
         )
-    return url.netloc if dot else f"{name}.{options.endpoint_suffix}"
-
-
-def _read(env: Mapping[str, str], name: str) -> str:
-    text = env.get(name, "").strip()
-    if not text:
-        raise ConfigError(f"the environment variable {name} is not set; it is to hold the connection string")
-    return text
+    return url.hosts if dot else f"{name}.{options.endpoint_suffix}"
 
 
 def _checked(url: Url, found: Address) -> Address:
-    if url.netloc and url.netloc.partition(".")[0].lower() != found.host.partition(".")[0].lower():
+    if url.hosts and url.hosts.partition(".")[0].lower() != found.host.partition(".")[0].lower():
         raise ConfigError(
-            f"{url} names the namespace {url.netloc!r}, and the connection string {found.host!r}; remove one of them"
+            f"{url} names the namespace {url.hosts!r}, and the connection string {found.host!r}; remove one of them"
         )
     return found
 
 
-def connected(text: str) -> Address:
+def connected(given: Secret) -> Address:
     """Return the namespace that a connection string names.
 
     Raises:
         ConfigError: It is not a connection string; the error doesn't quote it.
     """
     parts = {}
-    for part in filter(None, (part.strip() for part in text.split(";"))):
+    for part in filter(None, (part.strip() for part in given.reveal().split(";"))):
         name, equals, value = part.partition("=")
         if not equals:
             raise ConfigError("the connection string can't be read: it must consist of NAME=VALUE, separated by ';'")
@@ -141,9 +135,14 @@ def connected(text: str) -> Address:
             "the connection string is incomplete: it needs Endpoint, and SharedAccessKeyName with SharedAccessKey, or "
             "SharedAccessSignature"
         )
+    if not re.fullmatch(r"[\w.:\[\]-]+", host):
+        raise ConfigError(
+            "the connection string has an Endpoint that is none (not shown, as a ';' may be missing after it); copy "
+            "the whole string from the namespace's policies"
+        )
     if "entitypath" in parts:
         raise ConfigError(
             f"the connection string is for the queue {parts['entitypath']!r} alone; use that of the namespace, or an "
             "identity with rights for this queue"
         )
-    return Address(host, text, parts.get("usedevelopmentemulator", "").lower() == "true", policy)
+    return Address(host, given, parts.get("usedevelopmentemulator", "").lower() == "true", policy)

@@ -18,6 +18,7 @@ from tenure._backends.servicebus.address import connected
 from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.service_clock import ServiceClock
+from tenure._secret import Secret
 from tenure.errors import Unavailable
 
 T = TypeVar("T")
@@ -234,12 +235,12 @@ class Administration:
                 self._client = ServiceBusAdministrationClient(address.host, self._namespace.credential, **settings)
             elif address.emulator:
                 host, _, _ = address.host.partition(":")
-                text = address.connection_string.replace(address.host, f"{host}:{options.admin_port}", 1)
-                connected(text)
+                text = address.connection_string.reveal().replace(address.host, f"{host}:{options.admin_port}", 1)
+                connected(Secret(text))
                 self._client = ServiceBusAdministrationClient.from_connection_string(text, **settings)
             else:
                 self._client = ServiceBusAdministrationClient.from_connection_string(
-                    address.connection_string, **settings
+                    address.connection_string.reveal(), **settings
                 )
         return self._client
 

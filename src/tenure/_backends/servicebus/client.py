@@ -311,7 +311,7 @@ class Namespace:
             settings: dict[str, Any] = {"retry_total": 0, "ssl_context": _tls(self.address)}
             text = self.address.connection_string
             if text is not None:
-                self._client = ServiceBusClient.from_connection_string(text, **settings)
+                self._client = ServiceBusClient.from_connection_string(text.reveal(), **settings)
             else:
                 from azure.identity.aio import DefaultAzureCredential  # slow to import, and not needed with a secret
 

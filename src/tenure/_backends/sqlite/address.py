@@ -38,12 +38,11 @@ def path_of(url: Url) -> str:
         ConfigError: The URL has another form; the error has the right one.
     """
     form = "three slashes for a relative path (sqlite:///work.db), four for an absolute one (sqlite:////var/work.db)"
-    rest = url.written.partition(":")[2].partition("?")[0]
+    rest = url.written.reveal().partition(":")[2].partition("?")[0]
     # The text before an @ may be a password, so it is not shown.
-    if "@" in url.path and (url.netloc or not rest.startswith("//")):
+    if url.user is not None or ("@" in url.path and not rest.startswith("//")):
         raise ConfigError(f"{str(url)!r} has a login, and a file needs none; write {form}")
-    if url.netloc:
-        host = url.netloc.rpartition("@")[2]
+    if host := url.hosts:
         raise ConfigError(f"{str(url)!r} has a host, {host!r}; write sqlite:///{host}{url.path}: {form}")
     if not rest.startswith("//"):
         raise ConfigError(f"{str(url)!r} lacks slashes; write sqlite:///{rest}: {form}")

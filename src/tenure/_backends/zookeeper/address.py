@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote
 
-from tenure._url import Url
+from tenure._secret import Secret
+from tenure._url import Url, in_url
 from tenure.errors import ConfigError
 
 PORT = 2_181
-_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]@]+)(?::(?P<port>\d{1,5}))?")
 _UNFIT = re.compile("[\u0001-\u001f\u007f-\u009f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 
 
@@ -69,12 +69,12 @@ class Address:
     root: str
     """Empty for the root of the tree; else it begins with a slash, and doesn't end with one."""
     user: str | None
-    password: str | None = field(repr=False)
+    password: Secret | None
 
     @property
     def servers(self) -> str:
         """The servers, as kazoo reads them."""
-        return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return ",".join(in_url(host, port) for host, port in self.hosts)
 
     def __str__(self) -> str:
         return f"zookeeper://{self.servers}{self.root or '/'}"
@@ -87,25 +87,10 @@ def address_of(url: Url) -> Address:
         ConfigError: It has another form.
     """
     form = f"write {url.scheme}://[user:password@]host[:port][,host[:port]…]/[path]"
-    login, _, hosts = url.netloc.rpartition("@")
-    places = tuple(_place(written, url, form) for written in hosts.split(",") if written)
-    if not places:
-        raise ConfigError(f"{str(url)!r} names no server; {form}")
-    user, colon, password = (unquote(part) for part in login.partition(":"))
-    if login and not (user and colon and password):
+    places = url.places(PORT, form)
+    if url.user is not None and not (url.user and url.password):
         raise ConfigError(f"{str(url)!r} needs a user and a password before the @; {form}")
-    return Address(places, _root(url, form), user or None, password or None)
-
-
-def _place(written: str, url: Url, form: str) -> tuple[str, int]:
-    found = _PLACE.fullmatch(written)
-    if not found or int(found["port"] or PORT) > 65_535:
-        # Without the text: it may be part of a password that is not percent-encoded.
-        raise ConfigError(
-            f"{str(url)!r} has a server that is no host:port; {form}, and percent-encode the special characters of the "
-            "password"
-        )
-    return found["host"].strip("[]"), int(found["port"] or PORT)
+    return Address(places, _root(url, form), url.user.reveal() if url.user else None, url.password)
 
 
 def _root(url: Url, form: str) -> str:

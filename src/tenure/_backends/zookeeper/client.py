@@ -24,6 +24,7 @@ from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
+from tenure._secret import revealed
 from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, Unavailable
 
@@ -124,7 +125,7 @@ class Client:
         )
 
     def _driver_options(self) -> dict[str, Any]:
-        options, user, password = self.options, self.address.user, self.address.password
+        options, user, password = self.options, self.address.user, revealed(self.address.password)
         given: dict[str, Any] = {"context": self.context}
         if user and options.auth == "sasl":
             given["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": user, "password": password}

@@ -1,0 +1,60 @@
+"""A text that is never shown: a password, a token, a key."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+HIDDEN = "***"
+
+
+class Secret:
+    """A text that no message, log, traceback or copy shows; ``reveal()`` is the one way to it.
+
+    Example:
+        >>> password = Secret("hush")
+        >>> f"{password}", repr(password), password.reveal()
+        ('***', "Secret('***')", 'hush')
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text, for the driver that needs it."""
+        return self._text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __str__(self) -> str:
+        return HIDDEN
+
+    def __repr__(self) -> str:
+        return f"Secret({HIDDEN!r})"
+
+    def __format__(self, how: str) -> str:
+        return format(HIDDEN, how)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Secret:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not pickled: what is written may be read by others")
+
+
+def revealed(secret: Secret | None) -> str | None:
+    """Return the text of a secret; None if there is none."""
+    return None if secret is None else secret.reveal()

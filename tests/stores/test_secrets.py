@@ -1,0 +1,237 @@
+"""No secret in a URL, an environment or a file is shown: by no error, log, event, ``repr`` or command."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+from urllib.parse import quote
+
+import pytest
+
+import tenure
+from tenure import Secret, Url, _registry
+from tenure._url import HIDDEN_OPTIONS, SHOWN, VARIABLES
+from tenure.cli import main
+
+for _driver in (
+    "aiohttp",
+    "aiormq",
+    "asyncpg",
+    "azure.servicebus",
+    "azure.storage.queue",
+    "kazoo",
+    "nats",
+    "redis",
+    "yaml",
+):
+    pytest.importorskip(_driver)
+
+DOCS = Path(__file__).parents[2] / "docs"
+MARK = "hUsH"
+"""Stands at the beginning and the end of every secret here, so that half a secret is found, too."""
+
+HOSTILE = [
+    *"@:/?#[]&=%+ \n\t\0\\'\";,|<>{}^`~$*\u2100\uff20é\U0001f511",
+    "%40",
+    "%zz",
+    "://",
+    "@@",
+    "?a=",
+    "&b=1&",
+    "\\x",
+]
+HOST = "127.0.0.1:1"
+"""Nobody listens there."""
+
+FORMS = {
+    "redis": f"redis://ann:SECRET@{HOST}/0?timeout=0.5",
+    "redis without a user": f"redis://:SECRET@{HOST}/0?timeout=0.5",
+    "redis, in the wrong place": f"redis://SECRET@{HOST}/0?timeout=0.5",
+    "redis, two colons": f"redis://a:b:SECRET@{HOST}/0?timeout=0.5",
+    "redis with TLS": f"rediss://:SECRET@{HOST}?timeout=0.5",
+    "sentinel": f"redis+sentinel://:SECRET@{HOST}/primary?timeout=0.5",
+    "sentinels": f"redis+sentinel://{HOST}/primary?sentinel_password=SECRET&timeout=0.5",
+    "postgresql": f"postgresql://ann:SECRET@{HOST}/db?timeout=0.5",
+    "postgresql, as an option": f"postgresql://{HOST}/db?user=ann&password=SECRET&timeout=0.5",
+    "postgresql, of a key": f"postgresql://{HOST}/db?sslpassword=SECRET&timeout=0.5",
+    "nats": f"nats://ann:SECRET@{HOST}/?timeout=0.5",
+    "nats, token": f"nats://SECRET@{HOST}/?timeout=0.5",
+    "rabbitmq": f"amqp://ann:SECRET@{HOST}/?timeout=0.5",
+    "rabbitmq, in the wrong place": f"amqp://SECRET@{HOST}/?timeout=0.5",
+    "rabbitmq with TLS": f"amqps://ann:SECRET@{HOST}/vhost?timeout=0.5",
+    "etcd": f"etcd://ann:SECRET@{HOST},127.0.0.1:2/?timeout=0.5",
+    "etcd, in the wrong place": f"etcd://SECRET@{HOST}/?timeout=0.5",
+    "zookeeper": f"zookeeper://ann:SECRET@{HOST}/apps?timeout=0.5",
+    "azure": "azure://hush1account?timeout=0.5&sv=2024&sp=rwd&sig=SECRET",
+    "azure, key": "azure://hush1account?timeout=0.5&key_env=SECRET",
+    "azure, login": "azure://SECRET@hush1account",
+    "azurite": f"azurite://SECRET@{HOST}",
+    "servicebus": "servicebus://SECRET@namespace",
+    "servicebus, variable": "servicebus:?connection_string_env=SECRET",
+    "kubernetes": "kubernetes://default?server=https://ann:SECRET@127.0.0.1:1&timeout=0.5",
+    "kubernetes, variable": "kubernetes://default?server=https://127.0.0.1:1&token_env=SECRET&timeout=0.5",
+    "kubernetes, login": "kubernetes://SECRET@default",
+    "peers": "peers://SECRET@127.0.0.1:1,127.0.0.1:2",
+    "peers, key": "peers://127.0.0.1:1,127.0.0.1:2?key=SECRET",
+    "sqlite": "sqlite://ann:SECRET@host/work.db",
+    "seed": f"nats://{HOST}/?seed=SECRET",
+    "jwt": f"nats://{HOST}/?jwt=SECRET",
+    "bearer": f"etcd://{HOST}/?bearer=SECRET",
+    "option": "memory:?passwort=SECRET",
+    "no URL": "SECRET",
+    "a connection string": "AccountName=a;AccountKey=SECRET;EndpointSuffix=core.windows.net",
+    "no scheme": f"ann:SECRET@{HOST}/db",
+    "unknown scheme": f"mysql://ann:SECRET@{HOST}/db",
+}
+"""Every documented form with a secret; forms that people mistake for them; and options that there are not."""
+
+NO_LOGIN = ("azur", "servicebus", "kubernetes", "peers")
+"""Stores whose URLs have no login: all of it is hidden."""
+
+SECRETS = [f"{MARK}{one}{MARK}" for one in HOSTILE]
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_SERVICEBUS_CONNECTION_STRING", "KUBECONFIG", "PGPASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def written(form: str, *, encoded: bool) -> list[str]:
+    if not encoded and re.search("//SECRET@", FORMS[form]) and not form.startswith(NO_LOGIN):
+        return [FORMS[form].replace("SECRET", one) for one in SECRETS if ":" not in one]  # else it is a user
+    return [FORMS[form].replace("SECRET", quote(one, safe="") if encoded else one) for one in SECRETS]
+
+
+def shown_by(url: str) -> Iterator[str]:
+    """Yield what is shown of a URL that is parsed, connected to, and opened without a server."""
+    try:
+        parsed = Url.parse(url)
+    except tenure.ConfigError as error:
+        yield from told(error)
+        return
+    yield f"{parsed} {parsed!r} {parsed.query} {parsed.user} {parsed.password} {parsed.written}"
+    try:
+        backend = tenure.connect(url)
+        yield f"{backend} {backend!r} {backend.url}"
+        module = _registry.load(parsed)
+        opened = module.open(parsed)
+    except tenure.TenureError as error:
+        yield from told(error)
+        return
+    yield repr(opened)
+
+
+def told(error: BaseException) -> Iterator[str]:
+    yield "".join(traceback.format_exception(error))
+    yield repr(error)
+    yield f"{vars(error)}"
+
+
+@pytest.mark.parametrize("encoded", [True, False], ids=["encoded", "raw"])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_a_url_shows_its_secret(form: str, encoded: bool) -> None:
+    for url in written(form, encoded=encoded):
+        for shown in shown_by(url):
+            assert MARK not in shown, url
+
+
+# --- what is done with a store -----------------------------------------------------------------------------------
+
+OPENED = [form for form in FORMS if f"@{HOST}" in FORMS[form] or "127.0.0.1:1" in FORMS[form]]
+HARD = f"{MARK}@:/?#[]&=%+ é'\"{MARK}"
+
+
+async def used(url: str, events: list[Any]) -> Iterator[str]:
+    found: list[str] = []
+    try:
+        async with asyncio.timeout(20), tenure.connect(url, on_event=events.append) as backend:
+            found.append(f"{backend!r}")
+            for use in (
+                lambda: backend.diagnose(),
+                lambda: backend.queue("orders").send(b"x"),
+                lambda: backend.leaders(),
+                lambda: backend.queue("orders").stats(),
+            ):
+                try:
+                    found.append(repr(await use()))
+                except Exception as error:
+                    found += told(error)
+    except Exception as error:
+        found += told(error)
+    return iter(found)
+
+
+@pytest.mark.parametrize("form", OPENED)
+async def test_no_use_of_a_store_shows_its_secret(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    events: list[Any] = []
+    for shown in await used(FORMS[form].replace("SECRET", quote(HARD, safe="")), events):
+        assert MARK not in shown
+    assert MARK not in f"{events}"
+    assert MARK not in caplog.text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_command_shows_a_secret(form: str, capfd: pytest.CaptureFixture[str]) -> None:
+    url = FORMS[form].replace("SECRET", quote(HARD, safe=""))
+    lines = [["doctor", url], ["send", "--on", url, "orders", "x"]]
+    if url.partition(":")[0] in _registry.BACKENDS:
+        lines += [["explain", url], ["queue", "--on", "memory:", url], ["lead", url, "--", "true"], ["--on", url]]
+    for line in lines:
+        assert main(line) != 0
+        out, err = capfd.readouterr()
+        assert MARK not in out + err
+
+
+# --- the lists ---------------------------------------------------------------------------------------------------
+
+
+def options_of_all() -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    import importlib
+    import pkgutil
+
+    import tenure._backends as backends
+
+    for _, name, _ in pkgutil.walk_packages(backends.__path__, f"{backends.__name__}."):
+        if not name.endswith((".address", ".sentinel")):
+            continue
+        module = importlib.import_module(name)
+        for kind in (
+            one for one in vars(module).values() if isinstance(one, type) and one.__name__.endswith("Options")
+        ):
+            hints = get_type_hints(kind)
+            yield from ((name, field, hints[field.name]) for field in dataclasses.fields(kind))
+
+
+def test_every_option_is_shown_or_hidden() -> None:
+    names = {field.name for _, field, _ in options_of_all()}
+    assert names | {"sig"} == SHOWN | HIDDEN_OPTIONS | VARIABLES
+    assert not SHOWN & HIDDEN_OPTIONS
+    assert not (SHOWN | HIDDEN_OPTIONS) & VARIABLES
+    secret = {field.name for _, field, kind in options_of_all() if Secret in (kind, *getattr(kind, "__args__", ()))}
+    assert secret <= HIDDEN_OPTIONS
+
+
+def test_every_form_in_the_documents_is_shown_without_its_secret() -> None:
+    found = {
+        url
+        for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+        for url in re.findall(r"\b[a-z][a-z0-9+]*://[^\s`'\"<>)\]]*@[^\s`'\"<>)]*", page.read_text())
+    }
+    for url in sorted(found):
+        scheme, _, rest = url.partition("://")
+        login = rest.rpartition("@")[0]
+        if scheme not in _registry.BACKENDS or not re.fullmatch(r"[\w:%]+", login):
+            continue
+        shown = str(Url.parse(url))
+        assert login.partition(":")[2] == "" or f":{login.partition(':')[2]}@" not in shown, url
+        if scheme not in ("postgresql", "postgres") and ":" not in login:
+            assert login not in shown
