@@ -50,10 +50,12 @@ async def diagnose(url: str, opened: Opened, clock: Clock, *, write: bool) -> Di
     """
     leases: LeaseStore | None = getattr(opened, "leases", None)
     broker: Broker | None = getattr(opened, "broker", None)
+    warnings: Sequence[Fact] = getattr(opened, "warnings", ())
     round_trip = await _round_trip(leases, broker)
     facts = [
         Fact("python", platform.python_version()),
         *await opened.describe(),
+        *warnings,
         Fact("clock", f"{type(clock).__name__}, at {clock.now():.3f} s"),
     ]
     by_writing: Callable[[], Awaitable[Sequence[Fact]]] | None = getattr(opened, "describe_by_writing", None)

@@ -36,8 +36,9 @@ class Fact:
 class Opened(Protocol):
     """A backend: its store of leases, and its broker. One of the two may be missing.
 
-    It may also have ``warnings``: facts that are logged whenever it is opened, before the first request. And
-    ``describe_by_writing()``: further facts for ``tenure doctor``, found by a write that leaves nothing behind.
+    It may also have ``warnings``: facts that are logged whenever it is opened, before the first request, and that
+    ``tenure doctor`` shows. And ``describe_by_writing()``: further facts for ``tenure doctor``, found by a write that
+    leaves nothing behind.
     """
 
     @property

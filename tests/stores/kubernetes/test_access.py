@@ -534,7 +534,7 @@ EXEC = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
         ({"client-certificate": "/nowhere/ann.pem"}, {}, "names /nowhere/ann.pem, which can't be read: No such file"),
         ({"client-certificate-data": "%"}, {}, "client-certificate-data of 'u' is no base64"),
         ({"client-certificate-data": "é"}, {}, "client-certificate-data of 'u' is no base64"),
-        ({"client-certificate": "a\0b"}, {}, "which can't be read: it is no text"),
+        ({"client-certificate": "a\0b"}, {}, "which can't be read: no file can have this path"),
         ({}, {"proxy-url": "http://proxy:3128"}, "has proxy-url, which tenure doesn't support"),
         ({}, {"server": "10.0.0.1:6443"}, "must be an address such as https://10.0.0.1:6443, .*, not '10.0.0.1:6443'"),
         ({}, {"server": "https://h:0"}, "must be an address such as"),

@@ -380,6 +380,8 @@ async def test_members_with_another_key_are_refused(monkeypatch: pytest.MonkeyPa
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("r" * 32)
     wrong.write_text("w" * 32)
+    for key in (right, wrong):
+        key.chmod(0o600)
     fleet = urls(3, "ttl_max=60&heartbeat=0.2")
     async with AsyncExitStack() as stack:
         keys = (right, right, wrong)
@@ -480,8 +482,10 @@ async def test_members_may_use_tls(tls: str) -> None:
         onlooker = await stack.enter_async_context(clear)
         with pytest.raises(Unavailable):
             await onlooker.election("chair").leader()
-    with pytest.raises(ConfigError, match="can't be used"):
+    with pytest.raises(ConfigError, match="tls_cert=/nowhere of the fleet can't be read: No such file"):
         Settings.of(Url.parse(f"{urls()[0]}&tls_cert=/nowhere&tls_ca=/nowhere"))
+    with pytest.raises(ConfigError, match="can't be used"):
+        Settings.of(Url.parse(f"{urls()[0]}&tls_cert={__file__}&tls_ca={__file__}"))
     assert issubclass(ssl.SSLError, OSError)
 
 
@@ -626,6 +630,7 @@ async def test_listening_on_every_address_uses_the_listed_port(host: str) -> Non
 async def test_a_foreign_listen_address_is_an_error_with_advice(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 32)
+    key.chmod(0o600)
     (url,) = urls(1, f"quorum=majority&key_file={key}&listen=192.0.2.1")
     port = url.partition("?")[0].rpartition(":")[2]
     async with tenure.connect(url) as backend:

@@ -38,6 +38,7 @@ class EtcdBackend:
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
+        self.warnings: Sequence[Fact] = client.warnings
         self.leases: EtcdLeases = EtcdLeases(client, clock)
 
     async def describe(self) -> Sequence[Fact]:

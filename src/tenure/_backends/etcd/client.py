@@ -26,10 +26,11 @@ from tenure._backends.etcd.address import Address, Options
 from tenure._backends.etcd.errors import NoAnswerInTime, NoTimeLeft, Refused, translate
 from tenure._backends.etcd.requests import Json
 from tenure._foreign import Unreadable, an_object, read_object, read_or
+from tenure._opened import Fact
+from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
-from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError
 
 TEXT_MAX = 1_000
@@ -192,7 +193,7 @@ class Client:
     """
 
     def __init__(self, address: Address, options: Options) -> None:
-        require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+        self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address: Address = address
         self.options: Options = options
         tls = _context(address, options) if address.is_tls else None

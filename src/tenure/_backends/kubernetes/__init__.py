@@ -33,6 +33,7 @@ class KubernetesBackend:
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
+        self.warnings: Sequence[Fact] = client.warnings
         observations = Observations(clock)
         self._watches = Watches(client, observations)
         self.leases: KubernetesLeases = KubernetesLeases(client, observations, self._watches)

@@ -18,6 +18,7 @@ from tenure._backends.kubernetes.address import Address, Options
 from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login, context_of, with_new_authority
 from tenure._backends.kubernetes.records import Json
 from tenure._foreign import Unreadable, digits, read_object, read_or
+from tenure._opened import Fact
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
@@ -276,6 +277,7 @@ class Client:
         self.url: Url = url
         self.address: Address = address
         self.options: Options = options
+        self.warnings: tuple[Fact, ...] = address.access.warnings
         self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
         self._worked: set[tuple[str, str]] = set()
         self._closed = False

@@ -17,11 +17,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tenure._foreign import a_text, an_object, read_object
+from tenure._opened import Fact
+from tenure._option_files import read_file as bytes_of
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret, revealed
 from tenure.errors import ConfigError, Unavailable
@@ -71,6 +74,8 @@ class Access:
     """Whether the server's certificate is not checked."""
     server_name: str | None = None
     """The name that the server's certificate must have, if not that of its address."""
+    warnings: tuple[Fact, ...] = ()
+    """One for each file with a secret that other users can read; a pod's token is for all its users, so not judged."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -103,8 +108,8 @@ def read_file(path: Path, origin: str) -> str:
         ConfigError: It can't be read.
     """
     try:
-        return path.read_text()
-    except (OSError, ValueError) as error:  # also a UnicodeDecodeError, or a path that no file can have
+        return bytes_of(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise ConfigError(f"{origin} names {path}, which can't be read: {why}") from error
 
@@ -188,8 +193,8 @@ class TokenFile:
         is_fresh = time.monotonic() - self._read_at < TOKEN_AGE_MAX
         if self._login is None or not is_fresh or self._login is refused:
             try:
-                token = (await in_thread("tenure-token", self._path.read_text)).strip()
-            except (OSError, ValueError) as error:
+                token = (await in_thread("tenure-token", partial(bytes_of, self._path))).decode().strip()
+            except (OSError, UnicodeDecodeError) as error:
                 why = getattr(error, "strerror", None) or "it is no text"
                 if self._login is not None and refused is None:
                     return self._login  # being replaced just now

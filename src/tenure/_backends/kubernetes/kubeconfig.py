@@ -22,6 +22,8 @@ from tenure._backends.kubernetes.credentials import (
     require_server,
     require_version,
 )
+from tenure._opened import Fact
+from tenure._option_files import warnings_about
 from tenure._secret import Secret
 from tenure.errors import ConfigError, nearest
 
@@ -149,6 +151,7 @@ def access_of(config: Kubeconfig, wanted: str | None) -> Access:
         namespace=str(context.fields.get("namespace") or "default"),
         is_insecure=cluster.fields.get("insecure-skip-tls-verify") is True,
         server_name=str(cluster.fields["tls-server-name"]) if cluster.fields.get("tls-server-name") else None,
+        warnings=_warnings(user) if user else (),
     )
 
 
@@ -159,6 +162,16 @@ def _entry(entries: Mapping[str, Entry], name: str, kind: str, where: str) -> En
             f"the kubeconfig {where} has no {kind} {name!r}{nearest(name, list(entries))} (known: {known})"
         )
     return entries[name]
+
+
+def _warnings(user: Entry) -> tuple[Fact, ...]:
+    """Return a warning for each file with a secret of *user* that others can read."""
+    found: tuple[Fact, ...] = ()
+    if user.fields.get("token") or user.fields.get("client-key-data"):
+        found += warnings_about("kubeconfig", user.file)
+    if not user.fields.get("client-key-data") and (key := user.path("client-key")) is not None:
+        found += warnings_about("client-key", key)
+    return found
 
 
 def _certificate(user: Entry) -> Login | None:

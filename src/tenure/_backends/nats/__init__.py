@@ -31,6 +31,7 @@ class NatsBackend:
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
+        self.warnings: Sequence[Fact] = client.warnings
         self.leases: NatsLeases = NatsLeases(client, clock)
         self.broker: NatsBroker = NatsBroker(client, clock)
 

@@ -35,9 +35,10 @@ from tenure._backends.nats.errors import (
 )
 from tenure._backends.nats.login_files import BadLoginFile
 from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_json, read_or
+from tenure._opened import Fact
+from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
-from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Client:
     """
 
     def __init__(self, address: Address, options: Options) -> None:
-        require_readable(
+        self.warnings: tuple[Fact, ...] = require_readable(
             address, ca=options.ca, cert=options.cert, key=options.key, creds=options.creds, nkey=options.nkey
         )
         self.address: Address = address

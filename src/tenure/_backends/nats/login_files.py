@@ -6,12 +6,12 @@ nats-py fails with errors of Python on a file that is no login, and reads withou
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from nats.aio.client import RawCredentials
 
 from tenure._backends.nats.address import Options
+from tenure._option_files import read_file
 
 _JWT, _SEED = "BEGIN NATS USER JWT", "BEGIN USER NKEY SEED"
 
@@ -47,7 +47,7 @@ def login_of(options: Options) -> dict[str, Any]:
 
 def _read(path: str, option: str) -> str:
     try:
-        return Path(path).read_text("ascii")
+        return read_file(path).decode("ascii")
     except UnicodeDecodeError:
         raise BadLoginFile(f"{option}={path} is no text") from None
     except OSError as error:

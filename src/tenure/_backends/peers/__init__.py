@@ -39,7 +39,7 @@ class PeersBackend:
 
     async def describe(self) -> Sequence[Fact]:
         """Return the members that are alive, as seen from here, and the fleet's rules."""
-        return [*await diagnose(self.member), *self.warnings]
+        return await diagnose(self.member)
 
     async def close(self) -> None:
         """Leave the fleet."""

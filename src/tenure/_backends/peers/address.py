@@ -10,13 +10,14 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from tenure._backends.peers.fleet import Fleet
 from tenure._backends.peers.seal import SharedKey
 from tenure._backends.peers.tcp import TcpTransport, address
 from tenure._election.store import LeaseTraits
+from tenure._opened import Fact
+from tenure._option_files import read_own_secret, require_readable
 from tenure._timing import DERIVED
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
@@ -59,13 +60,15 @@ class Settings:
     addresses: tuple[str, ...]
     options: Options
     key: SharedKey
+    warnings: tuple[Fact, ...]
+    """One for each file with a secret that other users can read."""
 
     @classmethod
     def of(cls, url: Url) -> Settings:
         """Parse *url*.
 
         Raises:
-            ConfigError: It names no members, or an option is unknown or doesn't fit.
+            ConfigError: It names no members, an option is unknown or doesn't fit, or a file can't be used.
         """
         options = url.options(Options)
         if options.listen:
@@ -82,7 +85,8 @@ class Settings:
             raise ConfigError(f"{str(url)!r} names a member twice; every member has an address of its own")
         if options.dns and len(addresses) != 1:
             raise ConfigError(f"dns= needs one host name, whose addresses are the members; {url.hosts!r} has several")
-        settings = cls(str(url), addresses, options, _key(options, addresses))
+        key, warnings = _key(options, addresses)
+        settings = cls(str(url), addresses, options, key, (*warnings, *_require_tls_files(options)))
         if options.dns:
             settings._fleet(tuple(f"{number}" for number in range(options.dns)), None)  # the rest of it must fit
         else:
@@ -188,10 +192,8 @@ class Settings:
 
     def _tls(self, purpose: ssl.Purpose) -> ssl.SSLContext | None:
         cert, key, ca = self.options.tls_cert, self.options.tls_key, self.options.tls_ca
-        if not (cert or key or ca):
+        if not cert:
             return None
-        if not (cert and ca):
-            raise ConfigError("TLS between members needs tls_cert and tls_ca (and tls_key, if it is a file of its own)")
         try:
             context = ssl.create_default_context(purpose, cafile=ca)
             context.load_cert_chain(cert, key or None)
@@ -199,6 +201,13 @@ class Settings:
             raise ConfigError(f"the files for TLS can't be used: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED  # both sides show a certificate
         return context
+
+
+def _require_tls_files(options: Options) -> tuple[Fact, ...]:
+    cert, key, ca = options.tls_cert, options.tls_key, options.tls_ca
+    if (cert or key or ca) and not (cert and ca):
+        raise ConfigError("TLS between members needs tls_cert and tls_ca (and tls_key, if it is a file of its own)")
+    return require_readable("the fleet", tls_cert=cert or None, tls_key=key or None, tls_ca=ca or None)
 
 
 def _member(written: str, url: Url) -> str:
@@ -249,34 +258,37 @@ def _parts(member: str) -> tuple[str, str]:
     return host, str(port)
 
 
-def _key(options: Options, addresses: tuple[str, ...]) -> SharedKey:
+def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, tuple[Fact, ...]]:
+    warnings: tuple[Fact, ...] = ()
     key = os.environ.get(KEY_VARIABLE, "").encode()
-    where = f"the environment variable {KEY_VARIABLE}"
+    where, command = f"the environment variable {KEY_VARIABLE}", "openssl rand -hex 32"
     if options.key_file:
-        where = "the key file"
+        where, command = "the key file", _command_for(options.key_file)
         try:
-            key = Path(options.key_file).read_bytes().strip()
+            key, warnings = read_own_secret("key_file", options.key_file)
         except OSError as error:
             raise ConfigError(
-                f"the key file {options.key_file!r} can't be read: {error.strerror}; make one with: "
-                f"openssl rand -hex 32 > {options.key_file}"
+                f"the key file {options.key_file!r} can't be read: {error.strerror}; make one with: {command}"
             ) from error
+        key = key.strip()
     if key or options.key_file:
         if len(key) < KEY_MIN:
-            raise ConfigError(
-                f"{where} must hold at least {KEY_MIN} bytes, not {len(key)}; make one with: openssl rand -hex 32"
-            )
-        return SharedKey(key)
+            raise ConfigError(f"{where} must hold at least {KEY_MIN} bytes, not {len(key)}; make one with: {command}")
+        return SharedKey(key), warnings
     hosts = [address(each)[0] for each in addresses]
     if options.listen:
         hosts.append(address(options.listen)[0] if _has_port(options.listen) else options.listen.strip("[]"))
     if not options.insecure and not all(_is_loopback(each) for each in hosts):
         raise ConfigError(
             "members on several machines need a shared key, or any host that reaches their ports could vote; make one "
-            "with: openssl rand -hex 32 > peers.key, and add key_file=peers.key (or set "
+            f"with: {_command_for('peers.key')}, and add key_file=peers.key (or set "
             f"{KEY_VARIABLE}); insecure=true does without"
         )
-    return NO_KEY
+    return NO_KEY, ()
+
+
+def _command_for(file: str) -> str:
+    return f"(umask 077; openssl rand -hex 32 > {file})"  # a plain redirection makes a file that all users can read
 
 
 def _is_loopback(host: str) -> bool:

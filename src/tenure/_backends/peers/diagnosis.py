@@ -15,11 +15,12 @@ AHEAD_MAX = 60.0
 
 
 def warnings_of(settings: Settings) -> list[Fact]:
-    """Return what is reported whenever the fleet is opened: that its members have no key."""
+    """Return what is reported whenever the fleet is opened: there is no key, or others can read a secret."""
     if settings.has_key:
-        return []
+        return list(settings.warnings)
     reached = "any host that reaches the members' ports" if settings.options.insecure else "every user of this machine"
-    return [Fact("key", "none", f"{reached} may vote and lead; give all members the same key_file", "peers-no-key")]
+    none = Fact("key", "none", f"{reached} may vote and lead; give all members the same key_file", "peers-no-key")
+    return [none, *settings.warnings]
 
 
 async def diagnose(member: Member) -> Sequence[Fact]:

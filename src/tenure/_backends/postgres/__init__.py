@@ -55,6 +55,7 @@ class PostgresBackend:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.warnings: Sequence[Fact] = client.warnings
         self._wake = Wake(client)
         self.leases: PostgresLeases = PostgresLeases(client, self._wake)
         self.broker: PostgresBroker = PostgresBroker(client, self._wake)

@@ -37,6 +37,7 @@ class RabbitBackend:
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
+        self.warnings: Sequence[Fact] = client.warnings
         self.broker: RabbitBroker = RabbitBroker(client, clock)
 
     async def describe(self) -> Sequence[Fact]:

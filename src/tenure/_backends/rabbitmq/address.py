@@ -6,8 +6,9 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from tenure._opened import Fact
+from tenure._option_files import require_readable
 from tenure._secret import Secret
-from tenure._tls_files import require_readable
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -87,6 +88,15 @@ def address_of(url: Url) -> Address:
     )
 
 
+def require_files(address: Address, options: Options) -> tuple[Fact, ...]:
+    """Return a warning for each file with a secret that other users can read.
+
+    Raises:
+        ConfigError: A file can't be read.
+    """
+    return require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+
+
 def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
     """Return how to encrypt the connection; None if it isn't.
 
@@ -95,7 +105,7 @@ def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
     """
     if not address.is_tls:
         return None
-    require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+    require_files(address, options)
     try:
         context = ssl.create_default_context(cafile=options.ca)
         if options.cert is not None:

@@ -14,11 +14,12 @@ from typing import Any, Literal, TypeVar
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.address import Address, Options
+from tenure._backends.rabbitmq.address import Address, Options, require_files
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, connect
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
 from tenure._backends.rabbitmq.names import PROBE
 from tenure._backends.rabbitmq.properties import Properties
+from tenure._opened import Fact
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
 from tenure._url import Url
@@ -114,6 +115,7 @@ class Client:
         self.url = url
         self.address = address
         self.options = options
+        self.warnings: tuple[Fact, ...] = require_files(address, options)
         self._home: asyncio.AbstractEventLoop | None = _running_loop()
         self._connections: dict[Purpose, AmqpConnection] = {}
         self._connecting: dict[Purpose, asyncio.Task[AmqpConnection]] = {}

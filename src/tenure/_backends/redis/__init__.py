@@ -52,6 +52,7 @@ class RedisBackend:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.warnings: Sequence[Fact] = client.warnings
         self._wake = Wake(client)
         self.leases: RedisLeases = RedisLeases(client, self._wake)
         self.broker: RedisBroker = RedisBroker(client, self._wake)

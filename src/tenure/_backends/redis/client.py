@@ -24,8 +24,9 @@ from redis import exceptions
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.connections import LoopConnections, on_loop, run_scripts
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
+from tenure._opened import Fact
+from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
-from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -178,7 +179,7 @@ class Client:
     """Whether a script can reach the keys of one slot only."""
 
     def __init__(self, address: Address, options: Options) -> None:
-        require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+        self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address = address
         self.options = options
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()

@@ -32,6 +32,7 @@ class ZooKeeperBackend:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.warnings: Sequence[Fact] = client.warnings
         self.leases: ZooKeeperLeases = ZooKeeperLeases(client)
 
     async def describe(self) -> Sequence[Fact]:

@@ -20,12 +20,13 @@ from tenure._backends.zookeeper.address import Address, Options, require_login
 from tenure._backends.zookeeper.driver import Driver
 from tenure._backends.zookeeper.session import Ensemble, Session
 from tenure._backends.zookeeper.touches import BEYOND
+from tenure._opened import Fact
+from tenure._option_files import require_readable
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
-from tenure._tls_files import require_readable
 from tenure.errors import ConfigError, Unavailable
 
 READING = 0.0
@@ -52,7 +53,7 @@ class Client:
 
     def __init__(self, address: Address, options: Options, clock: Clock) -> None:
         require_login(address, options)
-        require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
+        self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address = address
         self.options = options
         self.clock = clock
