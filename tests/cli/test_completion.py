@@ -69,7 +69,14 @@ def test_words_options_and_names(store: None, monkeypatch: pytest.MonkeyPatch) -
         "tenure queue pe": ["peek"],
         "tenure queue peek orb": ["orbits"],
         "tenure lead --ttl 5s ni": ["nightly-report"],
-        "tenure explain sqlite-": ["sqlite-disk-full", "sqlite-no-wake-up", "sqlite-synchronous", "sqlite-version"],
+        "tenure explain sqlite-": [
+            "sqlite-disk-full",
+            "sqlite-file-mode",
+            "sqlite-folder-mode",
+            "sqlite-no-wake-up",
+            "sqlite-synchronous",
+            "sqlite-version",
+        ],
         "tenure work orders -- ./ser": ["compopt -o default"],
         # Bash replaces what is behind the colon, and takes an address for three words.
         "tenure send eu:t": ["tea"],

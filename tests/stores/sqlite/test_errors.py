@@ -162,9 +162,11 @@ async def test_a_library_that_is_too_old(tmp_path: Path, opener: Opener, monkeyp
     assert f"this Python has SQLite {sqlite3.sqlite_version}, and tenure needs 99.0.0" in str(error)
 
 
-def test_a_file_system_that_can_not_keep_the_log() -> None:
+def test_a_file_system_that_can_not_keep_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's own memory stands for it, which can't have a log either."""
-    database = Database(":memory:", Options(), [])
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *_, **options: connect(":memory:", **{**options, "uri": False}))
+    database = Database(str(tmp_path / "x.db"), Options(), [])
     with pytest.raises(ConfigError, match="needs a write-ahead log, and its journal mode stayed 'memory'"):
         database.read(lambda connection: None)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
+from urllib.parse import quote
 
 from tenure._backends.sqlite.address import Options
 from tenure._backends.sqlite.reserve import Reserve, largest_file
@@ -324,7 +325,10 @@ class Database:
                 f"there is no file {self.path}, so no candidate or sender has used it yet; check the spelling, or let "
                 "the first of them create it"
             )
-        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        if self.options.create:
+            _create_private(self.path)
+        # SQLite itself creates nothing, even if the file is removed just now: all users could read what it creates.
+        connection = sqlite3.connect(_uri(self.path), uri=True, timeout=0, isolation_level=None)
         connection.text_factory = _text  # one invalid text would fail the whole statement
         try:
             if not self.options.create and not versions(connection):
@@ -361,6 +365,16 @@ class Database:
         except OSError:
             connection.execute("PRAGMA synchronous = full")
             return None
+
+
+def _create_private(path: str) -> None:
+    """Create an empty file for this user alone, unless *path* exists: its mode was chosen, and stays."""
+    with suppress(OSError):  # SQLite fails in the same way next
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600))
+
+
+def _uri(path: str) -> str:
+    return f"file:{'//' if path.startswith('/') else '///'}{quote(os.fsencode(path))}?mode=rw"
 
 
 _sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # as SQLite does it

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
+from contextlib import suppress
 
 from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.schema import versions
@@ -38,5 +41,43 @@ def diagnose(database: Database) -> list[Fact]:
             "" if database.options.synchronous == "full" else "a power failure can lose the newest changes, tokens too",
             "sqlite-synchronous",
         ),
+        *_modes(database.path),
         *(Fact(f"tables of {part}", f"version {version}, by {by}") for part, (version, by) in known.items()),
     ]
+
+
+def _modes(path: str) -> list[Fact]:
+    """Return the modes of the file and of its folder, and what other users can do with them; nothing on Windows."""
+    if not hasattr(os, "geteuid"):
+        return []
+    folder = os.path.dirname(path)
+    is_reached = _is_reached(folder)
+    access = _access_of_others(path) if is_reached else ""
+    advice = f"every user of this machine can {access}; run: chmod o= {path}*" if access else ""
+    facts = [Fact("file mode", stat.filemode(os.stat(path).st_mode), advice, "sqlite-file-mode")]
+    mode = os.stat(folder).st_mode
+    if is_reached and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        advice = f"every user of this machine can remove or replace the file; run: chmod o-w {folder}"
+        facts.append(Fact("folder mode", stat.filemode(mode), advice, "sqlite-folder-mode"))
+    return facts
+
+
+def _access_of_others(path: str) -> str:
+    """Return what users can do that neither own the file nor are in its group, in words; empty if nothing."""
+    mode = 0
+    for each in (path, f"{path}-wal", f"{path}-shm"):  # these two keep an older mode if that of the file is changed
+        with suppress(FileNotFoundError):
+            mode |= os.stat(each).st_mode
+    if mode & stat.S_IWOTH:
+        return "change everything in it"
+    return "read all bodies in it" if mode & stat.S_IROTH else ""
+
+
+def _is_reached(folder: str) -> bool:
+    """Whether users that own nothing here can enter *folder*, and every folder around it."""
+    while os.stat(folder).st_mode & stat.S_IXOTH:
+        around = os.path.dirname(folder)
+        if around == folder:
+            return True
+        folder = around
+    return False

@@ -117,7 +117,7 @@ def _open_to_others(folder: int, file: os.stat_result, mode: int) -> None:
     # A process of root must not leave a folder that the file's owner can't enter.
     if made.st_uid == 0 and (file.st_uid, file.st_gid) != (0, made.st_gid):
         os.fchown(folder, file.st_uid, file.st_gid)
-    os.fchmod(folder, mode)
+    os.fchmod(folder, mode | made.st_mode & stat.S_ISGID)  # in a folder of a group, sockets belong to the group
 
 
 def _mode_like(mode: int) -> int:
