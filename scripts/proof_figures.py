@@ -51,6 +51,7 @@ PLANTS = {
     "tests/conformance/test_planted_strain.py": "stores that are full or cut off",
     "tests/conformance/test_planted_cost.py": "requests that cost too much",
     "tests/conformance/test_planted_foreign.py": "stores that what others wrote disturbs",
+    "tests/stores/test_tls.py": "stores that ignore whom their URL trusts",
     "tests/fuzz/test_fuzz.py": "decoders of what others wrote",
 }
 """The files that have tests of planted bugs, and what has the bug in it."""

@@ -24,10 +24,13 @@ class Authority:
         usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
         _openssl("req", *_CURVE, *made, *usage)
 
-    def issue(self, folder: Path, host: str = "127.0.0.1", usage: str = "serverAuth") -> tuple[Path, Path]:
+    def issue(
+        self, folder: Path, host: str = "127.0.0.1", usage: str = "serverAuth", *, days: int = 2
+    ) -> tuple[Path, Path]:
         """Issue a certificate for a server at *host*, and return it with its key, as files in *folder*.
 
-        For a client, *usage* is ``clientAuth``, and *host* its common name; empty: it has none.
+        For a client, *usage* is ``clientAuth``, and *host* its common name; empty: it has none. It ends after *days*,
+        which may be negative.
         """
         certificate, key, request = folder / "server.pem", folder / "server.key", folder / "server.csr"
         subject = f"/CN={host}" if host else "/O=tenure tests"
@@ -37,7 +40,7 @@ class Authority:
         alternative = f"subjectAltName={kind}:{host}\n" if "serverAuth" in usage else ""
         extensions.write_text(f"{alternative}extendedKeyUsage={usage}\n")
         by = ["-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial"]
-        to = ["-days", "2", "-extfile", str(extensions), "-out", str(certificate)]
+        to = ["-days", str(days), "-extfile", str(extensions), "-out", str(certificate)]
         _openssl("x509", "-req", "-in", str(request), *by, *to)
         return certificate, key
 

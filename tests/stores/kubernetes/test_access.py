@@ -540,6 +540,16 @@ EXEC = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
         ({}, {"server": "https://h:0"}, "must be an address such as"),
         ({}, {"server": "https://ann:s3cret@h"}, "must be an address such as"),
         ({}, {"certificate-authority": "/nowhere/ca"}, "names /nowhere/ca, which can't be read"),
+        (
+            {},
+            {"certificate-authority-data": "QQ==", "server": "http://h"},
+            "h, which is asked without TLS; write https",
+        ),
+        (
+            {},
+            {"certificate-authority-data": "QQ==", "insecure-skip-tls-verify": True},
+            "which trusts anybody; leave out",
+        ),
     ],
 )
 async def test_what_a_kubeconfig_may_not_have(

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from tenure._backends.kubernetes.credentials import Access, TokenFile, TokenText, read_file, require_server
+from tenure._backends.kubernetes.credentials import (
+    Access,
+    TokenFile,
+    TokenText,
+    read_file,
+    require_server,
+    require_verified,
+)
 from tenure._backends.kubernetes.kubeconfig import access_of, read_kubeconfig
 from tenure._backends.kubernetes.names import is_namespace
 from tenure._url import Url, secret_in
@@ -77,7 +84,7 @@ def address_of(
             f"{str(url)!r} names no namespace: it must be 1 to 63 small letters, digits and '-'; write "
             "kubernetes://NAMESPACE?server=https://HOST:PORT if you mean a server"
         )
-    access = _access(options, env, account)
+    access = require_verified(_access(options, env, account))
     namespace = url.hosts or access.namespace
     if not namespace and options.server is not None:
         raise ConfigError(f"{str(url)!r} names no namespace; add one to the URL: kubernetes://NAMESPACE?server=…")

@@ -101,6 +101,25 @@ def require_server(server: str, origin: str) -> None:
         )
 
 
+def require_verified(access: Access) -> Access:
+    """Refuse to name an authority for a server that nobody verifies, as kubectl does; return *access* else.
+
+    Raises:
+        ConfigError: It is asked without TLS, or its certificate is not to be checked.
+    """
+    if access.ca is not None and not access.is_encrypted:
+        raise ConfigError(
+            f"{access.origin} names an authority for {access.server}, which is asked without TLS; write https://, or "
+            "leave the authority out"
+        )
+    if access.ca is not None and access.is_insecure:
+        raise ConfigError(
+            f"{access.origin} names an authority for {access.server}, and insecure-skip-tls-verify, which trusts "
+            "anybody; leave out one of them"
+        )
+    return access
+
+
 def read_file(path: Path, origin: str) -> str:
     """Return a file as text.
 

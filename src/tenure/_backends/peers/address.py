@@ -45,9 +45,9 @@ class Options:
     key_file: str = ""
     insecure: bool = False
     """Allow members on several machines without a key."""
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_ca: str = ""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
     dns: int = 0
     """The URL names one host, for which DNS has this many addresses: those are the members."""
 
@@ -205,7 +205,9 @@ class Settings:
 
 def _require_tls_files(options: Options) -> tuple[Fact, ...]:
     cert, key, ca = options.tls_cert, options.tls_key, options.tls_ca
-    if (cert or key or ca) and not (cert and ca):
+    if cert is key is ca is None:
+        return ()
+    if not (cert and ca):  # an empty one, as of a variable that is not set, must not mean no TLS
         raise ConfigError("TLS between members needs tls_cert and tls_ca (and tls_key, if it is a file of its own)")
     return require_readable("the fleet", tls_cert=cert or None, tls_key=key or None, tls_ca=ca or None)
 

@@ -33,7 +33,7 @@ class Options:
     application_name: str = "tenure"
     connect_timeout: float | None = None
     target_session_attrs: Literal["read-write", "primary"] = "read-write"
-    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = None
     host: str | None = None
     port: str | None = None
     user: str | None = None
@@ -71,8 +71,8 @@ _OURS = {"schema", "pool", "listen", "prepared", "timeout", "application_name", 
 }
 
 
-def dsn_of(url: Url) -> Secret:
-    """Return the DSN for the driver: *url* without the options of tenure.
+def dsn_of(url: Url, **decided: str | None) -> Secret:
+    """Return the DSN for the driver: *url* without the options of tenure, and with those that are *decided*.
 
     Raises:
         ConfigError: A port is not a number.
@@ -86,6 +86,7 @@ def dsn_of(url: Url) -> Secret:
             f"{url} has a port that is no number; percent-encode the special characters of the password"
         ) from None
     left = {name: value.reveal() for name, value in url.query.items() if name not in _OURS}
+    left |= {name: text for name, text in decided.items() if text is not None}
     login = ":".join(quote(part.reveal(), safe="") for part in (url.user, url.password) if part is not None)
     netloc = url.hosts if url.user is None else f"{login}@{url.hosts}"
     return Secret(urlunsplit(("postgresql", netloc, url.path, urlencode(left), "")))

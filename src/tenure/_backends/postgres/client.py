@@ -25,9 +25,9 @@ from asyncpg.exceptions import (
 
 from tenure._backends.postgres.address import Options, dsn_of
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, on_loop
+from tenure._backends.postgres.encryption import Encryption, encryption_of
 from tenure._backends.postgres.statements import VERSION, works_with
 from tenure._opened import Fact
-from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -142,12 +142,9 @@ class Client:
     def __init__(self, url: Url, options: Options) -> None:
         self.url = url
         self.options = options
-        self._dsn = dsn_of(url)
-        files = {name: getattr(options, name) for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl")}
-        # "system" stands for the system's own authorities.
-        self.warnings: tuple[Fact, ...] = require_readable(
-            url, **{name: None if path == "system" else path for name, path in files.items()}
-        )
+        self.encryption: Encryption = encryption_of(url, options)
+        self._dsn = dsn_of(url, sslmode=self.encryption.mode, sslrootcert=self.encryption.authority)
+        self.warnings: tuple[Fact, ...] = self.encryption.warnings
         self._by_loop: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
         self._checked = False
         self._worked = False

@@ -1,0 +1,135 @@
+"""Whether connections to a PostgreSQL are encrypted and verified: the options of libpq, the one rule that differs.
+
+libpq verifies nothing by default, also where an authority is named: it falls back to a connection in the clear. Here,
+naming an authority means verifying, as for all other stores.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tenure._backends.postgres.address import Options
+from tenure._opened import Fact
+from tenure._option_files import require_readable
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+SYSTEM = "system"
+"""In place of a file: the authorities that this machine trusts."""
+
+UNVERIFIED = ("disable", "allow", "prefer")
+"""The modes in which a server may be used without TLS, and none is verified."""
+VERIFYING = ("verify-ca", "verify-full")
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """How connections are encrypted: the mode, which is None if libpq's default holds, and whom they trust."""
+
+    mode: str | None
+    authority: str | None
+    """The file with the certificates to trust; None if nothing is verified."""
+    warnings: tuple[Fact, ...] = ()
+    """One for each file with a key that other users can read."""
+
+
+class _Given(NamedTuple):
+    """An option, and where it stands: the lower the rank, the more it concerns just this connection."""
+
+    text: str
+    where: str
+    rank: int
+
+
+def encryption_of(
+    url: Url, options: Options, env: Mapping[str, str] = MappingProxyType(os.environ), home: Path | None = None
+) -> Encryption:
+    """Return how connections to *url* are encrypted.
+
+    The options are read from the URL, the service file and the variables of libpq, in this order.
+
+    Raises:
+        ConfigError: The options contradict each other, or a file can't be read.
+    """
+    home = home or Path(os.path.expanduser("~"))
+    given: dict[str, _Given] = {}
+    for rank, (where, found) in enumerate(_places(url, options, env, home)):
+        for name, text in found.items():
+            given.setdefault(name, _Given(text, where.format(name=name, variable=f"PG{name.upper()}"), rank))
+    warnings = require_readable(
+        url, **{name: one.text for name, one in given.items() if name != "sslmode" and one.text != SYSTEM}
+    )
+    mode, root = given.get("sslmode"), given.get("sslrootcert")
+    named, cert = root or given.get("sslcrl"), given.get("sslcert") or given.get("sslkey")
+    if mode is not None and named is not None and mode.text in UNVERIFIED and named.rank <= mode.rank:
+        raise ConfigError(
+            f"{named.where} of {url} says whom to trust, and {mode.where}={mode.text} trusts anybody; write "
+            "sslmode=verify-full, or leave out one of them"
+        )
+    if mode is not None and cert is not None and mode.text == "disable" and cert.rank <= mode.rank:
+        raise ConfigError(
+            f"{cert.where} of {url} is for TLS, which {mode.where}=disable excludes; write sslmode=verify-full and "
+            "sslrootcert=…, or leave out one of them"
+        )
+    chosen = mode.text if mode else "verify-full" if named else "require" if cert else None
+    if chosen is None or chosen in UNVERIFIED:
+        return Encryption(chosen, None, warnings)
+    usual = home / ".postgresql" / "root.crt"
+    authority = root.text if root else str(usual) if usual.exists() else None
+    if authority == SYSTEM:
+        authority = _of_system()
+    if authority is None and chosen in VERIFYING:
+        raise ConfigError(
+            f"sslmode={chosen} of {url} needs an authority, and there is no {usual}; name its file with "
+            "sslrootcert=FILE, or write sslrootcert=system for those that this machine trusts"
+        )
+    if chosen == "require" and authority is not None:
+        chosen = "verify-ca"  # as libpq documents it
+    return Encryption(chosen, authority, warnings)
+
+
+def _places(url: Url, options: Options, env: Mapping[str, str], home: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    names = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl")
+    yield "the option {name}", {name: url.query[name].reveal() for name in names if name in url.query}
+    if options.service:
+        file = Path(env.get("PGSERVICEFILE") or home / ".pg_service.conf")
+        service = _service(file, options.service)
+        yield f"{{name}} in {file}", {name: service[name] for name in names if service.get(name)}
+    variables = {name: env.get(f"PG{name.upper()}") for name in names}
+    yield "the variable {variable}", {name: text for name, text in variables.items() if text}
+
+
+def _service(file: Path, name: str) -> Mapping[str, str]:
+    """Return the options of a service, read as the driver reads them."""
+    found = configparser.ConfigParser()  # with interpolation, as the driver
+    try:
+        found.read(file)
+        return dict(found[name]) if found.has_section(name) else {}
+    except (configparser.Error, UnicodeDecodeError) as error:
+        # Without the cause: it may quote a line with a password.
+        raise ConfigError(f"the service file {file} can't be read ({type(error).__name__}); check its form") from None
+
+
+def _of_system() -> str:
+    """Return the file of the authorities that this machine trusts: the driver has no name for them.
+
+    Raises:
+        ConfigError: It isn't where OpenSSL looks for it.
+    """
+    paths = ssl.get_default_verify_paths()
+    files = [paths.cafile] if paths.cafile else []
+    files += [f"{paths.capath}/ca-certificates.crt"] if paths.capath else []  # as Debian calls it
+    for file in files:
+        if Path(file).exists():
+            return file
+    raise ConfigError(
+        "sslrootcert=system: no file with the authorities of this machine was found; name it, as in "
+        "sslrootcert=/etc/ssl/cert.pem, or in the variable SSL_CERT_FILE"
+    )

@@ -1,0 +1,169 @@
+"""Whether connections are encrypted and verified: what the options, the service file and the variables say together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("asyncpg")
+
+from tenure._backends import postgres
+from tenure._backends.postgres.address import Options, dsn_of
+from tenure._backends.postgres.encryption import Encryption, encryption_of
+from tenure._lease import Vacant
+from tenure._url import Url
+from tenure.errors import ConfigError, TenureError
+from tests.servers import Authority, Postgres, private
+from tests.servers.tls_listener import TlsListener
+
+SECRET = "s3cret"
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> str:
+    file = tmp_path / "ca.pem"
+    file.write_text("certificates")
+    return str(file)
+
+
+def decided(written: str, home: Path, **env: str) -> Encryption:
+    url = Url.parse(written)
+    return encryption_of(url, url.options(Options), env, home)
+
+
+def test_by_default_libpq_decides(tmp_path: Path) -> None:
+    assert decided("postgresql://h/d", tmp_path) == Encryption(None, None)
+    assert decided("postgresql://h/d?sslmode=prefer", tmp_path) == Encryption("prefer", None)
+    assert decided("postgresql://h/d?sslmode=require", tmp_path) == Encryption("require", None)
+    assert decided("postgresql://h/d", tmp_path, PGSSLMODE="disable") == Encryption("disable", None)
+
+
+def test_an_authority_means_verifying(tmp_path: Path, ca: str) -> None:
+    everything = Encryption("verify-full", ca)
+    assert decided(f"postgresql://h/d?sslrootcert={ca}", tmp_path) == everything
+    assert decided("postgresql://h/d", tmp_path, PGSSLROOTCERT=ca) == everything
+    assert decided(f"postgresql://h/d?sslmode=verify-full&sslrootcert={ca}", tmp_path) == everything
+    assert decided(f"postgresql://h/d?sslmode=verify-ca&sslrootcert={ca}", tmp_path) == Encryption("verify-ca", ca)
+    assert decided(f"postgresql://h/d?sslmode=require&sslrootcert={ca}", tmp_path) == Encryption("verify-ca", ca)
+    (tmp_path / "services").write_text(f"[orders]\nhost=h\nsslrootcert={ca}\n[plain]\nhost=h\nsslmode=disable\n")
+    by_service = {"PGSERVICEFILE": str(tmp_path / "services")}
+    assert decided("postgresql:///d?service=orders", tmp_path, **by_service) == everything
+    assert decided("postgresql:///d?service=plain", tmp_path, **by_service) == Encryption("disable", None)
+
+
+@pytest.mark.parametrize("mode", ["disable", "allow", "prefer"])
+def test_an_authority_beside_a_mode_that_trusts_anybody_is_refused(tmp_path: Path, ca: str, mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"={mode} trusts anybody; write sslmode=verify-full"):
+        decided(f"postgresql://h/d?sslmode={mode}&sslrootcert={ca}", tmp_path)
+    with pytest.raises(ConfigError, match=f"the variable PGSSLMODE={mode} trusts anybody"):
+        decided(f"postgresql://h/d?sslrootcert={ca}", tmp_path, PGSSLMODE=mode)
+    # What stands in the URL is about this connection, and wins over what holds for all.
+    assert decided(f"postgresql://h/d?sslmode={mode}", tmp_path, PGSSLROOTCERT=ca) == Encryption(mode, None)
+
+
+def test_a_certificate_of_the_client_means_tls(tmp_path: Path, ca: str) -> None:
+    for name in ("sslcert", "sslkey"):
+        found = decided(f"postgresql://h/d?{name}={ca}", tmp_path)
+        assert (found.mode, found.authority) == ("require", None)
+    assert decided("postgresql://h/d", tmp_path, PGSSLCERT=ca) == Encryption("require", None)
+    assert decided(f"postgresql://h/d?sslcert={ca}&sslrootcert={ca}", tmp_path) == Encryption("verify-full", ca)
+    with pytest.raises(ConfigError, match="is for TLS, which the option sslmode=disable excludes"):
+        decided(f"postgresql://h/d?sslmode=disable&sslcert={ca}", tmp_path)
+
+
+def test_the_file_that_libpq_looks_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs an authority, and there is no .*root.crt; name its file"):
+        decided("postgresql://h/d?sslmode=verify-full", tmp_path)
+    usual = tmp_path / ".postgresql" / "root.crt"
+    usual.parent.mkdir()
+    usual.write_text("certificates")
+    assert decided("postgresql://h/d?sslmode=verify-full", tmp_path) == Encryption("verify-full", str(usual))
+    assert decided("postgresql://h/d?sslmode=require", tmp_path) == Encryption("verify-ca", str(usual))
+    assert decided("postgresql://h/d", tmp_path) == Encryption(None, None)
+
+
+def test_the_authorities_of_the_machine(tmp_path: Path, ca: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", ca)
+    assert decided("postgresql://h/d?sslrootcert=system", tmp_path) == Encryption("verify-full", ca)
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
+    with pytest.raises(ConfigError, match="no file with the authorities of this machine was found"):
+        decided("postgresql://h/d?sslrootcert=system", tmp_path)
+
+
+def test_files_that_can_not_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sslrootcert= of .* can't be read"):
+        decided("postgresql://h/d?sslrootcert=", tmp_path)  # as of a variable that is not set
+    with pytest.raises(ConfigError, match=r"sslcrl=/nowhere of .* can't be read"):
+        decided("postgresql://h/d", tmp_path, PGSSLCRL="/nowhere")
+    (tmp_path / ".pg_service.conf").write_text("host=h\n")
+    with pytest.raises(ConfigError, match=r"the service file .*pg_service.conf can't be read"):
+        decided("postgresql://h/d?service=orders", tmp_path)
+
+
+def test_what_is_decided_is_what_the_driver_gets() -> None:
+    url = Url.parse("postgresql://h/d?sslmode=require&schema=orders&sslcert=a.pem")
+    dsn = dsn_of(url, sslmode="verify-ca", sslrootcert="ca.pem")
+    assert dsn.reveal() == "postgresql://h/d?sslmode=verify-ca&sslcert=a.pem&sslrootcert=ca.pem"
+    assert dsn_of(Url.parse("postgresql://h/d"), sslmode=None, sslrootcert=None).reveal() == "postgresql://h/d"
+
+
+# --- what servers are told ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return authority.issue(tmp_path_factory.mktemp("client"), "postgres", "clientAuth")
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+async def test_a_server_that_is_not_trusted_is_told_nothing(
+    authority: Authority, tmp_path: Path, has_tls: bool
+) -> None:
+    own = Authority("another authority").issue(tmp_path) if has_tls else None
+    with TlsListener("postgres", own) as listener:
+        await refused(f"postgresql://u:{SECRET}@127.0.0.1:{listener.port}/d?sslrootcert={authority.certificate}")
+        assert (listener.told, listener.handshakes) == ([], int(has_tls))
+
+
+async def test_with_a_certificate_of_the_client_nothing_is_told_in_the_clear(certificate: tuple[Path, Path]) -> None:
+    file, key = certificate
+    with TlsListener("postgres", None) as listener:
+        await refused(f"postgresql://u:{SECRET}@127.0.0.1:{listener.port}/d?sslcert={file}&sslkey={key}")
+        assert listener.told == []
+
+
+async def refused(url: str) -> TenureError:
+    backend = postgres.open(Url.parse(url))
+    try:
+        with pytest.raises(ConfigError) as caught:
+            await backend.leases.inspect("name")
+    finally:
+        await backend.close()
+    return caught.value
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Iterator[Postgres]:
+    with private(Postgres, authority=authority, password=SECRET) as server:
+        yield server
+
+
+async def test_a_server_with_a_certificate_for_another_name(server: Postgres, authority: Authority) -> None:
+    elsewhere = server.url.replace("127.0.0.1", "localhost")  # its certificate is for 127.0.0.1
+    await refused(f"{elsewhere}?sslrootcert={authority.certificate}")
+    trusted = f"{elsewhere}?sslmode=require&sslrootcert={authority.certificate}"
+    await postgres.migrate(trusted)
+    for url in (trusted, f"{server.url}?sslrootcert={authority.certificate}"):
+        backend = postgres.open(Url.parse(url))
+        try:
+            assert await backend.leases.inspect("name") == Vacant("name", 0)
+        finally:
+            await backend.close()
