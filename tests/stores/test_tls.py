@@ -1,12 +1,15 @@
-"""TLS, on every store: an authority that is named is asked about every connection."""
+"""TLS, on every store: an authority that is named is asked about every connection, and failures are told alike."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import re
+import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,21 @@ import pytest
 pytest.importorskip("aiohttp")
 pytest.importorskip("aiormq")
 pytest.importorskip("asyncpg")
+pytest.importorskip("azure.servicebus")
+pytest.importorskip("azure.storage.blob")
 pytest.importorskip("kazoo")
 pytest.importorskip("nats")
 pytest.importorskip("redis")
+
+import certifi
+from aiohttp import connector
 
 from tenure._backends.postgres.address import dsn_of
 from tenure._backends.postgres.encryption import Encryption
 from tenure._registry import BACKENDS, load
 from tenure._url import Url
-from tenure.errors import TenureError
+from tenure.errors import ConfigError, TenureError, Unavailable
+from tests.durations import stretched, until
 from tests.servers import Authority
 from tests.servers.tls_listener import Protocol, TlsListener
 
@@ -41,19 +50,31 @@ class Store:
     protocol: Protocol = "tls"
     plain: tuple[str, ...] = ()
     """Further URLs, that name an authority and ask for no TLS, or for less."""
+    answer: bytes = b"HTTP/1.0 400 Bad Request\r\n\r\n"
+    """What a server without TLS answers to a handshake."""
+    authority: str = "ca=FILE"
+    """What a message says about naming one."""
+    certificate: str = "cert=FILE and key=FILE"
+    """What it says about a client's certificate."""
 
 
 STORES: dict[str, Store] = {
     "etcd": Store(f"etcds://u:{SECRET}@{{at}}/?ca={{ca}}", plain=(f"etcd://u:{SECRET}@{{at}}/?ca={{ca}}",)),
     "kubernetes": Store(
-        "kubernetes://default?server=https://{at}&ca={ca}", plain=("kubernetes://default?server=http://{at}&ca={ca}",)
+        "kubernetes://default?server=https://{at}&ca={ca}",
+        plain=("kubernetes://default?server=http://{at}&ca={ca}",),
+        authority="or with ca=FILE beside server=",
+        certificate="in the kubeconfig (client-certificate and client-key)",
     ),
     "nats": Store(
         f"nats://u:{SECRET}@{{at}}/?ca={{ca}}", "nats", plain=(f"nats://u:{SECRET}@{{at}}/?ca={{ca}}&tls=no",)
     ),
     "peers": Store(
-        "peers://{at},127.0.0.1:9?tls_ca={ca}&tls_cert={cert}&tls_key={key}",
-        plain=("peers://{at},127.0.0.1:9?tls_ca={ca}", "peers://{at},127.0.0.1:9?tls_ca=&tls_cert=&tls_key="),
+        "peers://{at},127.0.0.1:9?quorum=majority&tls_ca={ca}&tls_cert={cert}&tls_key={key}",
+        plain=(
+            "peers://{at},127.0.0.1:9?quorum=majority&tls_ca={ca}",
+            "peers://{at},127.0.0.1:9?quorum=majority&tls_ca=&tls_cert=&tls_key=",
+        ),
     ),
     "postgres": Store(
         f"postgresql://u:{SECRET}@{{at}}/d?sslrootcert={{ca}}",
@@ -62,8 +83,14 @@ STORES: dict[str, Store] = {
             f"postgresql://u:{SECRET}@{{at}}/d?sslrootcert={{ca}}&sslmode={mode}"
             for mode in ("disable", "allow", "prefer", "require")
         ),
+        authority="sslrootcert=FILE",
+        certificate="sslcert=FILE and sslkey=FILE",
     ),
-    "rabbitmq": Store(f"amqps://u:{SECRET}@{{at}}/?ca={{ca}}", plain=(f"amqp://u:{SECRET}@{{at}}/?ca={{ca}}",)),
+    "rabbitmq": Store(
+        f"amqps://u:{SECRET}@{{at}}/?ca={{ca}}",
+        plain=(f"amqp://u:{SECRET}@{{at}}/?ca={{ca}}",),
+        answer=b"AMQP\0\0\x09\x01",
+    ),
     "redis": Store(
         f"rediss://:{SECRET}@{{at}}/0?ca={{ca}}",
         plain=(
@@ -71,6 +98,7 @@ STORES: dict[str, Store] = {
             f"redis+sentinel://:{SECRET}@{{at}}/orders?ca={{ca}}",
             f"rediss+sentinel://:{SECRET}@{{at}}/orders?ca={{ca}}&sentinel_password={SECRET}",
         ),
+        answer=b"-ERR Protocol error\r\n",
     ),
     "zookeeper": Store(
         f"zookeeper://u:{SECRET}@{{at}}/?auth=sasl&tls=yes&ca={{ca}}",
@@ -78,6 +106,7 @@ STORES: dict[str, Store] = {
             f"zookeeper://u:{SECRET}@{{at}}/?auth=sasl&ca={{ca}}",
             f"zookeeper://u:{SECRET}@{{at}}/?ca={{ca}}&tls=no",
         ),
+        answer=b"",
     ),
 }
 
@@ -98,6 +127,8 @@ def files(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> dic
     cert, key = authority.issue(tmp_path_factory.mktemp("client"), "client", "clientAuth")
     return {"ca": authority.certificate, "cert": cert, "key": key}
 
+
+# --- an authority is never ignored -------------------------------------------------------------------------------
 
 Ask = Callable[[str], Awaitable[object]]
 
@@ -122,13 +153,19 @@ async def told_to_a_foreign_server(
     """Return what *ask* tells a server that is not the one it trusts; it must fail."""
     with TlsListener(store.protocol, own) as listener:
         written = url.format(at=f"127.0.0.1:{listener.port}", **files)
-        with pytest.raises(TenureError):
-            await ask(f"{written}{'&' if '?' in written else '?'}{patience(written)}")
+        written = f"{written}{'&' if '?' in written else '?'}{patience(written)}"
+        # PostgreSQL and NATS without TLS say so before a handshake.
+        shakes_hands = url == store.url and (own is not None or store.protocol == "tls")
+        while True:
+            with pytest.raises(TenureError):
+                await ask(written)
+            if listener.handshakes or not shakes_hands:
+                break
         return listener.told
 
 
 def patience(url: str) -> str:
-    return "ttl_max=1" if url.startswith("peers") else "timeout=0.5"
+    return "ttl_max=1" if url.startswith("peers") else f"timeout={stretched(0.5)}"
 
 
 def every_url() -> list[tuple[str, str]]:
@@ -167,3 +204,124 @@ def test_every_store_that_can_name_an_authority_is_tried() -> None:
         if any(re.search(r"(^|_)ca$|root", field.name) for field in dataclasses.fields(options)):
             found.add(module.rpartition(".")[2])
     assert found == set(STORES)
+
+
+# --- failures are told as such -----------------------------------------------------------------------------------
+
+TOLD = STORES | {
+    "azure": Store("azure://?connection_string_env=AZURE", authority="SSL_CERT_FILE", certificate="or a proxy"),
+    "redis+sentinel": replace(STORES["redis"], url="rediss+sentinel://{at}/orders?ca={ca}"),
+    "redis, cluster": replace(STORES["redis"], url="rediss://{at}/?ca={ca}&cluster=yes"),
+    "servicebus": Store(
+        "servicebus://?connection_string_env=SERVICEBUS", authority="a proxy in between", certificate="or a proxy"
+    ),
+    "servicebus, links": Store(
+        "servicebus://?connection_string_env=SERVICEBUS", authority="a proxy in between", certificate="or a proxy"
+    ),
+}
+del TOLD["peers"]  # a fleet without this member may still answer: see below
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A server that no client should use, and what is said of it."""
+
+    certificate: tuple[Path, Path] | None
+    says: str
+    demands: Path | None = None
+
+
+@pytest.fixture(scope="module")
+def faults(
+    authority: Authority, foreign: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Fault]:
+    def issued(host: str = "127.0.0.1", days: int = 2) -> tuple[Path, Path]:
+        return authority.issue(tmp_path_factory.mktemp("server"), host, days=days)
+
+    return {
+        "unknown": Fault(foreign, "the server's certificate is not trusted ("),
+        "another host": Fault(issued("elsewhere"), "the server's certificate is for another host ("),
+        "expired": Fault(issued(days=-1), "the server's certificate has expired; renew it"),
+        "no TLS": Fault(None, "the server "),
+        "demanding": Fault(issued(), "the server requires a client's certificate (", demands=authority.certificate),
+    }
+
+
+@pytest.mark.parametrize("fault", ["unknown", "another host", "expired", "no TLS", "demanding"])
+@pytest.mark.parametrize("name", TOLD)
+async def test_a_failure_of_tls_is_told_as_such(
+    faults: dict[str, Fault], authority: Authority, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
+) -> None:
+    store, has = TOLD[name], faults[fault]
+    with TlsListener(store.protocol, has.certificate, demands=has.demands, plain_answer=store.answer) as listener:
+        at = f"127.0.0.1:{listener.port}"
+        _trust_and_name(monkeypatch, authority.certificate, at)
+        if "links" in name:
+            at = "127.0.0.1:5671"
+            _redirect(monkeypatch, listener.port)
+        is_cut = name == "zookeeper" and fault == "no TLS"  # which may be the network's doing
+        lasts = stretched(0.5) if is_cut else 20
+        parsed = Url.parse(f"{store.url.format(at=at, ca=authority.certificate)}&timeout={lasts}")
+        backend = load(parsed).open(parsed)
+        with pytest.raises(Unavailable if is_cut else ConfigError) as caught:
+            await (_link(backend) if "links" in name else use(backend))
+        await backend.close()
+    said = str(caught.value)
+    assert said.startswith(f"the TLS handshake with {at} failed: {has.says}"), said
+    advice = {"unknown": store.authority, "demanding": store.certificate, "another host": "name the host as the"}
+    assert advice.get(fault, "") in said
+    assert "\n" not in said
+    assert SECRET not in said
+
+
+def _trust_and_name(monkeypatch: pytest.MonkeyPatch, ca: Path, at: str) -> None:
+    """Let the stores without an option for it trust an authority, and find the listener."""
+    monkeypatch.setattr(connector, "_SSL_CONTEXT_VERIFIED", ssl.create_default_context(cafile=str(ca)))
+    monkeypatch.setattr(certifi, "where", lambda: str(ca))
+    endpoints = f"BlobEndpoint=https://{at}/mine;QueueEndpoint=https://{at}/mine"
+    monkeypatch.setenv("AZURE", f"AccountName=mine;AccountKey=AAAA;{endpoints}")
+    monkeypatch.setenv("SERVICEBUS", f"Endpoint=sb://{at};SharedAccessKeyName=mine;SharedAccessKey=AAAA")
+
+
+def _redirect(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Let the port of Service Bus, which can't be chosen, be *port*."""
+    connect: Any = asyncio.open_connection
+
+    async def elsewhere(**options: Any) -> Any:
+        return await connect(**{**options, "port": port})
+
+    monkeypatch.setattr(asyncio, "open_connection", elsewhere)
+
+
+async def _link(backend: Any) -> object:
+    namespace = backend._namespace
+    try:
+        return await namespace.run(partial(namespace.sender, "orders"))
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize("fault", ["unknown", "another host", "expired", "demanding"])
+async def test_a_member_of_a_fleet_tells_of_tls(
+    faults: dict[str, Fault], files: dict[str, Path], foreign: tuple[Path, Path], fault: str
+) -> None:
+    """The client's own certificate is one that only the demanding server refuses."""
+    has = faults[fault]
+    with TlsListener("tls", has.certificate, demands=has.demands) as listener:
+        at = f"127.0.0.1:{listener.port}"
+        cert, key = foreign
+        parsed = Url.parse(
+            f"peers://{at},127.0.0.1:9?quorum=majority&tls_ca={files['ca']}&tls_cert={cert}&tls_key={key}&ttl_max=1"
+        )
+        backend = load(parsed).open(parsed)
+        says = "the server refuses the client's certificate (" if fault == "demanding" else has.says
+
+        async def tells() -> bool:
+            with pytest.raises(Unavailable) as caught:
+                await backend.leases.inspect("name")
+            return f"; the TLS handshake with {at} failed: {says}" in str(caught.value)
+
+        try:
+            await until(tells)
+        finally:
+            await backend.close()

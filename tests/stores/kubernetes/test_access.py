@@ -262,7 +262,7 @@ async def test_a_client_certificate_is_used(server: Kubernetes, tmp_path: Path, 
 async def test_an_untrusted_server_is_refused(server: Kubernetes, tmp_path: Path) -> None:
     other = Authority("another authority")
     path = written(tmp_path / "config", config(server, cluster={"certificate-authority": str(other.certificate)}))
-    with pytest.raises(ConfigError, match=r"the certificate of .* is not trusted: .*name its authority"):
+    with pytest.raises(ConfigError, match=r"certificate is not trusted .*name its authority"):
         await ask(f"kubernetes://?kubeconfig={path}")
 
 
@@ -318,7 +318,7 @@ async def test_a_server_may_have_a_certificate_for_another_name(server: Kubernet
     through = server.server.replace("127.0.0.1", "localhost")
     cluster = {"certificate-authority": str(authority(server).certificate), "server": through}
     path = written(tmp_path / "config", config(server, cluster=cluster))
-    with pytest.raises(ConfigError, match="is not trusted"):
+    with pytest.raises(ConfigError, match="certificate is for another host"):
         await ask(f"kubernetes://?kubeconfig={path}")
     path = written(tmp_path / "config", config(server, cluster=cluster | {"tls-server-name": "127.0.0.1"}))
     assert await ask(f"kubernetes://?kubeconfig={path}") == "other"

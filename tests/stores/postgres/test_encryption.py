@@ -66,9 +66,10 @@ def test_an_authority_beside_a_mode_that_trusts_anybody_is_refused(tmp_path: Pat
 def test_a_certificate_of_the_client_means_tls(tmp_path: Path, ca: str) -> None:
     for name in ("sslcert", "sslkey"):
         found = decided(f"postgresql://h/d?{name}={ca}", tmp_path)
-        assert (found.mode, found.authority) == ("require", None)
-    assert decided("postgresql://h/d", tmp_path, PGSSLCERT=ca) == Encryption("require", None)
-    assert decided(f"postgresql://h/d?sslcert={ca}&sslrootcert={ca}", tmp_path) == Encryption("verify-full", ca)
+        assert (found.mode, found.authority, found.has_certificate) == ("require", None, True)
+    assert decided("postgresql://h/d", tmp_path, PGSSLCERT=ca) == Encryption("require", None, has_certificate=True)
+    both = decided(f"postgresql://h/d?sslcert={ca}&sslrootcert={ca}", tmp_path)
+    assert both == Encryption("verify-full", ca, has_certificate=True)
     with pytest.raises(ConfigError, match="is for TLS, which the option sslmode=disable excludes"):
         decided(f"postgresql://h/d?sslmode=disable&sslcert={ca}", tmp_path)
 

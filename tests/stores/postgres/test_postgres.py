@@ -379,7 +379,7 @@ async def test_permanent_errors_have_advice() -> None:
             (wrong, "refused the password"),
             (server.url.replace("/postgres", "/nowhere").replace("//nowhere", "//postgres"), "no such database"),
             (server.url.replace("postgres:s3cret%2F%26x@", "guest:guest@"), "GRANT"),
-            (f"{server.url}?sslmode=require", "doesn't support TLS"),
+            (f"{server.url}?sslmode=require", "the server has no TLS"),
         ):
             error = await refusal(url)
             assert isinstance(error, ConfigError), error

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 from tenure._secret import Secret
 from tenure._url import Url, secret_in
@@ -72,6 +73,12 @@ class Address:
     queues: str
     key: Secret | None = None
     sas: Secret | None = None
+
+    @property
+    def servers(self) -> str:
+        """Host and port of both services, for a message."""
+        parts = [urlsplit(one) for one in (self.blobs, self.queues) if one]
+        return " or ".join(dict.fromkeys(one.netloc if one.port else f"{one.netloc}:443" for one in parts))
 
     @property
     def login(self) -> str:

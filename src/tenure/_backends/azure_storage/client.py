@@ -28,6 +28,7 @@ from azure.storage.queue.aio import QueueServiceClient
 from tenure._backends.azure_storage.address import Address, Options
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -59,7 +60,14 @@ def code_of(error: HttpResponseError) -> str:
     return str(getattr(code, "value", code) or "")
 
 
-def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> TenureError:
+_TLS_ADVICE = TlsAdvice(
+    authority="check whether a proxy in between replaces certificates; its authority can be named by SSL_CERT_FILE",
+    certificate="Azure asks for none, so another server, or a proxy, has answered",
+    plain="check which server has answered; the connection string of an emulator may say http://",
+)
+
+
+def translate(error: Exception, url: Url, timeout: float, *, worked: bool, server: str = "the account") -> TenureError:
     """Turn an error of the client or the service into one of ours.
 
     A permanent error is a ``ConfigError``, unless the account *worked* before: then keys or rights are being changed,
@@ -70,6 +78,8 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
     match error:
         case TimeoutError():
             return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
+        case _ if failed := tls_error(error, server, _TLS_ADVICE, worked=worked):
+            return failed
         case HttpResponseError() if code_of(error) in NO_RIGHTS:
             return lasting(f"{url} refuses the request for lack of rights ({code_of(error)}): {_ROLES}{before}")
         case HttpResponseError() if code_of(error) in _ADVICE:
@@ -201,7 +211,7 @@ class Account:
         except (AzureError, OSError) as error:  # a TimeoutError is an OSError
             if limit.expired():
                 self._retire(connections)  # if one connection is silent, the others may be, too
-            raise translate(error, self.url, within, worked=self._worked) from error
+            raise translate(error, self.url, within, worked=self._worked, server=self.address.servers) from error
         self._worked = True
         return answer
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import ssl
 
 import aiohttp
 
 from tenure._backends.etcd.address import Address
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 # Codes of gRPC
@@ -107,15 +107,8 @@ def translate(
             )
         case NoAnswerInTime() | TimeoutError():
             return Unavailable(f"{address} gave no answer ({text or 'in time'}); the request may have been executed")
-        case aiohttp.ClientConnectorCertificateError():
-            untrusted = (
-                f"{address} has a certificate that is not trusted: {error.certificate_error}; check the option ca"
-            )
-            return Unavailable(untrusted) if worked else ConfigError(untrusted)
-        case aiohttp.ClientError() | OSError() if address.is_tls and "alert" in text.lower():
-            check = "check cert and key" if has_certificate else "name a client's certificate with cert and key"
-            refused = f"{address} refused the connection by TLS: {text}; {check}"
-            return Unavailable(refused) if worked else ConfigError(refused)
+        case _ if address.is_tls and (failed := _tls_error(error, address, has_certificate, worked)):
+            return failed
         case aiohttp.ClientConnectorError():
             return Unavailable(f"{address} can't be reached: {_cause_of(error, address, worked=worked)}")
         case aiohttp.ClientError() | OSError():
@@ -126,11 +119,15 @@ def translate(
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
 
+def _tls_error(error: Exception, address: Address, has_certificate: bool, worked: bool) -> TenureError | None:
+    advice = TlsAdvice(plain="if these servers don't use TLS, write etcd://", has_certificate=has_certificate)
+    return tls_error(error, str(address).partition("://")[2], advice, worked=worked)
+
+
 def _cause_of(error: aiohttp.ClientConnectorError, address: Address, *, worked: bool) -> str:
     number = error.os_error.errno or 0
-    is_tls_error = isinstance(error.os_error, ssl.SSLError)
-    cause = os.strerror(number) if number > 0 and not is_tls_error else error.os_error.strerror or str(error)
-    answered = is_tls_error or number in (0, errno.ECONNRESET)
+    cause = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
+    answered = number in (0, errno.ECONNRESET)
     hint = "; if these servers don't use TLS, write etcd://" if answered and address.is_tls and not worked else ""
     return f"{cause}; check hosts and ports, and whether etcd runs{hint}"
 

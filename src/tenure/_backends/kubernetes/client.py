@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -23,6 +24,7 @@ from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -111,17 +113,21 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
             return Unavailable(f"{where} failed with status {problem.status}: {problem.message}")
         case TimeoutError():
             return Unavailable(f"{where.awaited or where} gave no answer within {where.within:g} s (option timeout)")
-        case aiohttp.ClientConnectorCertificateError():
-            return lasting(
-                f"the certificate of {where} is not trusted: {problem.certificate_error}; name its authority in the "
-                f"kubeconfig, or as ?ca=FILE{before}"
-            )
+        case Exception() if failed := tls_error(problem, where.place, _ADVICE, worked=worked):
+            return failed
         case aiohttp.ClientConnectorError():
             why = problem.os_error.strerror or type(problem.os_error).__name__
             return Unavailable(f"{where} can't be reached: {why}; check the address, and the network")
         case aiohttp.ClientError() | OSError() | ValueError():
             return Unavailable(f"the request to {where} failed: {type(problem).__name__}: {problem}"[:500])
     raise AssertionError("translate() got an error that is not the client's") from problem  # a TypeError is a bug
+
+
+_ADVICE = TlsAdvice(
+    authority="name its authority in the kubeconfig, or with ca=FILE beside server=",
+    certificate="name one, and its key, in the kubeconfig (client-certificate and client-key)",
+    plain="for a server without TLS, write http://",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,12 @@ class Where:
     """The verbs that have worked, each with the name of the Lease."""
     awaited: str = ""
     """What a request waits for before it can be sent, if not for the server."""
+
+    @property
+    def place(self) -> str:
+        """Host and port of the server."""
+        netloc = urlsplit(self.server).netloc
+        return netloc if ":" in netloc.rpartition("]")[2] else f"{netloc}:443"
 
     def __str__(self) -> str:
         return f"the API server {self.server}"

@@ -26,6 +26,7 @@ from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
     BadAnswer,
     Disconnected,
+    HandshakeFailed,
     NoJetStream,
     NotPermitted,
     Refusal,
@@ -48,6 +49,7 @@ FAILURES = (
     Refusal,
     BadAnswer,
     Disconnected,
+    HandshakeFailed,
     NotPermitted,
     NoJetStream,
     TooLarge,
@@ -111,7 +113,7 @@ class Client:
         except FAILURES as error:
             if isinstance(error, TimeoutError) and connection is not None:  # of this limit, or of one request
                 self._retire(connection)
-            raise translate(error, self.address, within, worked=self._worked) from error
+            raise self._translated(error, within) from error
         self._worked = True
         return answer
 
@@ -119,7 +121,11 @@ class Client:
         """Return an error of a request as one of ours."""
         if isinstance(error, TenureError):
             return error
-        return translate(error, self.address, self.options.timeout, worked=self._worked)
+        return self._translated(error, self.options.timeout)
+
+    def _translated(self, error: Exception, within: float) -> TenureError:
+        shows = self.options.cert is not None
+        return translate(error, self.address, within, worked=self._worked, has_certificate=shows)
 
     async def connection(self) -> Connection:
         """Return the open connection of this loop, or open one.
@@ -246,7 +252,7 @@ class Client:
             which = (self._first + number) % len(servers)
             try:
                 connection = await Connection.open(servers[which], self.address, self.options, self._tls, within)
-            except (nats.errors.Error, OSError) as error:
+            except (nats.errors.Error, HandshakeFailed, OSError) as error:
                 failure = failure or error
                 continue
             self._first = which

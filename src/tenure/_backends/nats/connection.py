@@ -20,10 +20,11 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from tenure._backends.nats.address import Address, Options
-from tenure._backends.nats.errors import Disconnected, NoJetStream, NotPermitted
+from tenure._backends.nats.errors import Disconnected, HandshakeFailed, NoJetStream, NotPermitted
 from tenure._backends.nats.login_files import login_of
 from tenure._backends.nats.transport import Transport
 from tenure._secret import revealed
+from tenure._tls_failures import NoTls
 
 Headers = Mapping[str, str]
 
@@ -124,12 +125,14 @@ class Connection:
             await driver.subscribe(
                 f"{connection._inbox}.*", cb=connection._on_answer, pending_bytes_limit=_PENDING_BYTES
             )
-        except nats.errors.NoServersError as error:
+        except BaseException as error:
             await connection.close()
-            raise connection._failure or error from error
-        except BaseException:
-            await connection.close()
-            raise
+            failure = (connection._failure or error) if isinstance(error, nats.errors.NoServersError) else error
+            if isinstance(failure, Exception) and (cause := _of_tls(failure) or transport.lost_by_tls):
+                raise HandshakeFailed(server) from cause
+            if failure is error:
+                raise
+            raise failure from error
         return connection
 
     # --- the connection ---
@@ -325,6 +328,13 @@ class Connection:
         for act in list(self._on_lost):
             act()
         self._on_lost.clear()
+
+
+def _of_tls(error: Exception) -> Exception | None:
+    """Return why TLS has failed, if *error* says that it has."""
+    if isinstance(error, nats.errors.SecureConnRequiredError | nats.errors.SecureConnWantedError):
+        return NoTls()
+    return error if isinstance(error, ssl.SSLError) else None
 
 
 def has_no_stream(message: Msg) -> bool:

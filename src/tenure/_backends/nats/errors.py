@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import ssl
+from dataclasses import replace
 
 import nats.errors
 
 from tenure._backends.nats.address import Address
 from tenure._backends.nats.login_files import BadLoginFile
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 # Codes of JetStream's errors
@@ -45,6 +46,14 @@ class TooLarge(Exception):
     """A message can't be stored again: with the headers that it needs, it is larger than the server takes."""
 
 
+class HandshakeFailed(Exception):
+    """TLS with *server* has failed; the cause says why."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server)
+        self.server = server
+
+
 class BadAnswer(Exception):
     """An answer can't be JetStream's: another program has given it, or changed it; *args* says what is wrong."""
 
@@ -66,7 +75,12 @@ def is_undecided(error: Refusal) -> bool:
     return error.code in (SUBJECT_IN_PROCESS, ID_IN_PROCESS)
 
 
-def translate(error: Exception, address: Address, timeout: float, *, worked: bool) -> TenureError:
+_ADVICE = TlsAdvice(plain="turn TLS on there; or, if clear text is meant, remove tls, ca, cert and key from the URL")
+
+
+def translate(
+    error: Exception, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
+) -> TenureError:
     """Turn an error of the client, of the connection or of JetStream at *address* into one of ours.
 
     A permanent error is a ``ConfigError``, unless the client *worked* before: then the servers are being changed, and
@@ -112,8 +126,10 @@ def translate(error: Exception, address: Address, timeout: float, *, worked: boo
             return lasting(
                 f"{address} refused the login: {text}; check user, password, token, creds or nkey in the URL"
             )
-        case nats.errors.SecureConnRequiredError() | nats.errors.SecureConnWantedError() | ssl.SSLError():
-            return lasting(f"{address} can't be reached by TLS: {text}; check tls, ca, cert and key")
+        case HandshakeFailed():
+            advice = replace(_ADVICE, has_certificate=has_certificate)
+            failed = tls_error(error, error.server, advice, worked=worked)
+            return failed or Unavailable(f"the TLS handshake with {error.server} failed: {error.__cause__}")
         case OSError():
             number = error.errno or 0
             cause = os.strerror(number) if number > 0 else text

@@ -21,6 +21,8 @@ class Transport(TcpTransport):
         super().__init__()  # type: ignore[no-untyped-call]
         self._wants_tls = wants_tls
         self._has_tls = False
+        self._is_encrypting = False
+        self._encrypted: _EncryptedProtocol | None = None
 
     def __bool__(self) -> bool:
         return True  # the driver would make another one instead
@@ -39,7 +41,9 @@ class Transport(TcpTransport):
         protocol = _EncryptedProtocol(reader)
         host = uri if isinstance(uri, str) else uri.hostname
         starting = loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=host)
+        self._encrypted, self._is_encrypting = protocol, True
         transport = await asyncio.wait_for(starting, connect_timeout)
+        self._is_encrypting = False
         assert transport is not None
         self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         self._has_tls = True
@@ -49,6 +53,16 @@ class Transport(TcpTransport):
             raise nats.errors.SecureConnWantedError
         super().write(payload)  # type: ignore[no-untyped-call]
 
+    async def wait_closed(self) -> None:
+        if not self._is_encrypting:  # else the handshake has failed, and nobody tells the writer of its end
+            await super().wait_closed()  # type: ignore[no-untyped-call]
+
+    @property
+    def lost_by_tls(self) -> ssl.SSLError | None:
+        """The error of TLS with which the connection has ended, after the handshake: as the driver doesn't tell it."""
+        error = self._encrypted.lost_by if self._encrypted is not None else None
+        return error if isinstance(error, ssl.SSLError) else None
+
     def drop(self) -> None:
         """Close the socket at once, if the driver hasn't: it leaves that out when its close is cut off."""
         if self._io_writer is not None:
@@ -56,6 +70,12 @@ class Transport(TcpTransport):
 
 
 class _EncryptedProtocol(asyncio.StreamReaderProtocol):
+    lost_by: Exception | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost_by = exc
+        super().connection_lost(exc)
+
     def eof_received(self) -> bool:
         super().eof_received()
         return False  # TLS has no connections that are half open

@@ -140,10 +140,14 @@ class Member:
 
     def _refusals(self) -> str:
         """Return which members refuse this one, and what to do about it."""
-        if self._transport is None or self._fleet is None or not self._transport.counts.refused:
+        if self._transport is None or self._fleet is None:
             return ""
-        refused = ", ".join(self._fleet.members[member] for member in sorted(self._transport.counts.refused))
-        return f"; {refused} refused this member: {COMPARE}"
+        counts = self._transport.counts
+        told = "".join(f"; {why}" for _, why in sorted(counts.untrusted.items()))
+        if counts.refused:
+            refused = ", ".join(self._fleet.members[member] for member in sorted(counts.refused))
+            told += f"; {refused} refused this member: {COMPARE}"
+        return told
 
     def _deliver(self, sender: int, message: Message) -> None:
         self.feed(Received(sender, message))

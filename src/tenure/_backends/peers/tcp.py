@@ -42,6 +42,7 @@ from tenure._backends.peers.transport import CROWDED, Counts, Deliver
 from tenure._backends.peers.wire import Malformed, Message, decode, encode
 from tenure._jitter import Rng, later
 from tenure._runtime.tasks import Tasks
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import Unavailable
 
 OUTBOX_MAX = 1_048_576
@@ -64,6 +65,14 @@ TURNS_TO_ANSWER = 4
 
 DIAL_EVERY_MAX = 2.0
 """Seconds, at most, between attempts to reach a member that can't be reached."""
+
+
+_TLS_ADVICE = TlsAdvice(
+    authority="name the authority of all members with tls_ca=FILE",
+    certificate="give it tls_cert and tls_key",
+    plain="give all members tls_cert, tls_key and tls_ca, or none",
+    has_certificate=True,
+)
 
 
 class Outbox:
@@ -258,8 +267,12 @@ class TcpTransport:
         pause = 0.05
         while True:
             begun = asyncio.get_running_loop().time()
-            with suppress(OSError, EOFError, Broken, TimeoutError):  # it is dead, not started yet, or cut off
+            try:
                 await self._dial(to)
+            except (OSError, EOFError, Broken, TimeoutError) as error:  # it is dead, not started yet, or cut off
+                failed = tls_error(error, self._fleet.members[to], _TLS_ADVICE, worked=False)
+                if failed is not None:
+                    self.counts.untrusted[to] = str(failed)
             if asyncio.get_running_loop().time() - begun > GREET_WITHIN:
                 pause = 0.05
             self._reachable[to].clear()
@@ -275,6 +288,7 @@ class TcpTransport:
         try:
             async with asyncio.timeout(GREET_WITHIN):
                 channel = await self._greet(reader, writer, dialled=True)
+                self.counts.untrusted.pop(to, None)
                 writer.write(channel.seal(introduction(self._fleet.me, to)))
                 await writer.drain()
             writing = asyncio.create_task(self._write(writer, channel, self._outboxes[to]))

@@ -24,6 +24,8 @@ class Counts:
     Under ``CROWDED``, connections that were closed to make room for newer ones."""
     refused: set[int] = field(default_factory=set)
     """Members that closed the connection after this member's introduction: their keys or fleet's terms differ."""
+    untrusted: dict[int, str] = field(default_factory=dict)
+    """Members with which TLS has failed, and why."""
 
     def drop(self, why: str) -> None:
         """Count a frame that was dropped."""

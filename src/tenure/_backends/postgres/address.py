@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -90,6 +91,13 @@ def dsn_of(url: Url, **decided: str | None) -> Secret:
     login = ":".join(quote(part.reveal(), safe="") for part in (url.user, url.password) if part is not None)
     netloc = url.hosts if url.user is None else f"{login}@{url.hosts}"
     return Secret(urlunsplit(("postgresql", netloc, url.path, urlencode(left), "")))
+
+
+def servers_of(url: Url, options: Options) -> str:
+    """Return the servers that *url* names, each as ``host:port``, for a message."""
+    hosts = url.hosts or options.host or os.environ.get("PGHOST") or "localhost"
+    port = options.port or os.environ.get("PGPORT") or "5432"
+    return ",".join(host if ":" in host.rpartition("]")[2] else f"{host}:{port}" for host in hosts.split(","))
 
 
 assert {field.name for field in fields(Options)} >= _OURS

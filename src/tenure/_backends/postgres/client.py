@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -23,12 +22,13 @@ from asyncpg.exceptions import (
     TargetServerAttributeNotMatched,
 )
 
-from tenure._backends.postgres.address import Options, dsn_of
+from tenure._backends.postgres.address import Options, dsn_of, servers_of
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, on_loop
 from tenure._backends.postgres.encryption import Encryption, encryption_of
 from tenure._backends.postgres.statements import VERSION, works_with
 from tenure._opened import Fact
 from tenure._runtime.closing import close_together
+from tenure._tls_failures import NoTls, TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -66,7 +66,9 @@ class RowLocked(Unavailable):
     """Another transaction held a row that the request needed, for longer than it could wait."""
 
 
-def translate(error: Exception, url: Url, options: Options, *, worked: bool, waited: float) -> TenureError:
+def translate(
+    error: Exception, url: Url, options: Options, encryption: Encryption, *, worked: bool, waited: float
+) -> TenureError:
     """Turn an error of the driver or the server, after *waited* seconds, into one of ours.
 
     A permanent error is a ``ConfigError``, unless the client *worked* before: then the database is being changed, and
@@ -80,11 +82,8 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
             waited = round(waited, 2)
             option = " (option timeout)" if waited == round(options.timeout, 2) else ""  # a renewal has less time
             return Unavailable(f"{url} gave no answer within {waited:g} s{option}")
-        case ssl.SSLCertVerificationError():
-            return lasting(
-                f"the certificate of {url} is not trusted: {error.verify_message}; name the right authority with "
-                f"sslrootcert=…, and the host as the certificate does{before}"
-            )
+        case _ if failed := _tls_error(error, url, options, encryption, worked=worked):
+            return failed
         case TargetServerAttributeNotMatched():
             return Unavailable(f"{url} {_NOT_NOW['25006']}")
         case asyncpg.PostgresError() if code in _REFUSED:
@@ -109,13 +108,25 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
             return ConfigError(f"{url} can't store a value: {type(error).__name__} (SQLSTATE {code})")
         case asyncpg.PostgresError():
             return Unavailable(f"{url} failed: {error} (SQLSTATE {code or 'unknown'})")
-        case ConnectionError() if "rejected SSL" in str(error):
-            return lasting(f"{url} doesn't support TLS, and sslmode={options.sslmode} requires it{before}")
         case OSError() | EOFError() | InterfaceError() | InternalClientError():
             return Unavailable(
                 f"{url} can't be reached: {_cause(error)}; check host and port, and whether the server runs"
             )
     raise AssertionError("translate() got an error that is not the driver's") from error  # a TypeError is a bug
+
+
+def _tls_error(
+    error: Exception, url: Url, options: Options, encryption: Encryption, *, worked: bool
+) -> TenureError | None:
+    if isinstance(error, ConnectionError) and "rejected SSL" in str(error):
+        error = NoTls()
+    advice = TlsAdvice(
+        authority="name its authority with sslrootcert=FILE",
+        certificate="name one, and its key, with sslcert=FILE and sslkey=FILE",
+        plain=f"turn TLS on there; or, if clear text is meant, write sslmode=disable (now {encryption.mode})",
+        has_certificate=encryption.has_certificate,
+    )
+    return tls_error(error, servers_of(url, options), advice, worked=worked)
 
 
 def _cause(error: Exception) -> str:
@@ -266,7 +277,7 @@ class Client:
     def translate(self, error: Exception, asked_at: float, within: float) -> TenureError:
         """Turn the driver's *error* about a request sent at *asked_at*, for *within* seconds, into one of ours."""
         waited = min(time.monotonic() - asked_at, within)
-        return translate(error, self.url, self.options, worked=self._worked, waited=waited)
+        return translate(error, self.url, self.options, self.encryption, worked=self._worked, waited=waited)
 
     async def close(self) -> None:
         """Close every connection, of every loop."""

@@ -36,6 +36,8 @@ class Encryption:
     mode: str | None
     authority: str | None
     """The file with the certificates to trust; None if nothing is verified."""
+    has_certificate: bool = False
+    """Whether the client shows a certificate that the options name."""
     warnings: tuple[Fact, ...] = ()
     """One for each file with a key that other users can read."""
 
@@ -80,7 +82,7 @@ def encryption_of(
         )
     chosen = mode.text if mode else "verify-full" if named else "require" if cert else None
     if chosen is None or chosen in UNVERIFIED:
-        return Encryption(chosen, None, warnings)
+        return Encryption(chosen, None, cert is not None, warnings)
     usual = home / ".postgresql" / "root.crt"
     authority = root.text if root else str(usual) if usual.exists() else None
     if authority == SYSTEM:
@@ -92,7 +94,7 @@ def encryption_of(
         )
     if chosen == "require" and authority is not None:
         chosen = "verify-ca"  # as libpq documents it
-    return Encryption(chosen, authority, warnings)
+    return Encryption(chosen, authority, cert is not None, warnings)
 
 
 def _places(url: Url, options: Options, env: Mapping[str, str], home: Path) -> Iterator[tuple[str, dict[str, str]]]:

@@ -60,6 +60,11 @@ class Address:
     password: Secret
     is_tls: bool
 
+    @property
+    def server(self) -> str:
+        """Host and port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
         return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
 

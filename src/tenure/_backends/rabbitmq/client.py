@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from aiormq import spec
@@ -22,6 +23,7 @@ from tenure._backends.rabbitmq.properties import Properties
 from tenure._opened import Fact
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -42,6 +44,8 @@ CONSUMER_TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
 FAILURES = (AmqpError, NotConfirmed, TooLarge, OSError)
 """The errors of a request; a ``TimeoutError`` is an ``OSError``."""
 
+_ADVICE = TlsAdvice(plain="for a server without TLS, write amqp://")
+
 IDLE_MAX = 4
 """Channels that are kept for further requests: to open and close one takes longer than most requests."""
 
@@ -60,7 +64,9 @@ class MissingAllowed:
 missing_allowed = MissingAllowed()
 
 
-def translate(error: Exception, url: Url, address: Address, timeout: float, *, worked: bool) -> TenureError:
+def translate(
+    error: Exception, url: Url, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
+) -> TenureError:
     """Turn an error of the connection or the server into one of ours.
 
     A permanent error is a ``ConfigError``, unless the server *worked* before: then rights are being changed, or it is
@@ -71,6 +77,10 @@ def translate(error: Exception, url: Url, address: Address, timeout: float, *, w
     match error:
         case TimeoutError():
             return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
+        case _ if address.is_tls and (
+            failed := tls_error(error, address.server, replace(_ADVICE, has_certificate=has_certificate), worked=worked)
+        ):
+            return failed
         case ConnectionLost(code=403):
             return lasting(f"{url} refuses the login: {error.text}; check user and password{before}")
         case ConnectionLost(code=530):
@@ -176,7 +186,7 @@ class Client:
             async with asyncio.timeout(within):
                 answer = await (self.begin(request(), "request") if to_end else request())
         except FAILURES as error:
-            raise translate(error, self.url, self.address, within, worked=self._worked) from error
+            raise self._translated(error, within) from error
         self._worked = True
         return answer
 
@@ -194,7 +204,11 @@ class Client:
 
     def translated(self, error: Exception) -> TenureError:
         """Return one of our errors for one of the connection's."""
-        return translate(error, self.url, self.address, self.options.timeout, worked=self._worked)
+        return self._translated(error, self.options.timeout)
+
+    def _translated(self, error: Exception, within: float) -> TenureError:
+        shows = self.options.cert is not None
+        return translate(error, self.url, self.address, within, worked=self._worked, has_certificate=shows)
 
     def note_consumer_timeout(self, seconds: float) -> None:
         """Note the server's own limit, which it tells when it closes a channel for it."""

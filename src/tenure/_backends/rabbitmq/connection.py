@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -382,6 +383,9 @@ class AmqpConnection:
             self._wire.drop()
             closing = self.spawn(self._raw.close(aiormq.ConnectionClosed(0, "given up")), "close")
             await asyncio.wait({closing}, timeout=CLOSE_WITHIN)
+            # By TLS 1.3, a server refuses the client's certificate after the handshake, and the driver doesn't tell it.
+            if isinstance(error, Exception) and isinstance(self._wire.lost_by, ssl.SSLError):
+                raise self._wire.lost_by from error
             if isinstance(error, (aiormq.AMQPError, EOFError)):
                 raise refusal_to_connect(error) from error
             raise

@@ -108,6 +108,9 @@ class Wire(asyncio.StreamReaderProtocol, aiormq.TransportFactory):
         super().__init__(self._stream, loop=self._loop_here)
         self._on_lost = on_lost
         self._wire: asyncio.Transport | None = None
+        self._is_lost = False
+        self.lost_by: Exception | None = None
+        """The error with which the connection has ended, if that has happened."""
         self._frames = Frames()
         self.heard_at = self._loop_here.time()
         """When the server was last heard, by the loop's clock."""
@@ -119,7 +122,7 @@ class Wire(asyncio.StreamReaderProtocol, aiormq.TransportFactory):
 
     def drop(self, *, reset: bool = False) -> None:
         """End the connection at once; with *reset*, drop also what the server has not read yet."""
-        if self._wire is None:
+        if self._wire is None or self._is_lost:  # a transport of TLS that is lost tells no socket, but fails
             return
         raw = self._wire.get_extra_info("socket")
         if reset and raw is not None:
@@ -141,6 +144,7 @@ class Wire(asyncio.StreamReaderProtocol, aiormq.TransportFactory):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell it, too."""
+        self._is_lost, self.lost_by = True, exc
         super().connection_lost(exc)
         self._on_lost(exc)
 

@@ -12,7 +12,7 @@ House rules:
 from __future__ import annotations
 
 import asyncio
-import ssl
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -27,13 +27,22 @@ from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Scrip
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
+_SERVER = re.compile(r" (?:connecting to|reading from|writing to) (\S+:\d+)")
+
 
 def translate(
-    error: Exception, place: str, *, worked: bool = False, permitted: bool = False, is_cluster: bool = False
+    error: Exception,
+    place: str,
+    *,
+    worked: bool = False,
+    permitted: bool = False,
+    is_cluster: bool = False,
+    has_certificate: bool = False,
 ) -> TenureError:
     """Turn an error of redis-py about the Redis at *place* into one of ours.
 
@@ -42,6 +51,10 @@ def translate(
     """
     text = str(error).rstrip(".")
     match error:
+        case exceptions.ConnectionError() if failed := tls_error(
+            error, server_in(error, place), tls_advice(has_certificate), worked=worked
+        ):
+            return failed
         case exceptions.ResponseError() if _lacks_rights(error):
             forbidden = (
                 f"{place} does not permit this user an operation that tenure needs: {text}; "
@@ -73,9 +86,6 @@ def translate(
                 f"{place} gave no answer in time ({text}); the request may have been executed{_tls_hint(place, worked)}"
             )
         case exceptions.ConnectionError():
-            if certificate := certificate_error(error):
-                untrusted = f"{place} has a certificate that is not trusted: {certificate}; check the option ca"
-                return Unavailable(untrusted) if worked else ConfigError(untrusted)
             if " connecting to " in text:
                 return Unavailable(
                     f"{place} can't be reached: {text}; check host and port, and whether the server runs"
@@ -158,13 +168,15 @@ def _refusal(text: str, place: str) -> TenureError:
     return Unavailable(f"{place} refused the request for now: {text}")
 
 
-def certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """Return the certificate's error if *error* is about one."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+def tls_advice(has_certificate: bool) -> TlsAdvice:
+    """Return what to do about a failure of TLS."""
+    return TlsAdvice(plain="for a server without TLS, write redis://", has_certificate=has_certificate)
+
+
+def server_in(error: Exception, place: str) -> str:
+    """Return the server that *error* names, as the driver writes it; else the one of *place*, an address."""
+    found = _SERVER.search(str(error))
+    return found[1] if found else place.partition("://")[2].partition("/")[0]
 
 
 def patience(lasts: float) -> float:
@@ -221,7 +233,12 @@ class Client:
     def translated(self, error: Exception) -> TenureError:
         """Turn an error of redis-py into one of ours."""
         return translate(
-            error, str(self.address), worked=self._worked, permitted=self._permitted, is_cluster=self.is_cluster
+            error,
+            str(self.address),
+            worked=self._worked,
+            permitted=self._permitted,
+            is_cluster=self.is_cluster,
+            has_certificate=self.options.cert is not None,
         )
 
     async def send(self, request: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:

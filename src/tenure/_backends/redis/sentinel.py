@@ -15,9 +15,10 @@ from redis import asyncio as aioredis
 from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.client import Client, certificate_error, translate
+from tenure._backends.redis.client import Client, server_in, tls_advice, translate
 from tenure._backends.redis.connections import LoopConnections, connected, first_answer
 from tenure._secret import Secret
+from tenure._tls_failures import tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -156,11 +157,11 @@ class SentinelClient(Client):
                 f"the sentinel at {places} knows no service {service.name!r}; write the name after 'sentinel monitor' "
                 "in its configuration"
             )
-        if certificate := certificate_error(error):
-            return ConfigError(
-                f"a sentinel of {service} has a certificate that is not trusted: {certificate}; check the options "
-                "ca and check_hostname, or set sentinel_tls=false if the sentinels don't use TLS"
-            )
+        advice = replace(
+            tls_advice(self.options.cert is not None), plain="set sentinel_tls=false if the sentinels don't use TLS"
+        )
+        if failed := tls_error(error, server_in(error, f"://{service}"), advice, worked=False):
+            return failed
         match error:
             case exceptions.AuthenticationError():
                 return ConfigError(

@@ -41,6 +41,7 @@ from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_in_order, close_together
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -59,7 +60,14 @@ NO_RIGHTS = frozenset(["amqp:unauthorized-access", "com.microsoft:auth-failed", 
 _BUSY = frozenset(["com.microsoft:server-busy", "com.microsoft:timeout", "amqp:internal-error"])
 
 
-def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> TenureError:
+_TLS_ADVICE = TlsAdvice(
+    authority="check the namespace's name, and whether a proxy in between replaces certificates",
+    certificate="Azure asks for none, so another server, or a proxy, has answered",
+    plain="check which server has answered; for the emulator, write emulator=true",
+)
+
+
+def translate(error: Exception, url: Url, timeout: float, *, worked: bool, server: str = "") -> TenureError:
     """Turn an error of the client or the service into one of ours.
 
     A permanent error is a ``ConfigError``, unless the namespace *worked* before: then rights or entities are being
@@ -70,6 +78,8 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
     match error:
         case TimeoutError():
             return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
+        case _ if failed := tls_error(error, server, _TLS_ADVICE, worked=worked):
+            return failed
         case Refused(condition=condition) if condition in NO_RIGHTS:
             return lasting(
                 f"{url} refuses the request for lack of rights ({condition}): give the identity the role Azure Service "
@@ -156,7 +166,7 @@ class Namespace:
             async with asyncio.timeout(within):
                 answer = await request()
         except FAILURES as error:
-            raise translate(readable(error), self.url, within, worked=self._worked) from error
+            raise self._translated(error, within) from error
         except Exception as error:
             if self._closed and not isinstance(error, TenureError):  # the library fails with anything then
                 raise self._closed_meanwhile() from error
@@ -171,7 +181,15 @@ class Namespace:
         """Return *error* as one of ours."""
         if isinstance(error, TenureError):
             return error
-        return translate(readable(error), self.url, self.options.timeout, worked=self._worked)
+        return self._translated(error, self.options.timeout)
+
+    def _translated(self, error: Exception, within: float) -> TenureError:
+        told, (host, _, port) = readable(error), self.address.host.partition(":")
+        # Links have a port of their own; management has that of the connection string.
+        server = f"{host}:{port or 443}" if isinstance(told, AzureError) else f"{host}:5671"
+        if told is not error:
+            told.__cause__ = error  # a failure of TLS is found there
+        return translate(told, self.url, within, worked=self._worked, server=server)
 
     @property
     def is_closed(self) -> bool:

@@ -63,7 +63,10 @@ class Client:
         """Is called when a session has expired or can't be used any more."""
         self.context: ssl.SSLContext | None = _context(address, options) if options.tls else None
         login = options.auth if address.user else ""
-        self._ensemble = Ensemble(str(address), len(address.hosts), options.tick, options.tls, login)
+        has_certificate = options.cert is not None
+        self._ensemble = Ensemble(
+            str(address), len(address.hosts), options.tick, options.tls, login, has_certificate=has_certificate
+        )
         self._sessions: dict[float, Session] = {}
         self._leaving = Tasks()
         self._closed = False

@@ -104,6 +104,8 @@ class _Handler(SequentialThreadingHandler):
         super().__init__()
         self.completion_queue = _ToLoop(loop)
         self.connecting_at = clock.now()
+        self.tried = ""
+        """Host and port of the server that was tried last."""
         self.failure: Exception | None = None
         """Why the last attempt to connect has failed; None after a success."""
         self._clock = clock
@@ -162,6 +164,7 @@ class _Handler(SequentialThreadingHandler):
     def create_connection(self, address: tuple[str, int], hostname: str | None = None, **_: Any) -> socket.socket:
         """Connect to a server; kazoo itself leaves a socket open if it doesn't trust the server."""
         self.connecting_at = self._clock.now()
+        self.tried = f"{hostname or address[0]}:{address[1]}"
         try:
             made = socket.create_connection(address, self._patience)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -259,6 +262,11 @@ class Driver(KazooClient):
         """Why the last attempt to connect has failed; None after a success."""
         failure: Exception | None = self.handler.failure
         return failure
+
+    @property
+    def tried(self) -> str:
+        """Host and port of the server that was tried last."""
+        return str(self.handler.tried)
 
     def drop(self) -> None:
         """Break the connection, and connect to a server again."""

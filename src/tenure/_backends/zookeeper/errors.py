@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
-
 from kazoo import exceptions
 from kazoo.handlers.threading import KazooTimeoutError
 
+from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 Expected = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVersionError, exceptions.NotEmptyError)
@@ -78,21 +77,23 @@ def translate(error: Exception, place: str, *, login: str = "", worked: bool = F
     raise AssertionError("translate() got an error that is not the driver's") from error
 
 
-def not_connected(failure: Exception | None, place: str, within: float, *, worked: bool, is_tls: bool) -> TenureError:
-    """Return the error for a session that could not be connected *within* so many seconds; *failure* says why."""
+def not_connected(
+    failure: Exception | None,
+    place: str,
+    within: float,
+    *,
+    worked: bool,
+    is_tls: bool,
+    tried: str = "",
+    has_certificate: bool = False,
+) -> TenureError:
+    """Return the error for a session that could not be connected *within* so many seconds; *failure* says why.
+
+    *tried* is the host and port of the server that was tried last.
+    """
     match failure:
-        case ssl.SSLCertVerificationError():
-            untrusted = f"{place} has a certificate that is not trusted: {failure.verify_message}; check the option ca"
-            return Unavailable(untrusted) if worked else ConfigError(untrusted)
-        case ssl.SSLError() if is_about_certificates(failure):
-            unknown = (
-                f"{place} refused to connect by TLS: {failure.reason}; name a client's certificate that it trusts, and "
-                "its key, with cert and key"
-            )
-            return Unavailable(unknown) if worked else ConfigError(unknown)
-        case ssl.SSLError():
-            hint = "check that its port is the one for TLS, and the options cert and key"
-            return Unavailable(f"{place} refused to connect by TLS: {failure.reason or failure}; {hint}")
+        case Exception() if failed := tls_error(failure, tried, _advice(has_certificate), worked=worked):
+            return failed
         case None:
             # The alert of TLS is not always read: sending may fail before that.
             by_tls = "remove tls=true if it doesn't use TLS; if it requires a client's certificate, check cert and key"
@@ -106,13 +107,13 @@ def not_connected(failure: Exception | None, place: str, within: float, *, worke
     return Unavailable(f"{place} can't be reached: {text_of(failure)}")
 
 
-def is_about_certificates(failure: Exception | None) -> bool:
-    """Return whether a certificate was refused, the server's or the client's: the next attempt would fail, too."""
-    if not isinstance(failure, ssl.SSLError):
-        return False
-    reason = failure.reason or ""
-    is_alert = "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
-    return is_alert or isinstance(failure, ssl.SSLCertVerificationError)
+def is_hopeless(failure: Exception | None) -> bool:
+    """Return whether TLS fails for a reason that the next attempt would meet again, such as a certificate."""
+    return failure is not None and isinstance(tls_error(failure, "", _advice(False), worked=False), ConfigError)
+
+
+def _advice(has_certificate: bool) -> TlsAdvice:
+    return TlsAdvice(plain="name the port that has TLS, or remove tls=true", has_certificate=has_certificate)
 
 
 def text_of(error: Exception) -> str:

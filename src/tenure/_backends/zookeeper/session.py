@@ -17,7 +17,7 @@ from tenure._backends.zookeeper.errors import (
     NO_ANSWER,
     Broken,
     Expected,
-    is_about_certificates,
+    is_hopeless,
     not_connected,
     translate,
 )
@@ -56,6 +56,7 @@ class Ensemble:
         tick: Their tick in seconds.
         is_tls: Whether they are asked by TLS.
         login: How this client logs in, as in the option ``auth``; empty if it has no user.
+        has_certificate: Whether it shows one.
         has_worked: Whether a request that needs rights was carried out before.
     """
 
@@ -64,6 +65,7 @@ class Ensemble:
     tick: float
     is_tls: bool
     login: str
+    has_certificate: bool = False
     has_worked: bool = False
 
 
@@ -144,11 +146,9 @@ class Session:
         while not self._is_connected.is_set():
             news, failure, known = self._news, self._driver.failure, self._ensemble
             # Of several servers, another one may accept the certificate: then each has its turn.
-            is_hopeless = is_about_certificates(failure) and not known.has_worked and known.servers == 1
-            if is_hopeless or self._clock.now() >= until:
-                raise not_connected(
-                    failure, known.place, until - began, worked=known.has_worked, is_tls=known.is_tls
-                ) from failure
+            is_over = not known.has_worked and known.servers == 1 and is_hopeless(failure)
+            if is_over or self._clock.now() >= until:
+                raise self._not_connected(failure, until - began) from failure
             with suppress(TimeoutError):
                 async with asyncio.timeout(until - self._clock.now()):
                     await news.wait()
@@ -162,8 +162,20 @@ class Session:
             refused = failure if failure is not None and is_told else AuthFailedError()
             return self.translated(refused, had_worked=known.has_worked)
         if self._over == KeeperState.CLOSED and failure is not None:
-            return not_connected(failure, known.place, 0.0, worked=known.has_worked, is_tls=known.is_tls)
+            return self._not_connected(failure, 0.0)
         return self.translated(SessionExpiredError())
+
+    def _not_connected(self, failure: Exception | None, within: float) -> TenureError:
+        known = self._ensemble
+        return not_connected(
+            failure,
+            known.place,
+            within,
+            worked=known.has_worked,
+            is_tls=known.is_tls,
+            tried=self._driver.tried,
+            has_certificate=known.has_certificate,
+        )
 
     def drop(self) -> None:
         """Break the connection; the driver connects again, to any server."""

@@ -1,0 +1,147 @@
+"""Failures of TLS: recognised in the error of any driver, and told in the same words by every store.
+
+House rules:
+
+- A failure that the next attempt would meet again (a certificate, a server without TLS) is a ``ConfigError``, unless
+  the client worked before: then certificates are being changed, and may fit soon.
+- A connection that was closed within the handshake may have been cut by the network: that is ``Unavailable``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+
+class NoTls(Exception):
+    """The server has said that it has no TLS, in the words of its protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsAdvice:
+    """What to do about a failure, in the options of one store.
+
+    Args:
+        authority: How to trust the authority of a server's certificate.
+        certificate: How to show a client's certificate.
+        plain: What to do about a server without TLS.
+        has_certificate: Whether the client shows a certificate already.
+    """
+
+    authority: str = "name its authority with ca=FILE"
+    certificate: str = "name one, and its key, with cert=FILE and key=FILE"
+    plain: str = "name the port that has TLS"
+    has_certificate: bool = False
+
+
+class _Failure(NamedTuple):
+    reason: str
+    advice: str
+    is_lasting: bool = True
+
+
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL"})
+"""What OpenSSL says of an answer that is none of TLS; newer versions also say ``RECORD_LAYER_FAILURE``."""
+_ABOUT_CERTIFICATES = ("CERTIFICATE", "UNKNOWN_CA")
+
+
+def tls_error(error: BaseException, server: str, advice: TlsAdvice, *, worked: bool) -> TenureError | None:
+    """Return an *error* of a driver as one of ours if TLS with *server* has failed; None if it is about something else.
+
+    Args:
+        error: The error, whatever the driver has wrapped it in.
+        server: Host and port, if the driver doesn't tell them.
+        advice: What to do, in the words of the store.
+        worked: Whether the client has worked before.
+    """
+    chain = list(_chain(error))
+    told = [one for one in chain if isinstance(one, (ssl.SSLError, NoTls))]
+    # aiohttp has classes of the same kind, without what OpenSSL says: that is in what they were made of.
+    found = next((one for one in told if isinstance(one, NoTls) or hasattr(one, "library")), None)
+    if found is None:
+        return None
+    server = next((f"{one.host}:{one.port}" for one in chain if hasattr(one, "host") and hasattr(one, "port")), server)
+    if isinstance(found, ssl.SSLError) and found.library != "SSL":  # of a file, before connecting
+        return ConfigError(
+            f"the files for TLS with {server} can't be used: {_text_of(found)}; check those of the authority, the "
+            "certificate and the key"
+        )
+    failure = _failure(found, advice, worked=worked)
+    if failure is None:
+        return None
+    text = f"the TLS handshake with {server} failed: {failure.reason}; {failure.advice}"
+    if worked:
+        return Unavailable(f"{text} (it worked before, so tenure tries again)")
+    return ConfigError(text) if failure.is_lasting else Unavailable(text)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield *error* and everything that it was made of, by Python's chain and by the attributes of the drivers."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop(0)
+        if not isinstance(one, BaseException) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [getattr(one, name, None) for name in ("certificate_error", "os_error", "inner_exception")]
+        waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+
+
+def _failure(error: BaseException, advice: TlsAdvice, *, worked: bool) -> _Failure | None:
+    match error:
+        case NoTls():
+            return _Failure("the server has no TLS", advice.plain)
+        case ssl.SSLCertVerificationError():
+            return _unverified(error, advice)
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
+            if worked:  # then it is the end of a connection, as without TLS
+                return None
+            cut = "the server closed the connection, as one without TLS may do"
+            return _Failure(cut, advice.plain, is_lasting=False)
+        case ssl.SSLError() if error.reason in _NO_TLS or "RECORD_LAYER" in (error.reason or ""):
+            return _Failure("the server answers without TLS", advice.plain)
+        case ssl.SSLError() if "ALERT" in (error.reason or ""):
+            return _refused(error, advice)
+    return _Failure(_text_of(error), "compare the versions and ciphers of TLS on both sides")
+
+
+def _unverified(error: ssl.SSLCertVerificationError, advice: TlsAdvice) -> _Failure:
+    said = error.verify_message.rstrip(".")
+    match error.verify_code:  # as in OpenSSL's x509_vfy.h
+        case 9:
+            return _Failure(
+                "the server's certificate is not valid yet", "set the clock of this machine, or the server's"
+            )
+        case 10:
+            return _Failure("the server's certificate has expired", "renew it, or set the clock of this machine")
+        case 23:
+            return _Failure("the server's certificate was revoked", "give the server another one")
+        case 62 | 64:
+            return _Failure(
+                f"the server's certificate is for another host ({said})",
+                "name the host as the certificate does, or give the server one for this name",
+            )
+    return _Failure(f"the server's certificate is not trusted ({said})", advice.authority)
+
+
+def _refused(error: ssl.SSLError, advice: TlsAdvice) -> _Failure:
+    reason, said = error.reason or "", _text_of(error)
+    if not any(part in reason for part in (*_ABOUT_CERTIFICATES, "HANDSHAKE_FAILURE")):
+        return _Failure(f"the server refuses it ({said})", "see the log of the server")
+    if advice.has_certificate:
+        return _Failure(f"the server refuses the client's certificate ({said})", "show one of an authority it trusts")
+    if "HANDSHAKE_FAILURE" in reason:  # as by TLS 1.2; it may be about ciphers, too
+        required = "perhaps it requires a client's certificate"
+        return _Failure(f"the server refuses it ({said}), {required}", advice.certificate)
+    return _Failure(f"the server requires a client's certificate ({said})", advice.certificate)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the reason of OpenSSL in small letters; or the text, if it gives none."""
+    reason = getattr(error, "reason", None)
+    return str(reason).replace("_", " ").lower() if reason else str(error)
