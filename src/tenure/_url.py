@@ -7,6 +7,7 @@ and the options in ``SHOWN``. Of what can't be parsed, nothing is shown but the 
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import math
 import re
 from collections.abc import Mapping
@@ -200,6 +201,16 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({self.shown!r})"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether *host* is this machine by its loopback interface; a name other than ``localhost`` is not asked."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def secret_in(env: Mapping[str, str], option: str, name: str) -> Secret:

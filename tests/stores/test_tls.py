@@ -27,13 +27,26 @@ pytest.importorskip("redis")
 import certifi
 from aiohttp import connector
 
+from tenure._backends import postgres
 from tenure._backends.postgres.address import dsn_of
 from tenure._backends.postgres.encryption import Encryption
 from tenure._registry import BACKENDS, load
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tests.durations import stretched, until
-from tests.servers import Authority
+from tests.servers import (
+    Authority,
+    Azurite,
+    Etcd,
+    Kubernetes,
+    Nats,
+    Postgres,
+    RabbitMQ,
+    Redis,
+    ServiceBus,
+    ZooKeeper,
+    shared,
+)
 from tests.servers.tls_listener import Protocol, TlsListener
 
 # A handshake that fails may leave its transport to the garbage collector, deep in the driver.
@@ -325,3 +338,20 @@ async def test_a_member_of_a_fleet_tells_of_tls(
             await until(tells)
         finally:
             await backend.close()
+
+
+# --- what doctor says --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Azurite, Etcd, Kubernetes, Nats, Postgres, RabbitMQ, Redis, ServiceBus, ZooKeeper])
+async def test_doctor_says_what_is_verified(kind: Any) -> None:
+    url = shared(kind).url
+    if kind is Postgres:
+        await postgres.migrate(url)
+    parsed = Url.parse(url)
+    backend = load(parsed).open(parsed)
+    try:
+        [told] = [fact.value for fact in await backend.describe() if fact.name == "TLS"]
+    finally:
+        await backend.close()
+    assert told == "no TLS: the connection stays on this machine"

@@ -165,6 +165,8 @@ async def test_certificates_are_shown_and_checked(over_tls: Etcd, name: str) -> 
     async with opened(over_tls.url) as backend, tenure.connect(over_tls.url) as other:
         grant = await granted(backend.leases, name, ttl=10.0)
         assert list(await backend.leases.renew([grant], 10.0)) == [Granted(grant)]
+        told = facts_by_name(await backend.describe())["TLS"].value
+        assert told.startswith("TLS; the server's certificate and name are verified against /")
         hints = backend.leases.hints(name)
         async with asyncio.timeout(10):
             await anext(hints)

@@ -312,6 +312,7 @@ async def test_the_certificate_of_a_server_need_not_be_checked(server: Kubernete
     finally:
         await backend.close()
     assert "insecure-skip-tls-verify" in facts["server"].advice
+    assert facts["TLS"].value == "TLS; nothing is verified (insecure-skip-tls-verify)"
 
 
 async def test_a_server_may_have_a_certificate_for_another_name(server: Kubernetes, tmp_path: Path) -> None:

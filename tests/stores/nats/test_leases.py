@@ -471,7 +471,10 @@ async def test_a_lease_by_tls_with_a_certificate() -> None:
     async with opened(server.url) as backend:
         grant = await granted(backend, "job")
         assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
-        assert fact_of(await backend.describe(), "login").value == "a certificate, with TLS"
+        facts = await backend.describe()
+        assert fact_of(facts, "login").value == "a certificate, with TLS"
+        told = "TLS; the server's certificate and name are verified against /"
+        assert fact_of(facts, "TLS").value.startswith(told)
 
 
 async def test_a_lease_with_a_token() -> None:

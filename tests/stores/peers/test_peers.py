@@ -31,6 +31,7 @@ from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.absent import skip_or_fail
 from tests.clocks import TurnedClock
+from tests.explained import facts_by_name
 from tests.ports import ports_held
 
 Work = Callable[[tenure.Term], Awaitable[None]]
@@ -478,6 +479,8 @@ async def test_members_may_use_tls(tls: str) -> None:
             leader = await backends[1].election("chair").leader()
             assert leader is not None
             assert leader.token == term.token
+            facts = facts_by_name((await backends[1].diagnose(write=False)).facts)
+            assert facts["TLS"].value.startswith("TLS; the server's certificate and name are verified against /")
         clear = tenure.connect(f"peers://{fleet[0].partition('//')[2].partition('?')[0]}?ttl_max=15&heartbeat=0.2")
         onlooker = await stack.enter_async_context(clear)
         with pytest.raises(Unavailable):

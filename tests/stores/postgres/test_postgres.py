@@ -24,6 +24,7 @@ from tenure._backends.postgres.migrate import functions
 from tenure._backends.postgres.statements import VERSION
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Released, Vacant
+from tenure._opened import Fact
 from tenure._queue.broker import Broker, Claim, NoSession, Selection
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Delivery, SessionLock, Stats
@@ -467,7 +468,14 @@ async def test_only_the_right_authority_is_trusted() -> None:
         await postgres.migrate(trusting)
         async with opened(trusting) as backend:
             assert await backend.leases.inspect("name") == Vacant("name", 0)
-            assert ("TLS", "yes") in [(fact.name, fact.value) for fact in await backend.describe()]
+            told = f"TLS 1.3; the server's certificate and name are verified against {right.certificate}"
+            assert Fact("TLS", told) in await backend.describe()
+        async with opened(f"{server.url}?sslmode=require&sslrootcert={right.certificate}") as backend:
+            told = f"TLS 1.3; the server's certificate is verified against {right.certificate}; its name is not"
+            assert Fact("TLS", f"{told} (sslmode=verify-ca)") in await backend.describe()
+        for mode, written in (("require", "?sslmode=require"), ("prefer", "")):
+            async with opened(f"{server.url}{written}") as backend:
+                assert Fact("TLS", f"TLS 1.3; nothing is verified (sslmode={mode})") in await backend.describe()
         error = await refusal(f"{server.url}?sslmode=verify-full&sslrootcert={wrong.certificate}")
         assert isinstance(error, ConfigError)
         assert "is not trusted" in str(error)

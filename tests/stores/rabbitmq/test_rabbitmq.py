@@ -41,6 +41,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing.faultproxy import FaultProxy
 from tests.durations import ANSWERED_WITHIN, until
+from tests.explained import facts_by_name
 from tests.servers import Authority, RabbitMQ, free_port, patient, private, shared, url_of
 from tests.servers.turned_process import CAN_TURN
 from tests.stores.rabbitmq.opened import gotten, is_lost, received, until_found
@@ -753,6 +754,8 @@ async def test_over_tls() -> None:
             await backend.queue("q").send(b"a")
             [got] = await backend.queue("q").receive(wait=5)
             await got.complete()
+            facts = facts_by_name((await backend.diagnose(write=False)).facts)
+            assert facts["TLS"].value.startswith("TLS 1.3; the server's certificate and name are verified against /")
         async with tenure.connect(server.address) as backend:
             with pytest.raises(ConfigError, match="certificate is not trusted"):
                 await backend.queue("q").send(b"a")

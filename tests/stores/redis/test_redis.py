@@ -418,6 +418,8 @@ async def test_only_the_right_authority_is_trusted() -> None:
     with private(Redis, authority=right) as server:
         async with opened(f"{server.url}?ca={right.certificate}") as backend:
             await won(backend.leases, "name")
+            told = f"TLS; the server's certificate and name are verified against {right.certificate}"
+            assert facts_by_name(await backend.describe())["TLS"].value == told
         async with opened(f"{server.url}?ca={wrong.certificate}") as backend:
             with pytest.raises(ConfigError, match=r"not trusted.*with ca=FILE"):
                 await backend.leases.inspect("name")
@@ -429,7 +431,8 @@ async def test_only_the_right_authority_is_trusted() -> None:
             with pytest.raises(ConfigError, match="certificate is for another host"):
                 await backend.leases.inspect("name")
         async with opened(f"{misnamed}?ca={right.certificate}&check_hostname=no") as backend:
-            await backend.leases.inspect("name")
+            told = f"TLS; the server's certificate is verified against {right.certificate}; its name is not"
+            assert facts_by_name(await backend.describe())["TLS"].value == f"{told} (check_hostname=no)"
 
 
 async def test_a_plain_connection_to_a_tls_port_is_unavailable() -> None:

@@ -21,6 +21,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tests.durations import stretched
+from tests.explained import facts_by_name
 from tests.servers import Authority, Redis, free_port, private, shared
 from tests.servers.redis_sentinel import Sentinel
 
@@ -125,6 +126,11 @@ async def test_certificates_are_checked_at_the_sentinels_and_at_the_primary() ->
             url = at.url.replace("redis+", "rediss+")
             async with opened(f"{url}?ca={right.certificate}{more}") as backend:
                 assert await backend.leases.names() == []
+                facts = facts_by_name(await backend.describe())
+                assert str(right.certificate) in facts["TLS"].value
+                assert facts["TLS of sentinels"].value.startswith(
+                    "no TLS: " if more else "TLS; the server's certificate"
+                )
             async with opened(f"{url}?ca={wrong.certificate}{more}") as backend:
                 with pytest.raises(ConfigError, match="certificate is not trusted"):
                     await backend.leases.names()

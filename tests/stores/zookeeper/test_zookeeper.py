@@ -560,6 +560,8 @@ async def test_tls_trusts_the_named_authority_only(name: str) -> None:
                 else:
                     grant = await claim(backend, name, "ann#1")
                     assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+                    told = f"TLS; the server's certificate and name are verified against {authority.certificate}"
+                    assert facts_by_name(await backend.describe())["TLS"].value == told
             finally:
                 await backend.close()
         elsewhere = server.url.replace("127.0.0.1", "localhost")

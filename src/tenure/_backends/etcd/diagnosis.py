@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 from functools import partial
+from urllib.parse import urlsplit
 
 from tenure._backends.etcd.client import Client, Member
 from tenure._backends.etcd.requests import Json, number
 from tenure._foreign import a_list, an_object, read_or
 from tenure._opened import Fact
+from tenure._tls_facts import Verifies, tls_fact
 from tenure.errors import TenureError
 
 NEARLY_FULL = 0.8
@@ -32,7 +34,7 @@ STALE: dict[int, int] = {4: 42, 5: 28, 6: 9}
 
 async def diagnose(client: Client) -> list[Fact]:
     """Return facts about the members that the URL of *client* names, and about their cluster."""
-    facts = [Fact("servers", str(client.address))]
+    facts = [Fact("servers", str(client.address)), _tls(client)]
     statuses: list[Json] = []
     for member in client.members:
         name = member.url.partition("://")[2]
@@ -47,6 +49,14 @@ async def diagnose(client: Client) -> list[Fact]:
         return facts
     facts += _versions([str(status.get("version", "unknown")) for status in statuses])
     return [*facts, await _members(client), await _alarms(client), _login(client)]
+
+
+def _tls(client: Client) -> Fact:
+    options = client.options
+    hosts = [urlsplit(url).hostname or "" for url in client.address.members]
+    verifies: Verifies = "certificate and name" if options.check_hostname else "certificate"
+    is_tls = client.address.is_tls
+    return tls_fact(verifies if is_tls else None, hosts, authority=options.ca, because="check_hostname=no")
 
 
 async def _member(client: Client, member: Member, name: str, status: Json) -> list[Fact]:

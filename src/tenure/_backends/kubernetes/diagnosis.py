@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from tenure._backends.kubernetes.client import Client, Request
 from tenure._backends.kubernetes.credentials import CommandLogin, TokenFile, TokenText
 from tenure._foreign import an_object, read_or
 from tenure._opened import Fact
+from tenure._tls_facts import Verifies, tls_fact
 from tenure.errors import TenureError
 
 VERBS = ("get", "create", "update", "list", "watch")
@@ -26,6 +28,7 @@ async def diagnose(client: Client) -> Sequence[Fact]:
     access, namespace = client.address.access, client.address.namespace
     return [
         Fact("server", f"{access.server}, from {access.origin}", _tls_advice(client), "kubernetes-tls"),
+        _tls(client),
         Fact("version", await _version(client)),
         Fact("login", _login(client)),
         await _namespace(client, namespace),
@@ -42,6 +45,18 @@ def _tls_advice(client: Client) -> str:
     if not access.is_encrypted and access.credential is not None:
         return "the token is sent without TLS"
     return ""
+
+
+def _tls(client: Client) -> Fact:
+    access = client.address.access
+    authority = str(access.ca_file) if access.ca_file else f"the authority of {access.origin}" if access.ca else None
+    verifies: Verifies = "nothing" if access.is_insecure else "certificate and name"
+    return tls_fact(
+        verifies if access.is_encrypted else None,
+        [urlsplit(access.server).hostname or ""],
+        authority=authority,
+        because="insecure-skip-tls-verify",
+    )
 
 
 def _login(client: Client) -> str:

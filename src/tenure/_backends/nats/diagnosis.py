@@ -11,6 +11,7 @@ from tenure._backends.nats.errors import NO_STREAM, Refusal
 from tenure._backends.nats.leases import SERIALIZABLE, is_reporting
 from tenure._foreign import a_count, a_list, an_object, read_or
 from tenure._opened import Fact
+from tenure._tls_facts import tls_fact
 from tenure.errors import TenureError
 
 Version = tuple[int, int, int]
@@ -48,6 +49,9 @@ async def diagnose(client: Client) -> list[Fact]:
             facts.append(Fact(f"server {name}", "does not answer", str(found), found.code))
     if not servers:
         return facts
+    is_encrypted = all(one.is_encrypted for one in servers)
+    hosts = [name.rpartition(":")[0] for name in client.address.servers]
+    facts.append(tls_fact("certificate and name" if is_encrypted else None, hosts, authority=client.options.ca))
     streams: list[Json] | TenureError
     try:
         streams = await client.run(lambda connection: _streams(client, connection))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tenure._backends.peers.address import Settings
 from tenure._backends.peers.client import Member
-from tenure._backends.peers.diagnosis import diagnose, warnings_of
+from tenure._backends.peers.diagnosis import diagnose, tls_of, warnings_of
 from tenure._backends.peers.leases import TRAITS, PeersLeases
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
@@ -26,20 +26,21 @@ def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
     """
     settings = Settings.of(url)
     member = Member(settings.fleet, settings.transport, clock or SystemClock())
-    return PeersBackend(PeersLeases(member, traits=settings.traits), member, warnings_of(settings))
+    return PeersBackend(PeersLeases(member, traits=settings.traits), member, tls_of(settings), warnings_of(settings))
 
 
 class PeersBackend:
     """A fleet in use."""
 
-    def __init__(self, leases: PeersLeases, member: Member, warnings: Sequence[Fact] = ()) -> None:
+    def __init__(self, leases: PeersLeases, member: Member, tls: Fact, warnings: Sequence[Fact] = ()) -> None:
         self.leases = leases
         self.member = member
         self.warnings = warnings
+        self._tls = tls
 
     async def describe(self) -> Sequence[Fact]:
         """Return the members that are alive, as seen from here, and the fleet's rules."""
-        return await diagnose(self.member)
+        return [*await diagnose(self.member), self._tls]
 
     async def close(self) -> None:
         """Leave the fleet."""

@@ -19,7 +19,7 @@ from tenure._election.store import LeaseTraits
 from tenure._opened import Fact
 from tenure._option_files import read_own_secret, require_readable
 from tenure._timing import DERIVED
-from tenure._url import Url
+from tenure._url import Url, is_loopback
 from tenure.errors import ConfigError, Unavailable
 
 KEY_VARIABLE = "TENURE_PEERS_KEY"
@@ -280,7 +280,7 @@ def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, tuple
     hosts = [address(each)[0] for each in addresses]
     if options.listen:
         hosts.append(address(options.listen)[0] if _has_port(options.listen) else options.listen.strip("[]"))
-    if not options.insecure and not all(_is_loopback(each) for each in hosts):
+    if not options.insecure and not all(is_loopback(each) for each in hosts):
         raise ConfigError(
             "members on several machines need a shared key, or any host that reaches their ports could vote; make one "
             f"with: {_command_for('peers.key')}, and add key_file=peers.key (or set "
@@ -291,12 +291,3 @@ def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, tuple
 
 def _command_for(file: str) -> str:
     return f"(umask 077; openssl rand -hex 32 > {file})"  # a plain redirection makes a file that all users can read
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from tenure._backends.peers.address import Settings
 from tenure._backends.peers.client import COMPARE, Member
+from tenure._backends.peers.tcp import address
 from tenure._backends.peers.transport import CROWDED
 from tenure._opened import Fact
+from tenure._tls_facts import tls_fact
 
 AHEAD_MAX = 60.0
 """Seconds that tokens may be ahead of the wall clock without a warning."""
@@ -23,6 +25,13 @@ def warnings_of(settings: Settings) -> list[Fact]:
     return [none, *settings.warnings]
 
 
+def tls_of(settings: Settings) -> Fact:
+    """Return what is verified of the connections: each side verifies the other's certificate."""
+    authority = settings.options.tls_ca
+    hosts = [address(one)[0] for one in settings.addresses]
+    return tls_fact("certificate and name" if authority else None, hosts, authority=authority)
+
+
 async def diagnose(member: Member) -> Sequence[Fact]:
     """Return the members that are alive, as seen from here, and the fleet's rules."""
     asked = await member.or_client()
@@ -31,6 +40,8 @@ async def diagnose(member: Member) -> Sequence[Fact]:
     me = "none: a client" if fleet.me is None else fleet.members[fleet.me]
     alive = [fleet.members[member] for member in machine.liveness.alive(now)]
     facts = [Fact("members", ", ".join(fleet.members)), Fact("me", me)]
+    for number, error in sorted(transport.counts.untrusted.items()):
+        facts.append(Fact(f"TLS with {fleet.members[number]}", "fails", str(error), error.code))
     if fleet.me is not None:
         facts.append(Fact("alive", ", ".join(alive)))
     facts.append(Fact("strategy", fleet.strategy))

@@ -272,7 +272,7 @@ class TcpTransport:
             except (OSError, EOFError, Broken, TimeoutError) as error:  # it is dead, not started yet, or cut off
                 failed = tls_error(error, self._fleet.members[to], _TLS_ADVICE, worked=False)
                 if failed is not None:
-                    self.counts.untrusted[to] = str(failed)
+                    self.counts.untrusted[to] = failed
             if asyncio.get_running_loop().time() - begun > GREET_WITHIN:
                 pause = 0.05
             self._reachable[to].clear()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tenure._backends.peers.wire import Message
+from tenure.errors import TenureError
 
 Deliver = Callable[[int, Message], None]
 
@@ -24,7 +25,7 @@ class Counts:
     Under ``CROWDED``, connections that were closed to make room for newer ones."""
     refused: set[int] = field(default_factory=set)
     """Members that closed the connection after this member's introduction: their keys or fleet's terms differ."""
-    untrusted: dict[int, str] = field(default_factory=dict)
+    untrusted: dict[int, TenureError] = field(default_factory=dict)
     """Members with which TLS has failed, and why."""
 
     def drop(self, why: str) -> None:

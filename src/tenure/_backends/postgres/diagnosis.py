@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tenure._backends.postgres.client import Client
+from tenure._backends.postgres.connections import Connection
 from tenure._backends.postgres.statements import VERSION
 from tenure._opened import Fact
+from tenure._tls_facts import Verifies, tls_fact
 
 _FACTS = """
 SELECT current_setting('server_version') AS version,
@@ -12,7 +16,6 @@ SELECT current_setting('server_version') AS version,
        current_setting('fsync') AS fsync,
        current_setting('max_connections') AS most,
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
-       (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()) AS tls,
        (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8
         FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()) AS oldest
 """
@@ -30,7 +33,23 @@ async def diagnose(client: Client) -> list[Fact]:
         Fact("schema", f"{client.options.schema}, version {VERSION}"),
         Fact("synchronous_commit", row["commits"], lazy, "postgres-synchronous-commit"),
         Fact("fsync", row["fsync"], risky, "postgres-fsync"),
-        Fact("TLS", "yes" if row["tls"] else "no"),
+        await client.run(lambda connection: _tls(client, connection)),
         Fact("connections", f"{row['used']} of {row['most']}; {client.options.pool} for each loop here"),
         Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else "", "postgres-long-transaction"),
     ]
+
+
+async def _tls(client: Client, connection: Connection) -> Fact:
+    """Return what is verified of *connection*, by itself: the server would tell of the one from a pooler."""
+    transport: Any = connection._transport  # type: ignore[attr-defined]  # no public name
+    encrypted, peer = transport.get_extra_info("ssl_object"), transport.get_extra_info("peername")
+    host = peer[0] if isinstance(peer, tuple) else f"/{peer or 'a socket'}"
+    mode = client.encryption.mode or "prefer"
+    verified: dict[str, Verifies] = {"verify-full": "certificate and name", "verify-ca": "certificate"}
+    return tls_fact(
+        verified.get(mode, "nothing") if encrypted is not None else None,
+        [host],
+        authority=client.encryption.authority,
+        version=encrypted.version() if encrypted is not None else "",
+        because=f"sslmode={mode}",
+    )

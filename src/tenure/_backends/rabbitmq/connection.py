@@ -398,6 +398,11 @@ class AmqpConnection:
         return dict(self._driver.server_properties or {})
 
     @property
+    def tls_version(self) -> str:
+        """The version of TLS, as Python writes it; empty without TLS."""
+        return self._wire.tls_version if self._wire is not None else ""
+
+    @property
     def properties_max(self) -> int:
         """Bytes of the properties of a message, at most: they must fit into one frame."""
         return (self._driver.connection_tune.frame_max or 131_072) - FRAME_REST

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.queue import RabbitBroker
 from tenure._opened import Fact
+from tenure._tls_facts import Verifies, tls_fact
+from tenure._url import is_loopback
 
 OLDEST = (3, 10)
 """The first version whose quorum queues have a time to live, and dead-letter at least once."""
@@ -29,6 +31,7 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
     cluster = str(connection.server.get("cluster_name", "unknown"))
     return [
         Fact("server", f"RabbitMQ {version}, cluster {cluster}", advice, "rabbitmq-version"),
+        _tls(client, connection.tls_version),
         Fact("virtual host", client.address.vhost),
         Fact("login", client.address.username, _login_advice(client), "rabbitmq-guest"),
         Fact("queues", f"{len(names)}, without those that only other programs use"),
@@ -43,7 +46,19 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
     ]
 
 
+def _tls(client: Client, version: str) -> Fact:
+    address, options = client.address, client.options
+    verifies: Verifies = "certificate and name" if options.check_hostname else "certificate"
+    return tls_fact(
+        verifies if address.is_tls else None,
+        [address.host],
+        authority=options.ca,
+        version=version,
+        because="check_hostname=no",
+    )
+
+
 def _login_advice(client: Client) -> str:
-    if client.address.username == "guest" and client.address.host not in ("localhost", "127.0.0.1", "::1"):
+    if client.address.username == "guest" and not is_loopback(client.address.host):
         return "the server's well-known first user; add one of your own"
     return ""

@@ -120,6 +120,14 @@ class Wire(asyncio.StreamReaderProtocol, aiormq.TransportFactory):
         assert self._wire is not None
         return self._stream, asyncio.StreamWriter(self._wire, self, self._stream, self._loop_here)
 
+    @property
+    def tls_version(self) -> str:
+        """The version of TLS, as Python writes it; empty without TLS."""
+        if self._wire is None or self._is_lost:
+            return ""
+        encrypted = self._wire.get_extra_info("ssl_object")
+        return encrypted.version() or "" if encrypted is not None else ""
+
     def drop(self, *, reset: bool = False) -> None:
         """End the connection at once; with *reset*, drop also what the server has not read yet."""
         if self._wire is None or self._is_lost:  # a transport of TLS that is lost tells no socket, but fails

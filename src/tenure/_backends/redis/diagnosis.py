@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tenure._backends.redis.address import Address, Options
 from tenure._backends.redis.client import Client, is_forbidden
 from tenure._backends.redis.cluster import ClusterClient
 from tenure._backends.redis.scripts import Answer
+from tenure._backends.redis.sentinel import SentinelClient
 from tenure._opened import Fact
+from tenure._tls_facts import Verifies, tls_fact
 from tenure.errors import ConfigError, TenureError
 
 VERSION_MIN = (7, 0)
@@ -18,7 +21,7 @@ STEPS = "a complete and a send to another queue are not one atomic step here: ha
 
 async def diagnose(client: Client) -> list[Fact]:
     """Return facts about the server of *client*, or each primary of its cluster; also which can't be read."""
-    found = [Fact("server", str(client.address))]
+    found = [Fact("server", str(client.address)), *_tls(client)]
     if not isinstance(client, ClusterClient):
         return found + await _facts(client.command)
     primaries = await client.each_primary()
@@ -26,6 +29,22 @@ async def diagnose(client: Client) -> list[Fact]:
     for name, command in primaries:
         found += [replace(fact, name=f"{fact.name} of {name}") for fact in await _facts(command)]
     return found
+
+
+def _tls(client: Client) -> list[Fact]:
+    """Return what is verified of the connections, of those to sentinels too."""
+    address = client.address
+    if not isinstance(client, SentinelClient):
+        return [_tls_of(address, client.options, [address.host])]
+    service = client.address.service
+    at_sentinels = _tls_of(service.at_sentinels, client.options, [host for host, _ in service.sentinels])
+    return [_tls_of(address, client.options, []), replace(at_sentinels, name="TLS of sentinels")]
+
+
+def _tls_of(address: Address, options: Options, hosts: Sequence[str]) -> Fact:
+    verifies: Verifies = "certificate and name" if options.check_hostname else "certificate"
+    is_tls = address.is_tls
+    return tls_fact(verifies if is_tls else None, hosts, authority=options.ca, because="check_hostname=no")
 
 
 async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:

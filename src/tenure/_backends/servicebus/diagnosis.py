@@ -11,6 +11,7 @@ from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.places import LOCK_LEAST
 from tenure._backends.servicebus.queue import ServiceBusBroker
 from tenure._opened import Fact
+from tenure._tls_facts import tls_fact
 
 
 async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[Fact]:
@@ -27,6 +28,11 @@ async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[F
     found = await namespace.run(look)
     facts = [
         Fact("namespace", address.host, is_emulator, "servicebus-emulator"),
+        tls_fact(
+            None if address.emulator else "certificate and name",
+            [address.host.partition(":")[0]],
+            authority="those of the package certifi",
+        ),
         Fact("login", address.login),
         Fact("library", f"azure-servicebus {azure.servicebus.__version__}"),
     ]

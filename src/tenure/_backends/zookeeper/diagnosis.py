@@ -11,6 +11,7 @@ from tenure._backends.zookeeper.client import Client
 from tenure._backends.zookeeper.requests import get
 from tenure._backends.zookeeper.touches import BEYOND
 from tenure._opened import Fact
+from tenure._tls_facts import Verifies, tls_fact
 from tenure.errors import TenureError
 
 VERSION_MIN = (3, 5)
@@ -24,8 +25,14 @@ async def diagnose(client: Client) -> list[Fact]:
     """Return facts about the servers of *client*, and the sessions that they give."""
     asked = await asyncio.gather(*(_server(client, host, port) for host, port in client.address.hosts))
     modes = [mode for _, mode in asked]
-    found = [Fact("server", str(client.address)), *(fact for fact, _ in asked)]
+    found = [Fact("server", str(client.address)), _tls(client), *(fact for fact, _ in asked)]
     return [*found, *_standalone(modes), *await _members(client), *await _sessions(client), _rights(client)]
+
+
+def _tls(client: Client) -> Fact:
+    options, hosts = client.options, [host for host, _ in client.address.hosts]
+    verifies: Verifies = "certificate and name" if options.check_hostname else "certificate"
+    return tls_fact(verifies if options.tls else None, hosts, authority=options.ca, because="check_hostname=no")
 
 
 async def _server(client: Client, host: str, port: int) -> tuple[Fact, str]:
