@@ -65,18 +65,18 @@ def tls_error(error: BaseException, server: str, advice: TlsAdvice, *, worked: b
     if found is None:
         return None
     server = next((f"{one.host}:{one.port}" for one in chain if hasattr(one, "host") and hasattr(one, "port")), server)
-    if isinstance(found, ssl.SSLError) and found.library != "SSL":  # of a file, before connecting
-        return ConfigError(
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    before = " (it worked before, so tenure tries again)" if worked else ""
+    if isinstance(found, ssl.SSLError) and (found.library or "SSL") != "SSL":  # of a file, before connecting
+        return lasting(
             f"the files for TLS with {server} can't be used: {_text_of(found)}; check those of the authority, the "
-            "certificate and the key"
+            f"certificate and the key{before}"
         )
     failure = _failure(found, advice, worked=worked)
     if failure is None:
         return None
-    text = f"the TLS handshake with {server} failed: {failure.reason}; {failure.advice}"
-    if worked:
-        return Unavailable(f"{text} (it worked before, so tenure tries again)")
-    return ConfigError(text) if failure.is_lasting else Unavailable(text)
+    text = f"the TLS handshake with {server} failed: {failure.reason}; {failure.advice}{before}"
+    return lasting(text) if failure.is_lasting else Unavailable(text)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -107,6 +107,8 @@ def _failure(error: BaseException, advice: TlsAdvice, *, worked: bool) -> _Failu
             return _Failure("the server answers without TLS", advice.plain)
         case ssl.SSLError() if "ALERT" in (error.reason or ""):
             return _refused(error, advice)
+    if worked:  # then it may be about a connection that was open
+        return None
     return _Failure(_text_of(error), "compare the versions and ciphers of TLS on both sides")
 
 

@@ -314,6 +314,15 @@ async def _link(backend: Any) -> object:
         await backend.close()
 
 
+@pytest.mark.parametrize("name", ["etcd", "kubernetes", "nats", "postgres", "rabbitmq", "redis", "zookeeper"])
+async def test_a_file_that_has_no_certificates_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "ca.pem").write_text("no certificates")
+    with TlsListener(STORES[name].protocol, None) as listener, pytest.raises(ConfigError) as caught:
+        await asked(STORES[name].url.format(at=f"127.0.0.1:{listener.port}", ca=tmp_path / "ca.pem"))
+    assert "certificate" in str(caught.value).lower()
+    assert "handshake" not in str(caught.value)
+
+
 @pytest.mark.parametrize("fault", ["unknown", "another host", "expired", "demanding"])
 async def test_a_member_of_a_fleet_tells_of_tls(
     faults: dict[str, Fault], files: dict[str, Path], foreign: tuple[Path, Path], fault: str
