@@ -68,15 +68,20 @@ def tls_error(error: BaseException, server: str, advice: TlsAdvice, *, worked: b
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
     if isinstance(found, ssl.SSLError) and (found.library or "SSL") != "SSL":  # of a file, before connecting
-        return lasting(
-            f"the files for TLS with {server} can't be used: {_text_of(found)}; check those of the authority, the "
-            f"certificate and the key{before}"
-        )
+        return lasting(f"{unusable_files(server, found)}{before}")
     failure = _failure(found, advice, worked=worked)
     if failure is None:
         return None
     text = f"the TLS handshake with {server} failed: {failure.reason}; {failure.advice}{before}"
     return lasting(text) if failure.is_lasting else Unavailable(text)
+
+
+def unusable_files(server: str, error: Exception) -> str:
+    """Return that the files for TLS with *server* can't be used, because of this *error*."""
+    return (
+        f"the files for TLS with {server} can't be used: {_text_of(error)}; check those of the authority, the "
+        "certificate and the key"
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -31,6 +31,7 @@ from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
+from tenure._tls_context import tls_context
 from tenure.errors import ConfigError, TenureError
 
 TEXT_MAX = 1_000
@@ -196,7 +197,7 @@ class Client:
         self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address: Address = address
         self.options: Options = options
-        tls = _context(address, options) if address.is_tls else None
+        tls = _tls_of(address, options) if address.is_tls else None
         self.members: tuple[Member, ...] = tuple(Member(url, tls) for url in address.members)
         self._token: str | None = None
         """Of the present login; empty if the servers have no users, None if the login is still to be made."""
@@ -387,20 +388,10 @@ class Client:
                 await close_together(*(member.close for member in self.members))
 
 
-def _context(address: Address, options: Options) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=options.ca)
-        context.check_hostname = options.check_hostname
-        if options.cert:
-            context.load_cert_chain(options.cert, options.key)
-    except (ssl.SSLError, ValueError) as error:
-        named = ", ".join(
-            f"{name}={getattr(options, name)}" for name in ("ca", "cert", "key") if getattr(options, name)
-        )
-        raise ConfigError(
-            f"the certificates for {address} can't be used ({named}): {error}; check the files"
-        ) from error
-    return context
+def _tls_of(address: Address, options: Options) -> ssl.SSLContext:
+    return tls_context(
+        address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
+    )
 
 
 def _headers(token: str) -> dict[str, str]:

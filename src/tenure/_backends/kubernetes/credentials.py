@@ -27,6 +27,7 @@ from tenure._opened import Fact
 from tenure._option_files import read_file as bytes_of
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret, revealed
+from tenure._tls_context import no_password
 from tenure.errors import ConfigError, Unavailable
 
 TOKEN_AGE_MAX = 60.0
@@ -180,7 +181,7 @@ def _load_certificate(context: ssl.SSLContext, login: Login, origin: str) -> Non
         certificate.write_text(login.certificate or "")
         key.write_text(revealed(login.key) or "")
         try:
-            context.load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key, password=no_password)
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(f"the client certificate of {origin} and its key can't be used: {error}") from error
 

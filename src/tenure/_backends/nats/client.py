@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -40,7 +39,8 @@ from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
-from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure._tls_context import tls_context
+from tenure.errors import TenureError, Unavailable
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -85,7 +85,9 @@ class Client:
         )
         self.address: Address = address
         self.options: Options = options
-        self._tls = _context(address, options) if options.wants_tls else None
+        self._tls = (
+            tls_context(address, ca=options.ca, cert=options.cert, key=options.key) if options.wants_tls else None
+        )
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._connecting: dict[asyncio.AbstractEventLoop, asyncio.Task[Connection]] = {}
         self._closing = Tasks()
@@ -378,16 +380,6 @@ def stored_in(answer: Json) -> Stored:
 
 def _from_base64(text: object) -> bytes:
     return b64decode(text) if isinstance(text, str) else b""
-
-
-def _context(address: Address, options: Options) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=options.ca)
-        if options.cert:
-            context.load_cert_chain(options.cert, options.key)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"a file for TLS of {address} is no certificate, or does not fit: {error}") from error
-    return context
 
 
 async def _on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Any]) -> None:

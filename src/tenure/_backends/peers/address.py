@@ -19,6 +19,7 @@ from tenure._election.store import LeaseTraits
 from tenure._opened import Fact
 from tenure._option_files import read_own_secret, require_readable
 from tenure._timing import DERIVED
+from tenure._tls_context import tls_context
 from tenure._url import Url, is_loopback
 from tenure.errors import ConfigError, Unavailable
 
@@ -194,11 +195,7 @@ class Settings:
         cert, key, ca = self.options.tls_cert, self.options.tls_key, self.options.tls_ca
         if not cert:
             return None
-        try:
-            context = ssl.create_default_context(purpose, cafile=ca)
-            context.load_cert_chain(cert, key or None)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"the files for TLS can't be used: {error}") from error
+        context = tls_context("the fleet", ca=ca, cert=cert, key=key or None, purpose=purpose)
         context.verify_mode = ssl.CERT_REQUIRED  # both sides show a certificate
         return context
 

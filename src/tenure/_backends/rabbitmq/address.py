@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._secret import Secret
+from tenure._tls_context import tls_context
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -111,13 +112,6 @@ def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
     if not address.is_tls:
         return None
     require_files(address, options)
-    try:
-        context = ssl.create_default_context(cafile=options.ca)
-        if options.cert is not None:
-            context.load_cert_chain(options.cert, options.key)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"the certificates for {address} can't be used: {error}; check the options ca, cert and key"
-        ) from error
-    context.check_hostname = options.check_hostname
-    return context
+    return tls_context(
+        address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
+    )

@@ -27,6 +27,7 @@ from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
+from tenure._tls_context import tls_context
 from tenure.errors import ConfigError, Unavailable
 
 READING = 0.0
@@ -61,7 +62,7 @@ class Client:
         self.acl: list[ACL] = ACLS[options.acl or ("creator" if address.user else "open")]
         self.on_over: Callable[[Session], None] = lambda session: None
         """Is called when a session has expired or can't be used any more."""
-        self.context: ssl.SSLContext | None = _context(address, options) if options.tls else None
+        self.context: ssl.SSLContext | None = _tls_of(address, options) if options.tls else None
         login = options.auth if address.user else ""
         has_certificate = options.cert is not None
         self._ensemble = Ensemble(
@@ -155,19 +156,7 @@ class Client:
         self.notifier.close()
 
 
-def _context(address: Address, options: Options) -> ssl.SSLContext:
-    """Return how to use TLS.
-
-    Raises:
-        ConfigError: A file can't be used.
-    """
-    try:
-        context = ssl.create_default_context(cafile=options.ca)
-        context.check_hostname = options.check_hostname
-        if options.cert and options.key:
-            context.load_cert_chain(options.cert, options.key)
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"the files for TLS with {address} can't be used: {error.reason or error}; check ca, cert and key"
-        ) from error
-    return context
+def _tls_of(address: Address, options: Options) -> ssl.SSLContext:
+    return tls_context(
+        address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
+    )
