@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tenure._opened import Fact
+from tenure._secret import path_shown
 from tenure.errors import ConfigError
 
 SIZE_MAX = 4 * 2**20
@@ -53,7 +55,7 @@ def read_own_secret(option: str, path: str) -> tuple[bytes, tuple[Fact, ...]]:
         if warnings and about.st_uid == os.geteuid() and not _is_on_read_only_mount(file):
             raise ConfigError(
                 f"every user of this machine can {_access_of_others(about)} {option}={path} (mode {_mode(about)}), and "
-                f"it holds a secret; run: chmod 600 {path}"
+                f"it holds a secret; run: chmod 600 {shlex.quote(path)}"
             )
         return content, warnings
 
@@ -91,8 +93,9 @@ def require_readable(address: object, **files: str | None) -> tuple[Fact, ...]:
                     warnings += _warnings(option, path, file)
         except OSError as error:
             raise ConfigError(
-                f"{option}={path} of {address} can't be read: {error.strerror}; name the file as this process finds it"
-            ) from error
+                f"{option}={path_shown(path)} of {address} can't be read: {error.strerror}; name the file as this "
+                "process finds it"
+            ) from None  # the cause quotes the path, which may be the secret itself
     return warnings
 
 
@@ -149,7 +152,7 @@ def _warnings(option: str, path: str, file: int) -> tuple[Fact, ...]:
     remedy = (
         "mount it with mode 0440 (Kubernetes: defaultMode, with fsGroup)"
         if _is_on_read_only_mount(file)
-        else f"run, as its owner: chmod o= {path}"
+        else f"run, as its owner: chmod o= {shlex.quote(path)}"
     )
     advice = f"every user of this machine can {access} this secret; {remedy}"
     return (Fact(option, f"{path}, mode {_mode(about)}", advice, "secret-file-mode"),)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 HIDDEN = "***"
+
+_KEY = re.compile(r"[A-Za-z0-9+/_=-]{20,}\Z")
+"""How keys, tokens and seeds look; names of files have a dot, or begin with a slash, or are shorter."""
 
 
 class Secret:
@@ -53,6 +57,11 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret is not pickled: what is written may be read by others")
+
+
+def path_shown(path: str) -> str:
+    """Return a path for a message; ``***`` if it may be the secret itself, in place of the file that holds it."""
+    return HIDDEN if _KEY.match(path) and not path.startswith("/") else path
 
 
 def revealed(secret: Secret | None) -> str | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from tenure._secret import HIDDEN, Secret
+from tenure._secret import HIDDEN, Secret, path_shown
 from tenure.errors import ConfigError, nearest
 
 Options = TypeVar("Options")
@@ -24,11 +24,15 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+]{0,30}\Z")
 _PARTS = re.compile(r"(?P<scheme>[^:/?#]+):(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,39}\Z")
-_PLACES = re.compile(r"(?:\[[^\[\]]+\]|[^:\[\]]*)(?::[0-9]{0,5})?")
+_PLACE = re.compile(r"(?P<host>\[[\w.:%-]+\]|[\w.%-]*)(?::(?P<port>[0-9]{0,5}))?")
 """A host and a port, both of which a URL may lack."""
-_PLACE = re.compile(r"(?P<host>\[[^\[\]]+\]|[^:\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
+_HOSTS = re.compile(r"[\w.:,%\[\]-]*")
+_MIXED = re.compile(r"[=;&\s]")
+"""What neither a path nor a value has, but a connection string, or options that are written in the wrong place."""
+_DRIVE = re.compile(r"/+[A-Za-z]:")
+_NUMBER = re.compile(r"/?[0-9]*/?")
+_PLAIN = re.compile(r"[\w.+-]{0,40}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}\Z")
-_ANYWHERE = re.compile(r"([a-z][a-z0-9+]*):(?://|\?)")
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 _FILES = frozenset({"sqlite", "memory"})
@@ -41,6 +45,14 @@ _LOGINS = _USERS | {
     *("redis", "rediss", "redis+sentinel", "rediss+sentinel", "nats", "amqp", "amqps", "etcd", "etcds", "zookeeper"),
 }
 """Schemes where a login has a user and a password."""
+
+SCHEMES = _FILES | _LOGINS | {"azure", "azurite", "servicebus", "kubernetes", "peers"}
+"""All schemes. Of a URL with another one, nothing is shown."""
+
+_ANYWHERE = re.compile(
+    rf"((?:{'|'.join(map(re.escape, SCHEMES))}):(?=.*[@=;])|[a-z][a-z0-9+]*:(?://|\?))", re.IGNORECASE
+)
+"""How a URL begins, or what others write in its place."""
 
 SHOWN = frozenset(
     """
@@ -59,6 +71,12 @@ HIDDEN_OPTIONS = frozenset({"key", "nkey", "password", "sentinel_password", "sig
 
 ``key`` and ``nkey`` name files; but who takes them for the key itself writes that.
 """
+
+_LOGIN_OPTIONS = frozenset({"acl", "auth", "sentinel_user", "user"})
+"""Options in which others write user:password."""
+
+_NUMBERED = frozenset({"redis", "rediss"})
+"""Schemes whose path is a number: another one is the end of a password without the host."""
 
 VARIABLES = frozenset({"connection_string_env", "key_env", "sas_env", "token_env"})
 """Options that name an environment variable: shown if it can be one, and not if it may be the secret itself."""
@@ -122,6 +140,15 @@ class Url:
                 "any other @ as %40"
             )
         login, at, hosts = parts.netloc.rpartition("@")
+        if not _HOSTS.fullmatch(hosts):
+            raise ConfigError(
+                f"{unread!r} has a server that is no host:port; percent-encode the special characters of the password"
+            )
+        if scheme not in _FILES and _MIXED.search(parts.path):
+            raise ConfigError(
+                f"{unread!r} has options, or a connection string, where its path is; write a URL, with its options "
+                "after a ?, as in ?name=value&name=value"
+            )
         user, colon, password = login.partition(":")
         query: dict[str, Secret] = {}
         for name, value in pairs:
@@ -188,7 +215,7 @@ class Url:
             raise ConfigError(f"{str(self)!r} names no host, or an empty one; {form}")
         found = _PLACE.fullmatch(written)
         number = int(found["port"] or port) if found else 0
-        if not found or not 0 < number < 65_536:
+        if not found or not found["host"] or not 0 < number < 65_536:
             # Without the text: it may be part of a password that is not percent-encoded.
             raise ConfigError(
                 f"{str(self)!r} has a server that is no host:port; {form}, and percent-encode the special characters "
@@ -239,7 +266,7 @@ def shown_in(text: str) -> str:
     try:
         shown = Url.parse(url).shown
     except ConfigError:
-        shown = f"{begin[1]}:{HIDDEN}"
+        shown = f"{begin[1].partition(':')[0]}:{HIDDEN}"
     return text[: begin.start()] + shown
 
 
@@ -269,9 +296,11 @@ def _shown(written: str, scheme: str, parts: SplitResult) -> str:
     """Return a URL with its secrets replaced by ``***``, or only its scheme where it's unclear what is one."""
     login, at, hosts = parts.netloc.rpartition("@")
     options = parts.query.split("&") if parts.query else []
-    are_hosts = not parts.netloc or all(map(_PLACES.fullmatch, hosts.split(",")))
-    is_file = scheme in _FILES and ":" not in parts.path.rpartition("@")[0]
-    if not are_hosts or ("@" in parts.path and not is_file):
+    are_hosts = not parts.netloc or all(map(_PLACE.fullmatch, hosts.split(",")))
+    is_file = scheme in _FILES and ":" not in _DRIVE.sub("", parts.path.rpartition("@")[0], count=1)
+    is_path = scheme not in _NUMBERED or _NUMBER.fullmatch(parts.path)
+    is_known = scheme in SCHEMES and not _MIXED.search(login.replace(",", " "))
+    if not is_known or not are_hosts or not is_path or ("@" in parts.path and not is_file):
         return f"{scheme}:{HIDDEN}"
     address, mark, _ = written.partition("?")
     if at:
@@ -300,7 +329,14 @@ def _shown_option(option: str, *, has_secret: bool) -> str:
     if name not in _KNOWN and (has_secret or not _WORD.match(name)):
         return HIDDEN  # the name may be the rest of a secret with an & in it
     is_shown = name in SHOWN or (name in VARIABLES and _VARIABLE.match(value))
-    return option if is_shown and "@" not in unquote(value) else f"{name}{equals}{HIDDEN}"
+    return option if is_shown and not _may_be_secret(name, value) else f"{name}{equals}{HIDDEN}"
+
+
+def _may_be_secret(name: str, value: str) -> bool:
+    """Whether the value of an option that is shown may have a secret in it, or be one."""
+    meant = unquote(value)
+    has_login = "@" in (meant if name == "server" else value) or (name in _LOGIN_OPTIONS and ":" in meant)
+    return has_login or bool(_MIXED.search(meant)) or path_shown(meant) == HIDDEN
 
 
 _KNOWN = SHOWN | HIDDEN_OPTIONS | VARIABLES
@@ -322,14 +358,19 @@ def _typed(name: str, value: Secret, annotation: object) -> Any:
             return float(text)
     except (KeyError, ValueError) as error:
         expected = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kind]
-        raise ConfigError(f"the option {name!r} must be {expected}, not {text!r}") from error
+        raise ConfigError(f"the option {name!r} must be {expected}, not {_quoted(text)}") from error
     if kind == "float":
-        raise ConfigError(f"the option {name!r} must be a finite number, not {text!r}")
+        raise ConfigError(f"the option {name!r} must be a finite number, not {_quoted(text)}")
     if kind == "str":
         return text
     choices = re.findall(r"['\"]([^'\"]*)['\"]", kind) if kind.startswith("Literal[") else []
     if text not in choices:
         raise ConfigError(
-            f"the option {name!r} must be one of {', '.join(choices)}, not {text!r}{nearest(text, choices)}"
+            f"the option {name!r} must be one of {', '.join(choices)}, not {_quoted(text)}{nearest(text, choices)}"
         )
     return text
+
+
+def _quoted(text: str) -> str:
+    """Return the value of an option for a message, unless it may have a secret in it."""
+    return repr(text) if _PLAIN.fullmatch(text) and path_shown(text) != HIDDEN else f"one that is not shown ({HIDDEN})"

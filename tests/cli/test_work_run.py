@@ -19,7 +19,6 @@ from tenure.testing import message
 async def test_a_body_that_can_not_be_kept_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     work = WorkRun(WorkOptions("orders", ("true",), None, "memory:", {}, 1, False, None, 5.0, True, -1))
-    work._url = tenure.Url.parse("memory:")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         await work._serve(message(b"one"))

@@ -135,7 +135,7 @@ async def test_the_end_of_a_handlers_process_does_not_move_while_the_consumer_is
 
 
 def options(*command: str, timeout: float | None = None) -> WorkOptions:
-    return WorkOptions("orders", command, None, "", {}, 1, False, timeout, GRACE, True, 0)
+    return WorkOptions("orders", command, None, "memory:", {}, 1, False, timeout, GRACE, True, 0)
 
 
 def lines_to_guards(monkeypatch: pytest.MonkeyPatch) -> list[str]:

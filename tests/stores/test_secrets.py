@@ -7,7 +7,8 @@ import dataclasses
 import logging
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 from urllib.parse import quote
@@ -16,7 +17,7 @@ import pytest
 
 import tenure
 from tenure import Secret, Url, _registry
-from tenure._url import HIDDEN_OPTIONS, SHOWN, VARIABLES
+from tenure._url import HIDDEN_OPTIONS, SCHEMES, SHOWN, VARIABLES
 from tenure.cli import main
 
 for _driver in (
@@ -85,6 +86,25 @@ FORMS = {
     "bearer": f"etcd://{HOST}/?bearer=SECRET",
     "option": "memory:?passwort=SECRET",
     "no URL": "SECRET",
+    "azure, a connection string": "azure:DefaultEndpointsProtocol=https;AccountName=xyz;AccountKey=SECRET;",
+    "azure, another": "azure://DefaultEndpointsProtocol=https;AccountName=xyz;AccountKey=SECRET;",
+    "servicebus, a connection string": "servicebus:Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKey=SECRET",
+    "servicebus, a part of one": "servicebus://ns.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=SECRET",
+    "servicebus, another": "servicebus://ns.servicebus.windows.net;SharedAccessKey=SECRET",
+    "redis, of a portal": f"rediss://{HOST},password=SECRET,ssl=True",
+    "redis, no question mark": f"redis://{HOST}/0&password=SECRET",
+    "redis, no host": "redis://ann:12/SECRET",
+    "sentinel, of a portal": f"redis+sentinel://{HOST},password=SECRET/primary",
+    "etcd, of a portal": f"etcd://{HOST},password=SECRET",
+    "postgresql, words": "postgresql:host=127.0.0.1 port=1 password=SECRET",
+    "postgresql, more words": "postgresql://host=127.0.0.1 password=SECRET",
+    "postgresql, words in an option": "postgresql:///db?host=127.0.0.1 port=1 password=SECRET",
+    "postgresql, of .NET": f"postgresql://{HOST}/db;Password=SECRET",
+    "postgresql, no question mark": f"postgresql://{HOST}/db&password=SECRET",
+    "postgresql, a user with a password": f"postgresql://{HOST}/db?user=ann:SECRET&timeout=0.5",
+    "kubernetes, no user": "kubernetes://default?server=https://:SECRET@127.0.0.1:1&timeout=0.5",
+    "zookeeper, as zkCli writes it": f"zookeeper://{HOST}/?auth=digest:ann:SECRET",
+    "zookeeper, an ACL": f"zookeeper://{HOST}/?acl=digest:ann:SECRET",
     "a connection string": "AccountName=a;AccountKey=SECRET;EndpointSuffix=core.windows.net",
     "no scheme": f"ann:SECRET@{HOST}/db",
     "unknown scheme": f"mysql://ann:SECRET@{HOST}/db",
@@ -184,11 +204,82 @@ def test_no_command_shows_a_secret(form: str, capfd: pytest.CaptureFixture[str])
     url = FORMS[form].replace("SECRET", quote(HARD, safe=""))
     lines = [["doctor", url], ["send", "--on", url, "orders", "x"]]
     if url.partition(":")[0] in _registry.BACKENDS:
+        loud = f"{url.partition(':')[0].upper()}:{url.partition(':')[2]}"
         lines += [["explain", url], ["queue", "--on", "memory:", url], ["lead", url, "--", "true"], ["--on", url]]
+        lines += [["status", f"--on{url}"], ["explain", loud], [loud]]
     for line in lines:
         assert main(line) != 0
         out, err = capfd.readouterr()
         assert MARK not in out + err
+
+
+KEYS = ["0123456789abcdef" * 4, "SUAM" + "A2B3C4D5" * 6, "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA="]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=["hex", "seed", "base64"])
+def test_a_key_in_place_of_its_file_is_not_shown(key: str) -> None:
+    member = "peers://127.0.0.1:1,127.0.0.1:2?me=127.0.0.1:1"
+    names = ("ca", "cert", "key")
+    urls = [f"{member}&key_file={quote(key)}", *(f"rediss://{HOST}/?{name}={quote(key)}" for name in names)]
+    urls += [f"nats://{HOST}/?timeout=0.5&{name}={quote(key)}" for name in ("creds", "nkey", *names)]
+    urls += [f"postgresql://{HOST}/db?sslkey={quote(key)}&sslcert={quote(key)}"]
+    for url in urls:
+        for shown in shown_by(url):
+            assert key not in shown
+        assert main(["doctor", url]) != 0
+
+
+async def test_no_server_is_sent_the_password_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An etcd that redirects, or whatever answers in its place, gets no further than its own refusal."""
+    asked: list[bytes] = []
+    async with listening(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", asked) as other:
+        redirect = (
+            f"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://127.0.0.1:{other}/\r\ncontent-length: 0\r\n\r\n"
+        )
+        async with listening(redirect.encode(), []) as first:
+            url = f"etcd://ann:{MARK}@127.0.0.1:{first}/?timeout=5"
+            async with tenure.connect(url) as backend:
+                with pytest.raises(tenure.TenureError):
+                    await backend.leaders()
+    assert asked == []
+
+
+async def test_redis_quotes_no_password_back() -> None:
+    """As one whose AUTH is renamed does."""
+    refusal = f"-ERR unknown command 'AUTH', with args beginning with: 'ann' '{MARK}'\r\n".encode()
+    async with listening(refusal, []) as port:
+        for shown in await used(f"redis://ann:{MARK}@127.0.0.1:{port}/0?timeout=5", []):
+            assert MARK not in shown
+
+
+async def test_a_signature_is_in_no_error_of_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening(b"no HTTP at all\r\n\r\n", []) as port:
+        found = Url.parse(f"azure://mine?sv=2024&sp=rw&sig={MARK}&timeout=5")
+        backend = _registry.load(found).open(found)
+        account = backend._account
+        at = f"http://127.0.0.1:{port}"
+        object.__setattr__(account.address, "blobs", at)
+        object.__setattr__(account.address, "queues", at)
+        with pytest.raises(tenure.TenureError) as raised:
+            await backend.leases.names()
+        await backend.close()
+    for shown in told(raised.value):
+        assert MARK not in shown
+
+
+@asynccontextmanager
+async def listening(answer: bytes, asked: list[bytes]) -> AsyncIterator[int]:
+    """Answer whatever is asked with these bytes; yield the port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(2**16):
+            asked.append(data)
+            writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
 
 
 # --- the lists ---------------------------------------------------------------------------------------------------
@@ -212,6 +303,7 @@ def options_of_all() -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
 
 
 def test_every_option_is_shown_or_hidden() -> None:
+    assert _registry.BACKENDS.keys() == SCHEMES
     names = {field.name for _, field, _ in options_of_all()}
     assert names | {"sig"} == SHOWN | HIDDEN_OPTIONS | VARIABLES
     assert not SHOWN & HIDDEN_OPTIONS

@@ -55,7 +55,8 @@ def _without_secrets(message: str, arguments: Sequence[str]) -> str:
 
     for word in arguments:
         if (shown := shown_in(word)) != word:
-            message = message.replace(word, shown).replace(repr(word)[1:-1], shown)
+            for part in (word, repr(word)[1:-1], word.partition("=")[0]):  # click quotes the latter
+                message = message.replace(part, shown)
     return message
 
 

@@ -71,7 +71,7 @@ class WorkRun:
         self._counter = DeliveryCounter(options.queue, options.verbosity)
         self._looking: asyncio.Task[None] | None = None  # checks whether the queue exists
         self._consumer: tenure.Consumer
-        self._url: tenure.Url
+        self._url = tenure.Url.parse(options.url)
 
     @cached_property
     def _stderr(self) -> Stderr:
@@ -96,7 +96,6 @@ class WorkRun:
     async def _consume(self, handler: Callable[[Any], Awaitable[object] | object]) -> None:
         options = self._options
         async with tenure.connect(options.url, on_event=self._counter.on_event) as backend:
-            self._url = backend.url
             queue = backend.queue(options.queue, **options.settings)
             self._consumer = consumer = queue.consumer(self._counter.counted(handler), **self._consumer_options())
             await self._begin(backend, queue)

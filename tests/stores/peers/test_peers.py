@@ -539,7 +539,7 @@ async def test_a_connection_without_a_tls_handshake_counts_too(tls: str, monkeyp
         ("peers://127.0.0.1", "a host and a port are needed"),
         ("peers://127.0.0.1:65536,127.0.0.1:2,127.0.0.1:3", "from 1 to 65535, not '65536'"),
         ("peers://a..b:1,127.0.0.1:2,127.0.0.1:3?insecure=yes", "no valid DNS name"),
-        ("peers://127.0.0.1:1, 127.0.0.1:2,127.0.0.1:3", "a space"),
+        ("peers://127.0.0.1:1, 127.0.0.1:2,127.0.0.1:3", "no host:port"),
         ("peers://::1:1,127.0.0.1:2,127.0.0.1:3", "brackets"),
         ("peers://u:p@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "has a login, and members have none"),
         ("peers://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?me=auto", "needs dns="),

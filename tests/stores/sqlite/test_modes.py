@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import stat
 import subprocess
@@ -209,8 +210,17 @@ async def test_a_file_that_others_can_use_has_a_warning(reached: Path, facts: Fa
     path.touch()
     path.chmod(mode)
     found = (await facts(path))["file mode"]
-    assert found.advice == (advice and f"{advice}{path}*")
+    assert found.advice == (advice and f"{advice}{path} {path}-wal {path}-shm")
     assert found.code == ("sqlite-file-mode" if advice else "")
+
+
+async def test_the_command_of_an_advice_is_quoted_for_the_shell(reached: Path, facts: Facts) -> None:
+    path = reached / "my work.db"
+    path.touch(0o644)
+    found = (await facts(path))["file mode"]
+    files = shlex.split(found.advice.partition("chmod o= ")[2])
+    assert files == [str(path), f"{path}-wal", f"{path}-shm"]
+    assert all(map(os.path.exists, files))
 
 
 async def test_a_log_that_others_can_read_has_a_warning(reached: Path, facts: Facts) -> None:

@@ -211,7 +211,9 @@ class Account:
         except (AzureError, OSError) as error:  # a TimeoutError is an OSError
             if limit.expired():
                 self._retire(connections)  # if one connection is silent, the others may be, too
-            raise translate(error, self.url, within, worked=self._worked, server=self.address.servers) from error
+            found = translate(error, self.url, within, worked=self._worked, server=self.address.servers)
+            # Errors of aiohttp quote the URL of the request, and a signature is a part of that.
+            raise found from (error if self.address.sas is None else None)
         self._worked = True
         return answer
 

@@ -108,7 +108,8 @@ class Member:
             aiohttp.ClientError, OSError: There was no answer.
         """
         url, data = f"{self.url}/v3/{path}", json.dumps(body)
-        async with self.connections().post(url, data=data, headers=_headers(token)) as reply:
+        # A redirection would take the password, or the token, to another server.
+        async with self.connections().post(url, data=data, headers=_headers(token), allow_redirects=False) as reply:
             raw = await reply.read()
         try:
             found = _read(reply.status, raw)
@@ -125,7 +126,8 @@ class Member:
             self._streams = self._new_session(0)
         # Without a leader, a member would keep a watch open in which nothing happens.
         headers = _headers(token) | {"Grpc-Metadata-hasleader": "true"}
-        async with self._streams.post(f"{self.url}/v3/{path}", data=json.dumps(body), headers=headers) as reply:
+        url, request = f"{self.url}/v3/{path}", json.dumps(body)
+        async with self._streams.post(url, data=request, headers=headers, allow_redirects=False) as reply:
             if reply.status != 200:
                 _read(reply.status, await reply.read())
             parts, size = list[bytes](), 0
@@ -145,7 +147,7 @@ class Member:
 
     async def metrics(self) -> str:
         """Return its metrics as text; raises as :meth:`post` does."""
-        async with self.connections().get(f"{self.url}/metrics") as reply:
+        async with self.connections().get(f"{self.url}/metrics", allow_redirects=False) as reply:
             if reply.status != 200:
                 raise Refused(reply.status, await reply.text(), is_of_etcd=False)
             return await reply.text()

@@ -95,7 +95,7 @@ def require_server(server: str, origin: str) -> None:
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         parts, is_good = None, False
-    if not is_good or parts is None or parts.username or parts.query or parts.fragment:
+    if not is_good or parts is None or "@" in parts.netloc or parts.query or parts.fragment:
         found = f", not {server!r}" if "@" not in server and "?" not in server else ""  # these may hold a secret
         raise ConfigError(
             f"{origin} must be an address such as https://10.0.0.1:6443, without a login or a query{found}"

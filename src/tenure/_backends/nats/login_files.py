@@ -12,6 +12,7 @@ from nats.aio.client import RawCredentials
 
 from tenure._backends.nats.address import Options
 from tenure._option_files import read_file
+from tenure._secret import path_shown
 
 _JWT, _SEED = "BEGIN NATS USER JWT", "BEGIN USER NKEY SEED"
 
@@ -49,9 +50,10 @@ def _read(path: str, option: str) -> str:
     try:
         return read_file(path).decode("ascii")
     except UnicodeDecodeError:
-        raise BadLoginFile(f"{option}={path} is no text") from None
+        raise BadLoginFile(f"{option}={path_shown(path)} is no text") from None
     except OSError as error:
-        raise BadLoginFile(f"{option}={path} can't be read: {error.strerror}") from error
+        # Without the cause: it quotes the path, which may be the secret itself.
+        raise BadLoginFile(f"{option}={path_shown(path)} can't be read: {error.strerror}") from None
 
 
 def _check_seed(seed: str, source: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import os
 import random
+import shlex
 import socket
 import ssl
 from contextlib import suppress
@@ -18,6 +19,7 @@ from tenure._backends.peers.tcp import TcpTransport, address
 from tenure._election.store import LeaseTraits
 from tenure._opened import Fact
 from tenure._option_files import read_own_secret, require_readable
+from tenure._secret import HIDDEN, path_shown
 from tenure._timing import DERIVED
 from tenure._tls_context import tls_context
 from tenure._url import Url, is_loopback
@@ -262,13 +264,14 @@ def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, tuple
     key = os.environ.get(KEY_VARIABLE, "").encode()
     where, command = f"the environment variable {KEY_VARIABLE}", "openssl rand -hex 32"
     if options.key_file:
-        where, command = "the key file", _command_for(options.key_file)
+        path = path_shown(options.key_file)
+        where, command = "the key file", _command_for("peers.key" if path == HIDDEN else path)
         try:
             key, warnings = read_own_secret("key_file", options.key_file)
         except OSError as error:
             raise ConfigError(
-                f"the key file {options.key_file!r} can't be read: {error.strerror}; make one with: {command}"
-            ) from error
+                f"the key file {path!r} can't be read: {error.strerror}; make one with: {command}"
+            ) from None  # the cause quotes the path, which may be the secret itself
         key = key.strip()
     if key or options.key_file:
         if len(key) < KEY_MIN:
@@ -287,4 +290,5 @@ def _key(options: Options, addresses: tuple[str, ...]) -> tuple[SharedKey, tuple
 
 
 def _command_for(file: str) -> str:
-    return f"(umask 077; openssl rand -hex 32 > {file})"  # a plain redirection makes a file that all users can read
+    # A plain redirection makes a file that all users can read.
+    return f"(umask 077; openssl rand -hex 32 > {shlex.quote(file)})"

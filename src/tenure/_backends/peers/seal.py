@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from typing import NoReturn
 
 from tenure._backends.peers.transport import Counts
 from tenure._backends.peers.wire import FRAME_MAX, Malformed
@@ -45,11 +45,22 @@ class Broken(Exception):
     """A connection can't be used any further."""
 
 
-@dataclass(frozen=True, slots=True)
 class SharedKey:
     """The shared key, bound to the fleet's terms; never shown."""
 
-    key: bytes
+    __slots__ = ("key",)
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedKey) and hmac.compare_digest(self.key, other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not pickled: what is written may be read by others")
 
     @classmethod
     def of(cls, key: bytes, terms: str) -> SharedKey:

@@ -78,6 +78,8 @@ def dsn_of(url: Url, **decided: str | None) -> Secret:
     Raises:
         ConfigError: A port is not a number.
     """
+    if "," in url.hosts and not all(url.hosts.split(",")):
+        raise ConfigError(f"{url} has an empty host in its list; remove the comma that is too much")
     try:
         for host in url.hosts.split(","):
             _ = urlsplit(f"//{host}").port

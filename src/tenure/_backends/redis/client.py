@@ -32,6 +32,9 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
+_QUOTES = ", with args beginning with"
+"""Where Redis begins to quote the arguments of a command that it doesn't know."""
+
 _SERVER = re.compile(r" (?:connecting to|reading from|writing to) (\S+:\d+)")
 
 
@@ -142,8 +145,15 @@ def other_layout(found: str, keys: str, place: str) -> ConfigError:
     )
 
 
+def without_arguments(error: exceptions.RedisError) -> exceptions.RedisError:
+    """Return an error without the arguments that a server quotes of a command that it doesn't know: of AUTH, too."""
+    text, quotes, _ = str(error).partition(_QUOTES)
+    return type(error)(text) if quotes else error
+
+
 def _refusal(text: str, place: str) -> TenureError:
     """Translate an error that redis-py has no class for, by its text."""
+    text = text.partition(_QUOTES)[0]
     if text.startswith("LAYOUT "):
         _, found, keys = text.split(" ", 2)
         return other_layout(found, keys, place)
@@ -263,7 +273,7 @@ class Client:
         except exceptions.RedisError as error:
             if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)):
                 self._note_unanswered()
-            raise self.translated(error) from error
+            raise self.translated(error) from without_arguments(error)
         self._worked = True
         return answer
 

@@ -23,7 +23,7 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.client import Client, cluster_code
+from tenure._backends.redis.client import Client, cluster_code, without_arguments
 from tenure._backends.redis.connections import LoopConnections, first_answer, is_unanswered, run_scripts
 from tenure._backends.redis.scripts import Answer, Argument, Call, Script
 from tenure._runtime.closing import close_together
@@ -244,7 +244,7 @@ class ClusterClient(Client):
         try:
             return await self._untranslated_at(key, *words, within=within)
         except exceptions.RedisError as error:
-            raise self.translated(error) from error
+            raise self.translated(error) from without_arguments(error)
 
     async def _untranslated_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:
         """Run a command on the node that has *key*; the caller handles NoScriptError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import stat
 from contextlib import suppress
@@ -53,11 +54,12 @@ def _modes(path: str) -> list[Fact]:
     folder = os.path.dirname(path)
     is_reached = _is_reached(folder)
     access = _access_of_others(path) if is_reached else ""
-    advice = f"every user of this machine can {access}; run: chmod o= {path}*" if access else ""
+    advice = f"every user of this machine can {access}; run: chmod o= {_files_of(path)}" if access else ""
     facts = [Fact("file mode", stat.filemode(os.stat(path).st_mode), advice, "sqlite-file-mode")]
     mode = os.stat(folder).st_mode
     if is_reached and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        advice = f"every user of this machine can remove or replace the file; run: chmod o-w {folder}"
+        command = f"chmod o-w {shlex.quote(folder)}"
+        advice = f"every user of this machine can remove or replace the file; run: {command}"
         facts.append(Fact("folder mode", stat.filemode(mode), advice, "sqlite-folder-mode"))
     return facts
 
@@ -81,3 +83,9 @@ def _is_reached(folder: str) -> bool:
             return True
         folder = around
     return False
+
+
+def _files_of(path: object) -> str:
+    """Return the files of a database that are there, as a shell reads them."""
+    files = [f"{path}{end}" for end in ("", "-wal", "-shm") if os.path.exists(f"{path}{end}")]
+    return " ".join(map(shlex.quote, files))
