@@ -44,6 +44,21 @@ def fenced(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
 
 
+def section(page: str, heading: str) -> str:
+    """Return the text below a heading of a page, up to the next one of its level or above."""
+    found = re.search(rf"^(#+) {re.escape(heading)}$", text_of(page), re.MULTILINE)
+    assert found, f"{page} has no heading {heading!r}"
+    return str(re.split(rf"^#{{1,{len(found[1])}}} ", text_of(page)[found.end() :], maxsplit=1, flags=re.MULTILINE)[0])
+
+
+def commands(page: str, heading: str, begin: str) -> str:
+    """Return the block of code below a heading whose text begins with *begin*."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", section(page, heading), re.MULTILINE | re.DOTALL)
+    found: list[str] = [block for block in blocks if block.startswith(begin)]
+    assert len(found) == 1, f"{page} has {len(found)} blocks below {heading!r} that begin with {begin!r}"
+    return found[0]
+
+
 def broken_links(page: str) -> list[str]:
     """Return the links of a page to files or headings of the repository that don't exist."""
     found = []
