@@ -31,6 +31,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.docs.pages import commands
 from tests.explained import facts_by_name
 from tests.servers import Authority, Redis, patient, private, shared, url_of
 
@@ -321,7 +322,7 @@ async def test_rights_that_are_revoked_for_a_while_end_nothing(url: str, name: s
             assert "permit" in advice(await backend.describe())["server's state"]
 
 
-ACL = "~tenure:* ~{tenure:* &tenure:* +@all -@admin -@dangerous +info +config|get"  # as docs/redis.md has it
+ACL = commands("docs/redis.md", "Rights", "ACL SETUSER tenure on").partition(">password ")[2]
 
 
 async def test_the_rights_that_the_docs_name_are_enough(url: str, name: str) -> None:
