@@ -11,6 +11,7 @@ from tenure.errors import ConfigError
 
 PORT = 4_222
 _WORD = re.compile(r"[A-Za-z0-9-]+")
+_INBOX = re.compile(r"[A-Za-z0-9_-]{1,90}")
 _PREFIX_MAX = 90
 _REPLICAS_MAX = 5
 
@@ -24,6 +25,8 @@ class Options:
         prefix: The first word of every subject, and of the names of all streams.
         replicas: On how many servers of a cluster each stream is kept, when tenure makes it.
         domain: The JetStream domain, if it is not the one of the servers.
+        inbox: The first word of the subjects on which it is answered, and gets messages: whoever may subscribe there
+            can read them, so users with few rights have one of their own.
         creds: A file with the user's credentials (JWT and seed).
         nkey: A file with the user's NKey seed.
         tls: Whether to insist on TLS; a server that requires it gets it in any case.
@@ -36,6 +39,7 @@ class Options:
     prefix: str = "tenure"
     replicas: int = 1
     domain: str | None = None
+    inbox: str = "_INBOX"
     creds: str | None = None
     nkey: str | None = None
     tls: bool = False
@@ -51,6 +55,10 @@ class Options:
                 raise ConfigError(
                     f"{name} must be one word of letters, digits and '-', not {value!r}; try {name}=tenure"
                 )
+        if not _INBOX.fullmatch(self.inbox):
+            raise ConfigError(
+                f"inbox must be one word of letters, digits, '-' and '_', not {self.inbox!r}; try inbox=_INBOX_app"
+            )
         if len(self.prefix) > _PREFIX_MAX:
             raise ConfigError(f"prefix must have at most {_PREFIX_MAX} characters, not {len(self.prefix)}")
         if not 1 <= self.replicas <= _REPLICAS_MAX:

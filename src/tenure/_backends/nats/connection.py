@@ -86,7 +86,7 @@ class Connection:
         self._asked: OrderedDict[str, str] = OrderedDict()
         """By token, as sent: the subjects of requests without an answer or a refusal, also of those given up."""
         self._last = 0
-        self._inbox = driver.new_inbox()
+        self._inbox = ""
         self._lost: Disconnected | None = None
         self._is_closing = False
         self._on_lost: set[Callable[[], None]] = set()
@@ -119,9 +119,11 @@ class Connection:
                 password=revealed(address.password),
                 token=revealed(address.token),
                 name="tenure",
+                inbox_prefix=options.inbox,
                 **login,
                 **more,
             )
+            connection._inbox = driver.new_inbox()  # which begins as the option says from here on
             await driver.subscribe(
                 f"{connection._inbox}.*", cb=connection._on_answer, pending_bytes_limit=_PENDING_BYTES
             )
