@@ -43,6 +43,14 @@ def test_the_command_gets_the_url_of_a_store_without_password(monkeypatch: pytes
     assert "TENURE_SESSION" not in environment
 
 
+def test_the_command_gets_all_other_variables_with_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_URL", "redis://:hunter2@host")
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    environment = environment_of("redis://:hunter2@host")
+    assert environment["PGPASSWORD"] == "hunter2"
+    assert os.environ.keys() - environment.keys() == {"TENURE_URL"}
+
+
 def test_a_command_that_ends_at_once_is_started_with_growing_pauses() -> None:
     pauses = [0.0]
     for _ in range(12):

@@ -6,6 +6,7 @@ command does depends on what was done before, and not on the number of its deliv
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -103,6 +104,32 @@ def test_the_command_may_send_to_the_same_store(setup: WorkerSetup) -> None:
     assert worker.wait(PATIENCE) == 0
     with tenure.sync.connect(setup.url) as backend:
         assert [message.body for message in backend.queue("results").receive()] == [b"done"]
+
+
+def test_what_a_message_says_reaches_the_command_as_data(setup: WorkerSetup) -> None:
+    hostile = "$(touch made); touch made; `touch made` 'x' \"x\"\nTENURE_TOKEN=1"
+    with tenure.sync.connect(setup.url) as backend:
+        queue = backend.queue("orders")
+        queue.send(hostile.encode(), correlation_id=hostile, reply_to="answers", headers={"LD_PRELOAD": hostile})
+    script = 'printf "%s" "$TENURE_CORRELATION_ID" > correlation; cat > body; printf "%s" "$TENURE_HEADERS" > headers'
+    worker = setup.work("--until-empty", "--", "sh", "-c", script)
+    assert worker.wait(PATIENCE) == 0
+    assert (setup.folder / "body").read_text() == (setup.folder / "correlation").read_text() == hostile
+    assert json.loads((setup.folder / "headers").read_text()) == {"LD_PRELOAD": hostile}
+    assert not (setup.folder / "made").exists()
+
+
+def test_headers_that_fit_in_no_variable_fail_their_own_message_alone(setup: WorkerSetup) -> None:
+    with tenure.sync.connect(setup.url) as backend:
+        queue = backend.queue("orders", max_deliveries=1)
+        queue.send(b"large", id="large", headers={"a": "\x01" * 30_000})  # as JSON, six times as long
+        queue.send(b"small")
+    worker = setup.work("--until-empty", "--", "sh", "-c", "cat >> said")
+    assert worker.wait(PATIENCE) == 0
+    assert setup.said() == ["small"]
+    with tenure.sync.connect(setup.url) as backend:
+        [letter] = backend.queue("orders").dead_letters.peek()
+    assert letter.id == "large"
 
 
 # --- what a command writes to stderr -----------------------------------------------------------------------------
