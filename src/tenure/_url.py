@@ -58,9 +58,9 @@ SHOWN = frozenset(
     """
     acl admin_port application_name auth busy ca cert check_hostname cluster connect_timeout connections
     consumer_timeout container context create creds db dbname dialect dns domain emulator endpoint_suffix gsslib
-    heartbeat host inbox insecure key_file kind krbsrvname kubeconfig lease_prefix listen lock max_deliveries me passfile
-    patience pool port prefix prepared queue_port quorum replicas schema sentinel_tls sentinel_user server service
-    ssl_max_protocol_version ssl_min_protocol_version sslcert sslcrl sslkey sslmode sslnegotiation sslrootcert
+    heartbeat host inbox insecure key_file kind krbsrvname kubeconfig lease_prefix listen lock max_deliveries me
+    passfile patience pool port prefix prepared queue_port quorum replicas schema sentinel_tls sentinel_user server
+    service ssl_max_protocol_version ssl_min_protocol_version sslcert sslcrl sslkey sslmode sslnegotiation sslrootcert
     strategy synchronous target_session_attrs tick timeout tls tls_ca tls_cert tls_key ttl_max user watches
     """.split()  # noqa: SIM905
 )

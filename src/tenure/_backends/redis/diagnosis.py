@@ -12,6 +12,7 @@ from tenure._backends.redis.scripts import Answer
 from tenure._backends.redis.sentinel import SentinelClient
 from tenure._opened import Fact
 from tenure._tls_facts import Verifies, tls_fact
+from tenure._url import is_loopback
 from tenure.errors import ConfigError, TenureError
 
 VERSION_MIN = (7, 0)
@@ -21,7 +22,7 @@ STEPS = "a complete and a send to another queue are not one atomic step here: ha
 
 async def diagnose(client: Client) -> list[Fact]:
     """Return facts about the server of *client*, or each primary of its cluster; also which can't be read."""
-    found = [Fact("server", str(client.address)), *_tls(client)]
+    found = [Fact("server", str(client.address)), login_fact(client.address, client.options), *_tls(client)]
     if not isinstance(client, ClusterClient):
         return found + await _facts(client.command)
     primaries = await client.each_primary()
@@ -29,6 +30,18 @@ async def diagnose(client: Client) -> list[Fact]:
     for name, command in primaries:
         found += [replace(fact, name=f"{fact.name} of {name}") for fact in await _facts(command)]
     return found
+
+
+def login_fact(address: Address, options: Options) -> Fact:
+    """Return how this program logs in; without any login, others on the network can do what it does."""
+    if address.password is not None:
+        return Fact("login", "a password")
+    if options.cert is not None:
+        return Fact("login", "none; this program shows a certificate")
+    if is_loopback(address.host):
+        return Fact("login", "none, on this machine")
+    advice = "every program that reaches it can end leases and read all messages; require a password or certificates"
+    return Fact("login", "none", advice, "redis-no-login")
 
 
 def _tls(client: Client) -> list[Fact]:

@@ -1,0 +1,52 @@
+"""What ``tenure doctor`` says of a server that lets everybody in, if it is not on this machine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("aiormq")
+pytest.importorskip("redis")
+
+from tenure._backends.rabbitmq.diagnosis import _login_advice
+from tenure._backends.redis.address import Options, address_of
+from tenure._backends.redis.diagnosis import login_fact
+from tenure._url import Url, is_loopback
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("redis://10.0.0.7", "redis-no-login"),
+        ("redis://redis.example:6380/2", "redis-no-login"),
+        ("redis://localhost", ""),
+        ("redis://[::1]", ""),
+        ("redis://:hush@10.0.0.7", ""),
+        ("redis://app:hush@10.0.0.7", ""),
+        ("rediss://10.0.0.7?cert=a&key=b", ""),
+    ],
+)
+def test_a_redis_without_login_is_told(url: str, code: str) -> None:
+    parsed = Url.parse(url)
+    fact = login_fact(address_of(parsed), parsed.options(Options))
+    assert (fact.code if fact.advice else "") == code
+    assert "hush" not in str(fact)
+
+
+@pytest.mark.parametrize(
+    ("user", "host", "warns"),
+    [("guest", "10.0.0.7", True), ("guest", "127.0.0.2", False), ("guest", "localhost", False), ("app", "mq", False)],
+)
+def test_the_first_user_of_a_rabbitmq_elsewhere_is_told(user: str, host: str, warns: bool) -> None:
+    client = SimpleNamespace(address=SimpleNamespace(username=user, host=host))
+    assert bool(_login_advice(cast(Any, client))) == warns
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [("localhost", True), ("127.9.9.9", True), ("::1", True), ("0.0.0.0", False), ("10.0.0.1", False), ("db", False)],
+)
+def test_loopback(host: str, is_here: bool) -> None:
+    assert is_loopback(host) == is_here
