@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import TypeAlias
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import pytest
 
 import tenure
+from tenure.events import CampaignFailed, Event
 from tests.servers import patient
 
 Act: TypeAlias = Callable[[tenure.Backend], Awaitable[object]]
@@ -16,24 +19,46 @@ Act: TypeAlias = Callable[[tenure.Backend], Awaitable[object]]
 TTL = 30.0
 """Seconds of a lease that no test waits for."""
 
+_failures: WeakKeyDictionary[tenure.Backend, asyncio.Future[str]] = WeakKeyDictionary()
+"""Why the first campaign of a backend failed, if one has."""
+
 
 @asynccontextmanager
 async def acting(url: str) -> AsyncIterator[tenure.Backend]:
     """Yield a backend of a user, whose login is in the *url*."""
-    async with tenure.connect(patient(url)) as backend:
+    failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def note(event: Event) -> None:
+        if isinstance(event, CampaignFailed) and not failed.done():
+            failed.set_result(event.why)
+
+    async with tenure.connect(patient(url), on_event=note) as backend:
+        _failures[backend] = failed
         yield backend
 
 
 async def lead(backend: tenure.Backend, name: str) -> int:
-    """Lead *name* for a moment; return the token."""
+    """Lead *name* for a moment; return the token.
+
+    Raises:
+        TenureError: It is refused: at once, or in the log, where the right may be granted again.
+    """
     tokens: list[int] = []
 
     async def work(term: tenure.Term) -> None:
         term.check()
         tokens.append(term.token)
 
-    await backend.election(name, ttl=TTL).run(work)
-    return tokens[0]
+    run = asyncio.ensure_future(backend.election(name, ttl=TTL).run(work))
+    waited: set[asyncio.Future[Any]] = {run, _failures[backend]}
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    if run.done():
+        run.result()
+        return tokens[0]
+    run.cancel()
+    with suppress(asyncio.CancelledError):
+        await run
+    raise tenure.Unavailable(_failures[backend].result())
 
 
 async def refused(backend: tenure.Backend, act: Act, *says: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tenure
 from tenure._checks import LONGEST
 from tenure._foreign import (
     RECORD_MAX,
@@ -225,3 +228,32 @@ def test_settings_that_can_not_work_are_left_out() -> None:
     found = read_settings({**given, "paused": "yes", "body_max": 10**30, "max_locked": math.nan})
     assert found == {"max_deliveries": 3, "dead_retention": math.inf, "rate": (5, 60)}
     QueueSettings(**found)
+
+
+# --- what is never done with what was read -----------------------------------------------------------------------
+
+SOURCE = Path(tenure.__file__).parent
+RUNNING = {
+    "_queue/handler_process.py": {"pickle.loads"},  # from the process that started it, by a pipe
+    "_service/signatures.py": {"eval"},  # the annotations of the user's own function
+}
+"""Calls that may run what they are given, and where they are given what no other program can write."""
+
+
+def calls_that_run(source: str) -> set[str]:
+    """Return the calls in *source* that evaluate or unpickle."""
+    named = {ast.unparse(one.func) for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)}
+    modules = ("pickle.load", "marshal.load", "shelve.open", "yaml.load", "yaml.unsafe_load", "yaml.full_load")
+    return {one for one in named if one in ("eval", "exec", "compile", "__import__") or one.startswith(modules)}
+
+
+def test_nothing_that_was_read_is_run() -> None:
+    files = {path.relative_to(SOURCE).as_posix(): calls_that_run(path.read_text()) for path in SOURCE.rglob("*.py")}
+    assert {name: found for name, found in files.items() if found and not name.startswith("testing/")} == RUNNING
+
+
+def test_a_call_that_runs_what_was_read_is_seen() -> None:
+    assert calls_that_run("import pickle\npickle.loads(body)\nyaml.safe_load(text)\neval(text)") == {
+        "pickle.loads",
+        "eval",
+    }

@@ -16,8 +16,8 @@ import tenure
 from tenure._backends import nats
 from tenure._backends.nats.address import Options
 from tenure._url import Url
-from tenure.testing import until
 from tests.docs.pages import commands
+from tests.durations import until
 from tests.servers import Nats, patient, private
 from tests.stores.rights import Act, acting, lead, refused
 
