@@ -117,6 +117,7 @@ ROLES = {
     "PostgreSQL": "docs/postgresql.md",
     "Redis": "docs/redis.md",
     "NATS": "docs/nats.md",
+    "RabbitMQ": "docs/rabbitmq.md",
 }
 """Stores whose roles are tried on a real server, and the page that has their commands."""
 
