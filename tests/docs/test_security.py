@@ -118,6 +118,7 @@ ROLES = {
     "Redis": "docs/redis.md",
     "NATS": "docs/nats.md",
     "RabbitMQ": "docs/rabbitmq.md",
+    "etcd": "docs/etcd.md",
 }
 """Stores whose roles are tried on a real server, and the page that has their commands."""
 
