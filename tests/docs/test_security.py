@@ -119,6 +119,7 @@ ROLES = {
     "NATS": "docs/nats.md",
     "RabbitMQ": "docs/rabbitmq.md",
     "etcd": "docs/etcd.md",
+    "ZooKeeper": "docs/zookeeper.md",
 }
 """Stores whose roles are tried on a real server, and the page that has their commands."""
 
