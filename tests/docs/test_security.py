@@ -120,8 +120,9 @@ ROLES = {
     "RabbitMQ": "docs/rabbitmq.md",
     "etcd": "docs/etcd.md",
     "ZooKeeper": "docs/zookeeper.md",
+    "Kubernetes": "docs/kubernetes.md",
 }
-"""Stores whose roles are tried on a real server, and the page that has their commands."""
+"""Stores whose roles are tried on a server, and the page that has their commands."""
 
 
 def test_commands_of_roles_are_run_from_the_page() -> None:

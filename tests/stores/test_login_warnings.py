@@ -9,7 +9,12 @@ import pytest
 
 pytest.importorskip("aiormq")
 pytest.importorskip("redis")
+pytest.importorskip("aiohttp")
+pytest.importorskip("nats")
 
+from tenure._backends.etcd import diagnosis as etcd
+from tenure._backends.nats import address as nats_address
+from tenure._backends.nats import diagnosis as nats
 from tenure._backends.rabbitmq.diagnosis import _login_advice
 from tenure._backends.redis.address import Options, address_of
 from tenure._backends.redis.diagnosis import login_fact
@@ -42,6 +47,33 @@ def test_a_redis_without_login_is_told(url: str, code: str) -> None:
 def test_the_first_user_of_a_rabbitmq_elsewhere_is_told(user: str, host: str, warns: bool) -> None:
     client = SimpleNamespace(address=SimpleNamespace(username=user, host=host))
     assert bool(_login_advice(cast(Any, client))) == warns
+
+
+@pytest.mark.parametrize(
+    ("url", "is_encrypted", "code"),
+    [
+        ("nats://10.0.0.7", False, "nats-no-login"),
+        ("nats://10.0.0.7", True, "nats-no-login"),
+        ("nats://app:hush@10.0.0.7", False, "nats-no-tls"),
+        ("nats://app:hush@10.0.0.7", True, ""),
+        ("nats://hush@10.0.0.7", False, "nats-no-tls"),
+    ],
+)
+def test_a_nats_without_login_or_tls_is_told(url: str, is_encrypted: bool, code: str) -> None:
+    parsed = Url.parse(url)
+    client = SimpleNamespace(options=parsed.options(nats_address.Options), address=nats_address.address_of(parsed))
+    fact = nats._login(cast(Any, client), [nats.Server((2, 11, 0), "", is_encrypted)])
+    assert (fact.code if fact.advice else "") == code
+    assert "hush" not in str(fact)
+
+
+@pytest.mark.parametrize(
+    ("has_login", "cert", "code"), [(False, None, "etcd-no-login"), (True, None, ""), (False, "a.pem", "")]
+)
+def test_an_etcd_without_login_is_told(has_login: bool, cert: str | None, code: str) -> None:
+    client = SimpleNamespace(has_login=has_login, options=SimpleNamespace(cert=cert))
+    fact = etcd._login(cast(Any, client))
+    assert (fact.code if fact.advice else "") == code
 
 
 @pytest.mark.parametrize(

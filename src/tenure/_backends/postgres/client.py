@@ -41,8 +41,8 @@ _REFUSED = {
     "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
     "28000": "refused the login; check the user, the password and the server's pg_hba.conf",
     "3D000": "has no such database; create it with: createdb NAME",
-    "42501": "denied this user a right that tenure needs; GRANT USAGE on its schema, and SELECT, INSERT, UPDATE and "
-    "DELETE on all tables in it",
+    "42501": "denied this user a right that tenure needs; GRANT USAGE on its schema, and on its tables what the role "
+    "needs, see docs/postgresql.md (Rights)",
     "0A000": "lacks a feature that tenure needs; use PostgreSQL 13 or newer",
 }
 _NOT_NOW = {

@@ -1,0 +1,74 @@
+"""The Roles of docs/kubernetes.md and its example: what each may do works, and what it may not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("yaml")
+
+import yaml
+
+from tests.docs.pages import ROOT, commands
+from tests.servers import Kubernetes, private
+from tests.stores.rights import Act, acting, lead, refused
+
+NAME = "nightly-report"
+"""The election of the example."""
+
+
+@pytest.fixture
+def server() -> Iterator[Kubernetes]:
+    with private(Kubernetes) as own:
+        yield own
+
+
+def roles_in(documents: str) -> Iterable[dict[str, Any]]:
+    """Yield the rights on Leases of the Roles in YAML, as the double takes them."""
+    for one in yaml.safe_load_all(documents):
+        for rule in one.get("rules", ()) if one["kind"] == "Role" else ():
+            assert rule["apiGroups"] == ["coordination.k8s.io"]
+            assert rule["resources"] == ["leases"]
+            names = {"names": rule["resourceNames"]} if "resourceNames" in rule else {}
+            yield {"verbs": rule["verbs"], **names}
+
+
+CANDIDATE = list(roles_in((ROOT / "examples" / "kubernetes" / "rbac.yaml").read_text(encoding="utf-8")))
+OBSERVER = list(roles_in(commands("docs/kubernetes.md", "Rights", "apiVersion")))
+
+
+async def test_a_candidate_leads_its_election(server: Kubernetes) -> None:
+    server.set(roles=CANDIDATE)
+    async with acting(server.url) as backend:
+        assert await lead(backend, NAME) < await lead(backend, NAME)
+        assert await backend.election(NAME).leader() is None
+
+
+async def test_an_observer_sees_leaders(server: Kubernetes) -> None:
+    async with acting(server.url) as backend:
+        await lead(backend, NAME)
+    server.set(roles=OBSERVER)
+    async with acting(server.url) as backend:
+        assert NAME in await backend.leaders()
+        assert await backend.election(NAME).leader() is None
+
+
+REFUSED: dict[str, tuple[list[dict[str, Any]], Act, str]] = {
+    "a candidate leads another name": (CANDIDATE, lambda backend: lead(backend, "other"), "get"),
+    "a candidate lists": (CANDIDATE, lambda backend: backend.leaders(), "list"),
+    "an observer leads": (OBSERVER, lambda backend: lead(backend, NAME), "update"),
+    "an observer leads a new name": (OBSERVER, lambda backend: lead(backend, "fresh"), "create"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_all_else_is_refused_with_the_verb(server: Kubernetes, what: str) -> None:
+    roles, act, verb = REFUSED[what]
+    async with acting(server.url) as backend:
+        await lead(backend, NAME)
+    server.set(roles=roles)
+    async with acting(server.url) as backend:
+        await refused(backend, act, f"'{verb}'", "leases")
