@@ -14,7 +14,7 @@ INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/de
           $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt
 
 # Scripts that write pages, or parts of them, from the code; the tests run each with --check.
-WRITTEN = traits commands errors_page timing_tables figures proof_figures
+WRITTEN = licences traits commands errors_page timing_tables figures proof_figures
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
