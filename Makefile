@@ -18,7 +18,7 @@ WRITTEN = licences traits commands errors_page timing_tables figures proof_figur
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test full changed busy pythons lowest proof format lint types layers unit wheel docs pictures dist coverage bench servers clean
+.PHONY: help demo quick test full changed busy pythons lowest proof format lint types layers unit wheel docs pictures dist audit coverage bench servers clean
 
 help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ pictures: $(VENV)/.dev servers ## Make the pictures of screens in docs/images an
 
 dist: $(VENV)/.dev ## Build what is published, and check it: metadata, contents, each extra, its own tests (ARGS='contents')
 	@$(BIN)/python -m scripts.check_dist $(ARGS)
+
+audit: $(VENV)/.dev ## Look for known vulnerabilities of all packages that are pinned; asks the package index
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints/dev.txt -r constraints/bench.txt
 
 coverage: $(VENV)/.dev ## Run the tests and show which lines and branches they miss
 	@$(BIN)/coverage erase
