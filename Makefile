@@ -83,7 +83,7 @@ docs: $(VENV)/.dev ## Build the site of the documentation into build/site, witho
 pictures: $(VENV)/.dev servers ## Make the pictures of screens in docs/images anew, in Chromium; they differ each time
 	@set -e; for name in demo_picture pictures; do $(BIN)/python -m scripts.$$name; done
 
-dist: $(VENV)/.dev ## Build what is published, and check it: metadata, contents, each extra, its own tests (ARGS='contents')
+dist: $(VENV)/.dev ## Build what is published, and check it: metadata, contents, bytes, extras, its own tests (ARGS='contents')
 	@$(BIN)/python -m scripts.check_dist $(ARGS)
 
 audit: $(VENV)/.dev ## Look for known vulnerabilities of all packages that are pinned; asks the package index
@@ -102,7 +102,7 @@ servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, Postgr
 	@$(BIN)/python scripts/servers.py
 
 clean: ## Remove everything that make has created, .venv too
-	rm -rf $(VENV) $(VENV)-3.* .servers dist build htmlcov .coverage .coverage.* coverage.xml
+	rm -rf $(VENV) $(VENV)-3.* .servers dist sbom build htmlcov .coverage .coverage.* coverage.xml
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,14 +1,18 @@
 """
-Build what is published, the sdist and the wheel, check both, and put them into dist/ if no check fails.
+Build what is published, the sdist and the wheel, check both, and put them into dist/ if no check fails; the bill of
+materials of the wheel goes into sbom/.
 
 - The metadata are valid, and the README renders as a package index shows it, without a broken link.
 - The sdist holds every file of the repository and no other, the wheel every file of the library and no other.
+- Built again from a copy, at another path, time, time zone and umask, both have the same bytes.
 - The wheel can be installed with each extra, and the packages of that extra can be imported.
 - The quick tests pass in the unpacked sdist.
 
-Run it as ``python -m scripts.check_dist``; names of steps run only these: ``metadata contents extras tests``.
+Run it as ``python -m scripts.check_dist``; names of steps run only these: ``metadata contents reproducible extras
+tests``.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,12 +23,15 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from packaging.metadata import Metadata
 from readme_renderer import markdown
 
 from scripts.check_wheel import ROOT, build, run
+from scripts.extras import PROJECT
+from scripts.sbom import bill_of_materials
 
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MADE_BY_BUILD = {"PKG-INFO"}
@@ -83,6 +90,8 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}", file=sys.stderr)
         return 2
+    # The build's own date is used, so that anyone who builds the same files gets the same bytes.
+    os.environ.pop("SOURCE_DATE_EPOCH", None)
     with tempfile.TemporaryDirectory(prefix="tenure-dist-") as name:
         folder = Path(name)
         wheel = build(folder / "dist")
@@ -91,15 +100,33 @@ def main(names: list[str]) -> int:
         faults = []
         for step in names or STEPS:
             found = list(STEPS[step](built))
-            print(f"{step:<10} {'FAILED' if found else 'ok'}", flush=True)
+            print(f"{step:<12} {'FAILED' if found else 'ok'}", flush=True)
             faults += found
         if not faults:
             shutil.rmtree(ROOT / "dist", ignore_errors=True)
             shutil.copytree(wheel.parent, ROOT / "dist")
-            print(f"in dist/: {sdist.name}, {wheel.name}")
+            bill = write_bill(wheel)
+            print(f"in dist/: {sdist.name}, {wheel.name}; in sbom/: {bill.name}")
     for fault in faults:
         print(f"dist: {fault}", file=sys.stderr)
     return 1 if faults else 0
+
+
+def write_bill(wheel: Path) -> Path:
+    """Write the bill of materials apart from dist/, all files of which go to the package index."""
+    text = bill_of_materials(wheel, time_of_the_sources())
+    bill = ROOT / "sbom" / f"{PROJECT['name']}-{PROJECT['version']}.cdx.json"
+    shutil.rmtree(bill.parent, ignore_errors=True)
+    bill.parent.mkdir()
+    bill.write_text(text, encoding="utf-8")
+    return bill
+
+
+def time_of_the_sources() -> datetime:
+    """Return the time of the commit; in an unpacked sdist, that of its newest file, as the sdist has it."""
+    if (ROOT / ".git").exists():
+        return datetime.fromtimestamp(int(run("git", "log", "-1", "--format=%ct")), UTC)
+    return datetime.fromtimestamp((ROOT / "PKG-INFO").stat().st_mtime, UTC)
 
 
 # --- steps: each yields what is wrong -----------------------------------------------------------------------------
@@ -138,6 +165,29 @@ def files_of_the_repository() -> set[str]:
         return {str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()} - MADE_BY_BUILD
     listed = run("git", "ls-files", "-z").split("\0")
     return {name for name in listed if name and (ROOT / name).exists()}
+
+
+def reproducible(built: Built) -> Iterable[str]:
+    copy, rebuilt = built.folder / "copy", built.folder / "rebuilt"
+    for name in sorted(files_of_the_repository()):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    line = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(rebuilt), str(copy)]
+    elsewhere = {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "1"}
+    if failure := refused(copy, *line, umask=0o077, environment=elsewhere):
+        yield f"the copy can't be built: {failure}"
+        return
+    yield from differences(built.wheel.parent, rebuilt)
+
+
+def differences(first: Path, second: Path) -> Iterable[str]:
+    """Yield which files of the two folders differ or are in one alone."""
+    for name in sorted({file.name for folder in (first, second) for file in folder.iterdir()}):
+        one, other = first / name, second / name
+        if not (one.exists() and other.exists()):
+            yield f"{name} is built the {'second' if other.exists() else 'first'} time alone"
+        elif one.read_bytes() != other.read_bytes():
+            yield f"{name} has other bytes when it is built again"
 
 
 def extras(built: Built) -> Iterable[str]:
@@ -181,6 +231,7 @@ def tests(built: Built) -> Iterable[str]:
 STEPS: dict[str, Callable[[Built], Iterable[str]]] = {
     "metadata": metadata,
     "contents": contents,
+    "reproducible": reproducible,
     "extras": extras,
     "tests": tests,
 }
@@ -197,11 +248,13 @@ def environment(folder: Path, *wanted: str) -> tuple[str, str]:
     return python, failure or refused(folder.parent, *pip, *wanted)
 
 
-def refused(folder: Path, *command: str) -> str:
+def refused(folder: Path, *command: str, umask: int = -1, environment: dict[str, str] | None = None) -> str:
     """Run *command* in *folder*; return what it printed at its end if it failed, else nothing."""
     done = subprocess.run(
         command,
         cwd=folder,
+        env=os.environ | (environment or {}),
+        umask=umask,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

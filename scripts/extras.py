@@ -29,27 +29,6 @@ PYTHON = "Programming Language :: Python :: 3."
 SYSTEMS = [("linux", "Linux", "x86_64"), ("linux", "Linux", "aarch64"), ("darwin", "Darwin", "arm64")]
 
 
-def brought(extras: Iterable[str]) -> dict[str, set[str]]:
-    """Return the packages that these *extras* bring, each with those of them that bring it."""
-    environments = list(supported(PROJECT["classifiers"]))
-    found: dict[str, set[str]] = defaultdict(set)
-    for extra in extras:
-        for name in closure(list(required(extra)), environments):
-            found[name].add(extra)
-    return dict(found)
-
-
-def required(extra: str) -> Iterator[str]:
-    """Yield the requirements of an extra, and in place of extras that it names itself, theirs."""
-    for text in EXTRAS[extra]:
-        requirement = Requirement(text)
-        if requirement.name == PROJECT["name"]:
-            for one in requirement.extras:
-                yield from required(one)
-        else:
-            yield text
-
-
 def supported(classifiers: Sequence[str]) -> Iterator[dict[str, str]]:
     """Yield the environments in which markers are judged: the first and the last release of each Python."""
     for python in (f"3.{one.removeprefix(PYTHON)}" for one in classifiers if one.startswith(PYTHON)):
@@ -70,22 +49,51 @@ def supported(classifiers: Sequence[str]) -> Iterator[dict[str, str]]:
                 }
 
 
-def closure(wanted: Sequence[str], environments: Sequence[dict[str, str]]) -> set[str]:
-    """Return the names of all packages that *wanted* bring in one of these environments, these themselves included."""
+ENVIRONMENTS = list(supported(PROJECT["classifiers"]))
+
+
+def brought(extras: Iterable[str]) -> dict[str, set[str]]:
+    """Return the packages that these *extras* bring, each with those of them that bring it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for extra in extras:
+        for name in closure(list(required(extra)), ENVIRONMENTS):
+            found[name].add(extra)
+    return dict(found)
+
+
+def required(extra: str) -> Iterator[str]:
+    """Yield the requirements of an extra, and in place of extras that it names itself, theirs."""
+    for text in EXTRAS[extra]:
+        requirement = Requirement(text)
+        if requirement.name == PROJECT["name"]:
+            for one in requirement.extras:
+                yield from required(one)
+        else:
+            yield text
+
+
+def closure(wanted: Sequence[str], environments: Sequence[dict[str, str]]) -> dict[str, set[str]]:
+    """Return all packages that *wanted* bring in one of these environments, these themselves included.
+
+    Each has the packages that it needs itself, for the extras of it that are asked for.
+    """
+    found: dict[str, set[str]] = {}
     seen: set[tuple[str, str]] = set()
-    waiting = [(one, "") for one in wanted]
+    waiting = [("", text, "") for text in wanted]  # who needs it, what, and for which extra
     while waiting:
-        text, extra = waiting.pop()
+        needer, text, extra = waiting.pop()
         requirement = Requirement(text)
         marker = requirement.marker
         if marker and not any(marker.evaluate({**each, "extra": extra}) for each in environments):
             continue
         name = canonicalize_name(requirement.name)
-        for asked in {"", *requirement.extras}:
-            if (name, asked) not in seen:
-                seen.add((name, asked))
-                waiting += [(needed, asked) for needed in needs(name)]
-    return {name for name, _ in seen}
+        found.setdefault(name, set())
+        if needer:
+            found[needer].add(name)
+        for asked in {"", *requirement.extras} - {one for known, one in seen if known == name}:
+            seen.add((name, asked))
+            waiting += [(name, needed, asked) for needed in needs(name)]
+    return found
 
 
 def needs(name: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from scripts.extras import FOR_DEVELOPERS, FOR_USERS, PYTHON, brought, closure, needs, pinned, required, supported
 from tests.packages import installed
 
-ENVIRONMENTS = list(supported([f"{PYTHON}{minor}" for minor in (11, 14)]))
+BOTH_ENDS = list(supported([f"{PYTHON}{minor}" for minor in (11, 14)]))
 
 
 def test_what_is_brought_follows_extras_and_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,11 @@ def test_what_is_brought_follows_extras_and_markers(tmp_path: Path, monkeypatch:
         "Requires-Dist: windows; sys_platform == 'win32'",
     )
     installed(tmp_path, "always", "Requires-Dist: First")  # a circle ends
-    assert closure(["First[more]>=1"], ENVIRONMENTS) == {"first", "always", "by-extra", "old", "new", "apple"}
+    assert closure(["First[more]>=1"], BOTH_ENDS) == {
+        "first": {"always", "by-extra", "old", "new", "apple"},
+        "always": {"first"},
+        **{name: set() for name in ("by-extra", "old", "new", "apple")},
+    }
     assert needs("windows") == []
 
 
