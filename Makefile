@@ -9,9 +9,8 @@ ARGS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# Only pip is needed. The two variables pin what pip installs to build a package, for old and new pips.
-INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/dev.txt \
-          $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt
+# Only pip is needed, and it installs no file of which constraints/hashes.txt doesn't have the hash.
+INSTALL = $(BIN)/python scripts/install.py
 
 # Scripts that write pages, or parts of them, from the code; the tests run each with --check.
 WRITTEN = licences traits commands errors_page timing_tables figures proof_figures
@@ -108,18 +107,20 @@ clean: ## Remove everything that make has created, .venv too
 
 # One environment; each stamp names what is installed, and is out of date when the file that pins it changes.
 
-$(VENV)/.demo: pyproject.toml constraints/dev.txt | $(BIN)/python
+$(VENV)/.demo: pyproject.toml constraints/hashes.txt | $(BIN)/python
 	@echo "Installing tenure into $(VENV)"
-	@$(INSTALL) -e '.[cli,dashboard]'
+	@$(INSTALL) cli dashboard
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints/dev.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints/hashes.txt | $(BIN)/python
 	@echo "Installing tenure and its development tools into $(VENV) (about a minute, once)"
-	@$(INSTALL) -e '.[all,dev]'
+	@$(INSTALL) all dev
 	@touch $(VENV)/.demo $@
 
+# Without hashes: these are other libraries, for measurements by hand.
 $(VENV)/.bench: constraints/bench.txt $(VENV)/.dev
-	@$(INSTALL) -c constraints/bench.txt -e '.[all,dev,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	    -c constraints/dev.txt -c constraints/bench.txt -e '.[all,dev,bench]'
 	@touch $@
 
 $(BIN)/python:

@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +31,9 @@ from readme_renderer import markdown
 
 from scripts.check_wheel import ROOT, build, run
 from scripts.extras import PROJECT
+from scripts.install import HASHES, install
 from scripts.sbom import bill_of_materials
 
-CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MADE_BY_BUILD = {"PKG-INFO"}
 
 IMPORTED = {
@@ -195,7 +195,7 @@ def extras(built: Built) -> Iterable[str]:
     yield from (f"no import is named for the extra {name}" for name in sorted(named - FOR_DEVELOPERS - set(IMPORTED)))
     for extra, modules in IMPORTED.items():
         wheel = f"{built.wheel}[{extra}]" if extra else str(built.wheel)
-        python, failure = environment(built.folder / f"extra-{extra}", wheel)
+        python, failure = environment(built.folder / f"extra-{extra}", [extra] if extra else [], wheel)
         failure = failure or refused(built.folder, python, "-m", "pip", "check")
         failure = failure or refused(built.folder, python, "-I", "-W", "error", "-c", f"import {modules}")
         if extra in ("cli", "all"):
@@ -208,7 +208,7 @@ def tests(built: Built) -> Iterable[str]:
     with tarfile.open(built.sdist) as archive:
         archive.extractall(built.folder / "unpacked", filter="data")
     (source,) = (built.folder / "unpacked").iterdir()
-    python, failure = environment(built.folder / "tests", "-e", f"{source}[all,test]")
+    python, failure = environment(built.folder / "tests", ["all", "test"], "--editable", f"{source}[all,test]")
     line = [
         python,
         "-m",
@@ -240,12 +240,16 @@ STEPS: dict[str, Callable[[Built], Iterable[str]]] = {
 # --- what the steps share ------------------------------------------------------------------------------------------
 
 
-def environment(folder: Path, *wanted: str) -> tuple[str, str]:
-    """Make an environment with this installed; return its Python, and the reason if it failed."""
+def environment(folder: Path, extras: Sequence[str], *wanted: str) -> tuple[str, str]:
+    """Make an environment with this installed, and what *extras* bring; return its Python, and the reason if it failed.
+
+    What is downloaded is verified. *wanted* itself downloads nothing, so constraints/hashes.txt must have all it needs.
+    """
     python = str(folder / "bin" / "python")
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "-c", str(CONSTRAINTS)]
-    failure = refused(folder.parent, sys.executable, "-m", "venv", str(folder))
-    return python, failure or refused(folder.parent, *pip, *wanted)
+    if failure := refused(folder.parent, sys.executable, "-m", "venv", str(folder)):
+        return python, failure
+    done, output = install(python, extras, HASHES.read_text(encoding="utf-8"), *wanted)
+    return python, "" if done else f"{' '.join(wanted)} can't be installed:\n{output[-4_000:]}"
 
 
 def refused(folder: Path, *command: str, umask: int = -1, environment: dict[str, str] | None = None) -> str:

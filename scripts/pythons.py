@@ -11,7 +11,6 @@ lowest Python alone. This tests the drivers, so the tests of all stores run.
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import time
@@ -23,8 +22,10 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PINNED = ROOT / "constraints" / "dev.txt"
-LOWEST = ROOT / "constraints" / "lowest.txt"
+sys.path.insert(0, str(ROOT))
+
+from scripts.install import HASHES, LOWEST_HASHES, install, merged  # noqa: E402
+
 VERSION = "Programming Language :: Python :: 3."
 
 SIDE_BY_SIDE = 2
@@ -36,10 +37,10 @@ ASK = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2], sys.ex
 
 @dataclass(frozen=True)
 class Plan:
-    """The tests to run on a version, and the versions of its dependencies."""
+    """The tests to run on a version, and the versions of its dependencies, with their hashes."""
 
     tests: Sequence[str]
-    constraints: str
+    hashes: str
     suffix: str = ""
 
 
@@ -48,11 +49,15 @@ def main(arguments: list[str]) -> int:
     if "--" in arguments:
         cut = arguments.index("--")
         ours, more = arguments[:cut], arguments[cut + 1 :]
+    hashes = HASHES.read_text(encoding="utf-8")
     named = [argument for argument in ours if argument != "--lowest"]
     if "--lowest" in ours:
-        versions, plan = named or supported()[:1], Plan([*STORES, *more], lowest(), "-lowest")
+        versions, plan = (
+            named or supported()[:1],
+            Plan([*STORES, *more], merged(hashes, LOWEST_HASHES.read_text(encoding="utf-8")), "-lowest"),
+        )
     else:
-        versions, plan = named or supported(), Plan([*QUICK, *more], PINNED.read_text())
+        versions, plan = named or supported(), Plan([*QUICK, *more], hashes)
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         results = list(pool.map(partial(tried, plan=plan), versions))
     print(f"\n{'python':<10}{'seconds':>8}  result")
@@ -69,14 +74,6 @@ def supported() -> list[str]:
     """Return the versions that pyproject.toml names."""
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     return ["3." + one.removeprefix(VERSION) for one in classifiers if one.startswith(VERSION)]
-
-
-def lowest() -> str:
-    """Return the pinned versions, and the lowest ones in place of those that pyproject.toml gives a bound."""
-    lines = [*PINNED.read_text().splitlines(), *LOWEST.read_text().splitlines()]
-    pins = [line.split("==") for line in lines if "==" in line]
-    versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}  # PyYAML is pyyaml
-    return "".join(f"{name}=={version}\n" for name, version in versions.items())
 
 
 def tried(version: str, plan: Plan) -> tuple[str, float]:
@@ -138,7 +135,7 @@ def passes(python: str, plan: Plan) -> tuple[bool, str]:
     asks = [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     version = subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()
     venv = ROOT / f".venv-{version}{plan.suffix}"
-    installed, output = install(venv, python, plan.constraints)
+    installed, output = environment(venv, python, plan.hashes)
     if not installed:
         return False, output
     path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -146,10 +143,10 @@ def passes(python: str, plan: Plan) -> tuple[bool, str]:
     return run(line, {"PATH": path})
 
 
-def install(venv: Path, python: str, constraints: str) -> tuple[bool, str]:
+def environment(venv: Path, python: str, hashes: str) -> tuple[bool, str]:
     """Install what the tests need into *venv*, unless the same interpreter and files have already been installed."""
     stamp = venv / ".stamp"
-    made_of = hashlib.sha256(((ROOT / "pyproject.toml").read_text() + constraints).encode()).hexdigest()
+    made_of = hashlib.sha256(((ROOT / "pyproject.toml").read_text() + hashes).encode()).hexdigest()
     wanted = f"{python} {made_of}\n"
     if stamp.is_file() and stamp.read_text() == wanted:
         return True, ""
@@ -157,12 +154,7 @@ def install(venv: Path, python: str, constraints: str) -> tuple[bool, str]:
     made, output = run([python, "-m", "venv", "--clear", str(venv)], {})
     if not made:
         return False, output
-    file = venv / "constraints.txt"
-    file.write_text(constraints)
-    # The variables pin what pip installs to build tenure, for old and new pips.
-    environment = {"PIP_CONSTRAINT": str(file), "PIP_BUILD_CONSTRAINT": str(file)}
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    installed, output = run([*pip, "install", "-c", str(file), "-e", ".[all,test]"], environment)
+    installed, output = install(str(venv / "bin" / "python"), ["all", "test"], hashes, "--editable", ".[all,test]")
     if installed:
         stamp.write_text(wanted)
     return installed, output

@@ -69,6 +69,7 @@ NOT_QUICK = [
     "cli/test_queues_only.py",
     "cli/test_send_lines.py",
     "unit/test_first_use.py",
+    "unit/test_install.py",
     "unit/test_metrics.py::test_a_child_by_fork_counts_on_although_another_thread_counted_then",
     "unit/test_changed.py",
     "unit/test_names.py",

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.pythons import LOWEST, ROOT, interpreter, lowest, supported
+from scripts.install import HASHES, LOWEST_HASHES, merged, requirements
+from scripts.pythons import ROOT, interpreter, supported
+
+LOWEST = ROOT / "constraints" / "lowest.txt"
 
 OURS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -59,7 +62,8 @@ def test_the_lowest_versions_are_the_bounds_of_pyproject() -> None:
     bounds = {re.split(r"[\[>]", each)[0]: each.partition(">=")[2] for each in runtime}
     pinned = dict(line.split("==") for line in LOWEST.read_text().splitlines() if "==" in line)
     assert {name: pinned.get(name) for name in bounds} == bounds
-    pins = lowest().split()
+    hashes = merged(HASHES.read_text(encoding="utf-8"), LOWEST_HASHES.read_text(encoding="utf-8"))
+    pins = re.findall(r"^[\w.-]+==\S+", requirements(["all", "test"], hashes), re.MULTILINE)
     assert {f"{name}=={version}" for name, version in bounds.items()} <= set(pins)
     names = [pin.partition("==")[0].lower() for pin in pins]
     assert sorted(set(names)) == sorted(names)  # pip can't install two versions of one
