@@ -106,7 +106,7 @@ def is_about_checks(name: str) -> bool:
 
 
 def test_each_store_has_a_row() -> None:
-    access = " ".join(row[0] for row in table(PAGE, "Store or surface", "Who has access can"))
+    access = " ".join(row[0] for row in table(PAGE, "Store or surface", "Anyone with access can"))
     rights = " ".join(row[0] for row in table(PAGE, "Store", "Candidate: leads"))
     for title in ("SQLite", "PostgreSQL", "Redis", "NATS", "Azure Storage", "Service Bus", "`peers://`", *ROLES):
         assert title in access, title

@@ -307,6 +307,17 @@ def test_an_invalid_address_is_refused(url: str, env: dict[str, str], hint: str)
     assert SECRET.rstrip("=") not in str(raised.value)
 
 
+def test_a_real_account_is_not_asked_in_clear_text() -> None:
+    clear = STRING.replace("https;", "http;")
+    with pytest.raises(ConfigError, match=r"asks for http://mine.blob.core.windows.net, which anybody .*=https"):
+        connected(Secret(clear))
+    with pytest.raises(ConfigError, match=r"asks for http://gate\.example"):
+        connected(Secret(f"BlobEndpoint=http://gate.example/mine;SharedAccessSignature={SAS}"))
+    emulated = f"AccountName=devstoreaccount1;AccountKey={SECRET};BlobEndpoint=http://azurite:10000/devstoreaccount1"
+    assert connected(Secret(emulated)).blobs == "http://azurite:10000/devstoreaccount1"
+    assert connected(Secret(f"AccountName=a;AccountKey={SECRET};BlobEndpoint=http://127.0.0.1:1/a")).account == "a"
+
+
 def test_connection_strings_in_other_forms() -> None:
     assert connected(Secret("UseDevelopmentStorage=true")).blobs == "http://127.0.0.1:10000/devstoreaccount1"
     signed = connected(Secret(f"BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature={SAS}"))

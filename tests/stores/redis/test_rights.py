@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("redis")
 
 from redis import asyncio as aioredis
+from redis.exceptions import NoPermissionError
 
 import tenure
 from tenure._backends import redis
@@ -128,3 +129,24 @@ async def test_an_observer_changes_nothing(server: Redis, act: Act) -> None:
         async with acting(url_of(server, "observer")) as backend:
             await refused(backend, act, *PERMIT)
         assert {key: await client.dump(key) for key in await client.keys("*others*")} == before
+
+
+@pytest.mark.parametrize("user", ["candidate", "orders", "observer"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("CONFIG", "GET", "requirepass"),
+        ("ACL", "LIST"),
+        ("FUNCTION", "FLUSH"),
+        ("FUNCTION", "LOAD", "REPLACE", "#!lua name=mine"),
+        ("SCRIPT", "FLUSH"),
+        ("FLUSHALL",),
+    ],
+    ids=" ".join,
+)
+async def test_no_role_reads_passwords_or_changes_what_runs_for_others(
+    server: Redis, user: str, command: tuple[str, ...]
+) -> None:
+    async with aioredis.Redis.from_url(url_of(server, user)) as client:
+        with pytest.raises(NoPermissionError):
+            await client.execute_command(*command)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from tenure._secret import Secret
-from tenure._url import Url, secret_in
+from tenure._url import Url, is_loopback, secret_in
 from tenure.errors import ConfigError
 
 DEVELOPMENT_ACCOUNT = "devstoreaccount1"
@@ -212,6 +212,12 @@ def connected(given: Secret) -> Address:
             "the connection string has an account or an endpoint that is none (not shown, as a ';' may be missing "
             "after it); copy the whole string from the account's access keys"
         )
+    in_clear = [one for one in (blobs, queues) if one.startswith("http://") and not is_loopback(_host_of(one))]
+    if in_clear and account != DEVELOPMENT_ACCOUNT:
+        raise ConfigError(
+            f"the connection string asks for {in_clear[0]}, which anybody on the way can read, a signature too; write "
+            "DefaultEndpointsProtocol=https, or https:// in its endpoints"
+        )
     if not (blobs or queues) or not (key or sas) or (key and not account):
         raise ConfigError(
             "the connection string is incomplete: it needs AccountName and AccountKey, or SharedAccessSignature with "
@@ -222,3 +228,7 @@ def connected(given: Secret) -> Address:
     if key:
         return Address(account, blobs, queues, _key(Secret(key), "the AccountKey of the connection string"))
     return Address(account, blobs, queues, sas=Secret(sas))
+
+
+def _host_of(endpoint: str) -> str:
+    return urlsplit(endpoint).hostname or ""

@@ -20,6 +20,10 @@ VERSION_MIN = (7, 0)
 STEPS = "a complete and a send to another queue are not one atomic step here: handlers must be idempotent"
 
 
+SETTINGS = "appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy"
+"""What is read of the configuration; there are passwords in the rest of it."""
+
+
 async def diagnose(client: Client) -> list[Fact]:
     """Return facts about the server of *client*, or each primary of its cluster; also which can't be read."""
     found = [Fact("server", str(client.address)), login_fact(client.address, client.options), *_tls(client)]
@@ -71,11 +75,11 @@ async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
         return [*found, Fact("server's state", "may not be read", str(error), error.code)]
     found += [_version(info), _role(info), *_persistence_errors(info)]
     try:
-        config = await command("CONFIG GET", "*")
+        config = await command("CONFIG GET", *SETTINGS)
     except TenureError as error:
         if not _is_refused(error):
             raise
-        advice = "without +config|get, doctor can't check what survives a crash; docs/redis.md names the settings"
+        advice = "doctor can't check what survives a crash: ask an administrator; docs/redis.md names the settings"
         return [*found, Fact("configuration", "may not be read", advice, "redis-config-unread")]
     return [*found, _durability(config), *_memory(config, info)]
 
