@@ -28,7 +28,9 @@ _PLACE = re.compile(r"(?P<host>\[[\w.:%-]+\]|[\w.%-]*)(?::(?P<port>[0-9]{0,5}))?
 """A host and a port, both of which a URL may lack."""
 _HOSTS = re.compile(r"[\w.:,%\[\]-]*")
 _MIXED = re.compile(r"[=;&\s]")
-"""What neither a path nor a value has, but a connection string, or options that are written in the wrong place."""
+"""What no path has, but a connection string, or options that are written in the wrong place."""
+_WORDS = re.compile(r"[=;&]")
+"""Likewise, of values."""
 _DRIVE = re.compile(r"/+[A-Za-z]:")
 _NUMBER = re.compile(r"/?[0-9]*/?")
 _PLAIN = re.compile(r"[\w.+-]{0,40}")
@@ -74,6 +76,11 @@ HIDDEN_OPTIONS = frozenset({"key", "nkey", "password", "sentinel_password", "sig
 
 _LOGIN_OPTIONS = frozenset({"acl", "auth", "sentinel_user", "user"})
 """Options in which others write user:password."""
+
+_FILE_OPTIONS = frozenset(
+    {"ca", "cert", "creds", "key_file", "sslcert", "sslcrl", "sslkey", "sslrootcert", "tls_ca", "tls_cert", "tls_key"}
+)
+"""Options in which others write the secret itself, in place of the file that holds it."""
 
 _NUMBERED = frozenset({"redis", "rediss"})
 """Schemes whose path is a number: another one is the end of a password without the host."""
@@ -336,7 +343,7 @@ def _may_be_secret(name: str, value: str) -> bool:
     """Whether the value of an option that is shown may have a secret in it, or be one."""
     meant = unquote(value)
     has_login = "@" in (meant if name == "server" else value) or (name in _LOGIN_OPTIONS and ":" in meant)
-    return has_login or bool(_MIXED.search(meant)) or path_shown(meant) == HIDDEN
+    return has_login or bool(_WORDS.search(meant)) or (name in _FILE_OPTIONS and path_shown(meant) == HIDDEN)
 
 
 _KNOWN = SHOWN | HIDDEN_OPTIONS | VARIABLES

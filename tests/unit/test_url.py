@@ -133,6 +133,18 @@ def test_an_option_that_does_not_fit_is_refused_by_name(query: str, said: str) -
         ("sqlite:///work.db", "sqlite:///work.db"),
         ("sqlite:////var/my@home.db?busy=1", "sqlite:////var/my@home.db?busy=1"),
         ("memory:name", "memory:name"),
+        (
+            "postgresql://h/d?application_name=my%20order-service-of-eu-1",
+            "postgresql://h/d?application_name=my%20order-service-of-eu-1",
+        ),
+        (
+            "kubernetes://ns?context=kubernetes-admin%40kubernetes",
+            "kubernetes://ns?context=kubernetes-admin%40kubernetes",
+        ),
+        ("rediss://h?ca=/etc/ssl/certs/of-a-long-name", "rediss://h?ca=/etc/ssl/certs/of-a-long-name"),
+        ("rediss://h?ca=0123456789abcdef0123456789abcdef", "rediss://h?ca=***"),
+        ("postgresql:///d?host=h port=1 password=hush", "postgresql:///d?host=***"),
+        ("sqlite:///C:/Users/ann@home/work.db", "sqlite:///C:/Users/ann@home/work.db"),
     ],
 )
 def test_no_secret_is_shown(written: str, shown: str) -> None:
