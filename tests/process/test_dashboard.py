@@ -100,7 +100,12 @@ def test_others_need_a_token(url: str) -> None:
     with served(url, "--listen", "0.0.0.0:0", TENURE_DASHBOARD_TOKEN="s3cret") as (address, _):
         address = address.replace("0.0.0.0", "127.0.0.1")
         with urlopen(f"{address}/", timeout=PATIENCE) as page:
-            assert "Token" in page.read().decode()
+            shown = page.read().decode()
+        assert "Token" in shown
+        assert "orders" not in shown
+        with pytest.raises(HTTPError, match="401") as raised:
+            urlopen(Request(f"{address}/", headers={"Authorization": "Bearer wrong"}), timeout=PATIENCE)
+        assert "orders" not in raised.value.read().decode()
         with urlopen(Request(f"{address}/", headers={"Authorization": "Bearer s3cret"}), timeout=PATIENCE) as page:
             assert "orders" in page.read().decode()
 

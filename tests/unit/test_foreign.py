@@ -233,7 +233,14 @@ def test_settings_that_can_not_work_are_left_out() -> None:
 # --- what is never done with what was read -----------------------------------------------------------------------
 
 SOURCE = Path(tenure.__file__).parent
+OWN_MODULES = {"importlib.import_module", "import_module"}
 RUNNING = {
+    "__init__.py": OWN_MODULES,  # public names, when they are used
+    "_cli/entry_points.py": {"importlib.import_module"},  # MODULE:NAME of the command line
+    "_cli/group.py": OWN_MODULES,  # the module of a command
+    "_cli/run.py": {"importlib.import_module"},  # MODULE:NAME of the command line
+    "_registry.py": {"importlib.import_module"},  # the backend for a scheme, from a table
+    "telemetry.py": OWN_MODULES,
     "_queue/handler_process.py": {"pickle.loads"},  # from the process that started it, by a pipe
     "_service/signatures.py": {"eval"},  # the annotations of the user's own function
 }
@@ -241,10 +248,22 @@ RUNNING = {
 
 
 def calls_that_run(source: str) -> set[str]:
-    """Return the calls in *source* that evaluate or unpickle."""
-    named = {ast.unparse(one.func) for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Call)}
-    modules = ("pickle.load", "marshal.load", "shelve.open", "yaml.load", "yaml.unsafe_load", "yaml.full_load")
-    return {one for one in named if one in ("eval", "exec", "compile", "__import__") or one.startswith(modules)}
+    """Return the calls in *source* that evaluate, unpickle or import, and what it takes from such modules by name."""
+    tree = ast.parse(source)
+    named = {ast.unparse(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
+    imported = [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
+    named |= {f"{one.module}.{name.name}" for one in imported for name in one.names}
+    modules = (
+        "pickle.load",
+        "pickle.Unpickler",
+        "marshal.load",
+        "shelve.",
+        "yaml.load",
+        "yaml.unsafe",
+        "yaml.full_load",
+    )
+    calls = ("eval", "exec", "compile", "__import__", "importlib.import_module", "import_module")
+    return {one for one in named if one in calls or one.startswith(modules)}
 
 
 def test_nothing_that_was_read_is_run() -> None:
@@ -256,4 +275,12 @@ def test_a_call_that_runs_what_was_read_is_seen() -> None:
     assert calls_that_run("import pickle\npickle.loads(body)\nyaml.safe_load(text)\neval(text)") == {
         "pickle.loads",
         "eval",
+    }
+    assert calls_that_run(
+        "from pickle import loads, Unpickler\nfrom importlib import import_module\nimport_module(x)"
+    ) == {
+        "pickle.loads",
+        "pickle.Unpickler",
+        "importlib.import_module",
+        "import_module",
     }

@@ -312,6 +312,7 @@ async def test_the_certificate_of_a_server_need_not_be_checked(server: Kubernete
     finally:
         await backend.close()
     assert "insecure-skip-tls-verify" in facts["server"].advice
+    assert facts["server"].code == "kubernetes-tls"
     assert facts["TLS"].value == "TLS; nothing is verified (insecure-skip-tls-verify)"
 
 

@@ -884,6 +884,7 @@ async def test_missing_rights_are_told_to_doctor(server: Kubernetes) -> None:
         facts = facts_by_name(await backend.describe())
     assert facts["rights"].value == "without list, watch on leases"
     assert "watch: candidates poll without it" in facts["rights"].advice
+    assert facts["rights"].code == "kubernetes-rights"
 
 
 async def test_doctor_works_with_the_rights_to_one_lease(server: Kubernetes) -> None:

@@ -21,6 +21,7 @@ from tenure._backend import Backend
 from tenure._backends.peers import PeersBackend
 from tenure._backends.peers.address import KEY_VARIABLE, Settings
 from tenure._backends.peers.client import Member
+from tenure._backends.peers.diagnosis import warnings_of
 from tenure._backends.peers.machine import Machine
 from tenure._backends.peers.transport import Transport
 from tenure._lease import Leader
@@ -672,6 +673,7 @@ async def test_a_fleet_without_a_key_warns_at_its_start(
     monkeypatch.delenv("TENURE_PEERS_KEY", raising=False)
     async with tenure.connect(url):
         pass
+    assert "peers-no-key" in {fact.code for fact in warnings_of(Settings.of(Url.parse(url)))}
     assert said in caplog.text
     caplog.clear()
     monkeypatch.setenv("TENURE_PEERS_KEY", "0123456789abcdef")

@@ -671,6 +671,7 @@ async def test_doctor_tells_the_ticks_and_the_rights(server: ZooKeeper) -> None:
     assert (facts["sessions"].value, facts["sessions"].advice) == ("0.2 to 60 s, by default 2 to 20 ticks", "")
     assert facts["ttl at most"].value == "59.875 s"
     assert "anyone who reaches the servers can end a term" in facts["rights"].advice
+    assert facts["rights"].code == "zookeeper-open-rights"
     for tick, advice in (("0.02", "may be trusted for longer"), ("2", "another candidate takes over sooner")):
         backend = zookeeper.open(Url.parse(f"zookeeper://127.0.0.1:{server.port}/?tick={tick}"))
         facts = facts_by_name(await backend.describe())
