@@ -58,3 +58,11 @@ async def test_only_the_options_that_are_listed_switch_that_off(
 ) -> None:
     url = f"{STORES[name].url}&{option}"
     assert await told_to_a_foreign_server(asked, STORES[name], url, files, misnamed)
+
+
+@pytest.mark.parametrize(("name", "option"), UNCHECKED.items())
+async def test_they_switch_off_nothing_else(files: dict[str, Path], tmp_path: Path, name: str, option: str) -> None:
+    """A server of another authority is told nothing, whatever its name."""
+    foreign = Authority("another authority").issue(tmp_path)
+    url = f"{STORES[name].url}&{option}"
+    assert await told_to_a_foreign_server(asked, STORES[name], url, files, foreign) == []

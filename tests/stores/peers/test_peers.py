@@ -404,6 +404,19 @@ async def test_members_with_another_key_are_refused(monkeypatch: pytest.MonkeyPa
         await until(tells_who_refused)
         assert not machine_of(backends[2]).voter.awake
 
+        monkeypatch.delenv(KEY_VARIABLE, raising=False)
+        client = f"{fleet[0].partition('me=')[0]}ttl_max=60&heartbeat=0.2"
+        addresses = client.partition("//")[2].partition("?")[0].split(",")
+        for option, refusing in (("", addresses), (f"&key_file={right}", addresses[2:])):
+            onlooker = await stack.enter_async_context(tenure.connect(f"{client}{option}"))
+
+            async def is_refused(onlooker: tenure.Backend = onlooker, by: list[str] = refusing) -> bool:
+                with pytest.raises(Unavailable, match="0 of 3 members answered") as caught:  # they wait for a ttl_max
+                    await onlooker.election("chair").leader()
+                return [one for one in addresses if one in str(caught.value)] == by
+
+            await until(is_refused)
+
 
 async def test_a_member_that_reached_itself_releases_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that connects to an unused port may get the same port for its own end."""

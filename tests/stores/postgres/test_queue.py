@@ -1137,6 +1137,15 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         assert (stats.locked, stats.deferred, stats.dead) == (0, 1, 0)
         with pytest.raises(Unavailable, match="GRANT"):
             await broker.send(name, [Outgoing(b"x")])
+        with pytest.raises(Unavailable, match="GRANT"):
+            await broker.declare(name, {"lock": 9.0})
+
+        async with opened(url) as owner:
+            await owner.broker.send(f"{name}-2", [Outgoing(b"x")])
+            claim = await owner.broker.receive(f"{name}-2", 1, LOCK)
+            await owner.broker.settle([Settlement(claim.deliveries[0], DeadLetter("bad"))])
+        with pytest.raises(Unavailable, match="GRANT"):
+            await broker.redrive(f"{name}-2", EVERYTHING, None)
 
         async with opened(url) as owner:
             await owner.broker.declare(name, {"max_locked": 2, "rate": (9, 99.0), "session_rate": (1, 99.0)})
