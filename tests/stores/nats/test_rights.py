@@ -109,6 +109,7 @@ REFUSED: dict[str, tuple[str, Act]] = {
     "a producer declares": ("producer", lambda backend: backend.queue("orders").declare(lock=99)),
     "a consumer receives elsewhere": ("consumer", lambda backend: backend.queue("others").receive()),
     "a consumer sends elsewhere": ("consumer", lambda backend: backend.queue("others").send(b"x")),
+    "an observer counts": ("observer", lambda backend: backend.queue("orders").stats()),
     "a consumer declares": ("consumer", lambda backend: backend.queue("orders").declare(lock=99)),
     "a consumer purges dead letters": ("consumer", lambda backend: backend.queue("orders").dead_letters.purge()),
     "a consumer leads": ("consumer", lambda backend: lead(backend, "led")),

@@ -62,6 +62,15 @@ async def test_a_producer_sends(server: RabbitMQ) -> None:
         assert (await queue.settings()).lock
 
 
+@pytest.mark.parametrize("user", ["producer", "consumer"])
+async def test_both_can_send_to_every_queue(server: RabbitMQ, user: str) -> None:
+    """As the page says: RabbitMQ permits exchanges, and not the queues behind them."""
+    async with acting(server.url) as owner, acting(url_of(server, user)) as backend:
+        before = (await owner.queue("others").stats()).ready
+        await backend.queue("others").send(b"x")
+        assert (await owner.queue("others").stats()).ready == before + 1
+
+
 async def test_a_consumer_receives_and_settles_in_every_way(server: RabbitMQ) -> None:
     async with acting(server.url) as owner:
         await owner.queue("orders").send_batch([tenure.Outgoing(b"%d" % number) for number in range(5)])

@@ -107,6 +107,7 @@ async def test_an_observer_sees_leaders_settings_and_numbers(server: Redis) -> N
         assert await backend.election("led").leader() is None
         assert await backend.queues() == ["orders", "others"]
         assert (await backend.queue("others").stats()).ready == 1
+        assert [one.body for one in await backend.queue("others").peek()] == [b"x"]
         assert (await backend.queue("others").settings()).lock
         assert await backend.schedules() == []
         assert (await backend.diagnose()).traits
