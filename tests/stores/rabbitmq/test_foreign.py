@@ -589,6 +589,17 @@ async def test_odd_dead_letters_are_listed_with_the_others(name: str) -> None:
         await complete(broker, *await claimed(broker, name, 4))
 
 
+async def test_a_dead_letter_without_room_for_a_copy_keeps_no_other_from_being_put_back(name: str) -> None:
+    full = raw(table(fill=long(b"S", b"x" * (131_072 - 45))))
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.declare(name, {})
+        await publish(url_of(RabbitMQ), f"{name}:dead", (raw(), b"a"), (full, b"full"), (raw(), b"b"))
+        assert await broker.redrive(name, EVERYTHING, None) == 2
+        assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 9)] == [b"full"]
+        assert {one.body for one in await claimed(broker, name, 2)} == {b"a", b"b"}
+        assert await broker.purge(name, EVERYTHING, None) == 1
+
+
 async def test_what_only_we_can_hold_is_sent_and_put_back(name: str) -> None:
     async with opened(url_of(RabbitMQ)) as [broker]:
         await broker.declare(name, {})

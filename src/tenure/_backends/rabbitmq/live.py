@@ -17,6 +17,7 @@ from typing import Any
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
+from tenure._backends.rabbitmq.errors import TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
 from tenure._backends.rabbitmq.names import amqp_name
@@ -146,6 +147,8 @@ class Browser:
     ) -> int:
         """Call *act* with the selected ones of the first *most* messages, then remove them; return how many.
 
+        One that is too large for *act* stays.
+
         Without *act*, only count them. The others are held until all have been looked at.
         """
         count = 0
@@ -154,10 +157,13 @@ class Browser:
                 for one in sorted(page, key=lambda one: one.facts.sequence):
                     if (limit is not None and count >= limit) or not is_selected(one):
                         continue
-                    count += 1
                     if act is not None:
-                        await act(one)
+                        try:
+                            await act(one)
+                        except TooLarge:  # with what a copy needs; another program has sent it, and it stays here
+                            continue
                         pages.remove(one)
+                    count += 1
                 if limit is not None and count >= limit:
                     break
         return count
