@@ -250,14 +250,16 @@ class NatsCluster:
         return self
 
     def _is_complete(self) -> bool:
-        """Whether the leader of the cluster has heard from all others."""
+        """Whether the leader of the cluster has heard from all others, and would place a stream on each."""
         leader = self._agreed_leader(CLUSTER)
         try:
             found = (leader.asked("jsz").get("meta_cluster") or {}) if leader is not None else {}
         except OSError:
             return False
         others = found.get("replicas") or []
-        return len(others) == len(self.nodes) - 1 and all(one.get("current") for one in others)
+        return len(others) == len(self.nodes) - 1 and all(
+            one.get("current") and not one.get("offline") for one in others
+        )
 
     def leader(self, stream: str = "") -> Nats:
         """Wait until all that answer name the same leader of the cluster, or of its *stream*, and return it.

@@ -29,6 +29,7 @@ class NatsClusterHarness(NatsHarness):
         self._server = self._cluster.nodes[0]
         if self._cluster.version < SERIALIZABLE:
             pytest.skip("tenure leads on no replicas of this version; see tests/stores/nats/test_leases.py")
+        await asyncio.to_thread(self._cluster.start)  # until all of them get streams
         self._ports = deque(node.port for node in self._cluster.nodes)
         self.begin()
 
