@@ -5,6 +5,7 @@ Every package that pip downloads for it has its version and its hashes in constr
 other file. What has no wheel is built with tools that were installed in the same way. Needs the standard library alone.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -73,9 +74,15 @@ def merged(hashes: str, others: str) -> str:
 
 
 def pip(python: str, *arguments: str) -> tuple[bool, str]:
+    return run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *arguments], {})
+
+
+def run(command: list[str], environment: dict[str, str]) -> tuple[bool, str]:
+    """Run *command*, with *environment* added to ours; return whether it succeeded, and what it printed."""
     done = subprocess.run(
-        [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *arguments],
+        command,
         cwd=ROOT,
+        env=os.environ | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

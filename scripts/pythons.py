@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.install import HASHES, LOWEST_HASHES, install, merged  # noqa: E402
+from scripts.install import HASHES, LOWEST_HASHES, install, merged, run  # noqa: E402
 
 VERSION = "Programming Language :: Python :: 3."
 
@@ -158,21 +158,6 @@ def environment(venv: Path, python: str, hashes: str) -> tuple[bool, str]:
     if installed:
         stamp.write_text(wanted)
     return installed, output
-
-
-def run(command: list[str], environment: dict[str, str]) -> tuple[bool, str]:
-    """Run *command*; return whether it succeeded, and what it printed."""
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode == 0, done.stdout
 
 
 if __name__ == "__main__":
