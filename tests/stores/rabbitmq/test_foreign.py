@@ -37,7 +37,7 @@ from tenure._backends.rabbitmq.message_format import (
     made_up_id,
     properties_of,
 )
-from tenure._backends.rabbitmq.properties import DEPTH_MAX, SHORT_MAX, Properties, read_properties
+from tenure._backends.rabbitmq.properties import DEPTH_MAX, SHORT_MAX, Properties, _extents, read_properties
 from tenure._backends.rabbitmq.records import Record
 from tenure._backends.rabbitmq.wire import Frames, unread
 from tenure._checks import LONGEST
@@ -48,7 +48,7 @@ from tenure._queue.headers import checked_headers
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import HISTORY_MAX, Attempt
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import Abandon, DeadLetter, Settled, Settlement
+from tenure._queue.verdicts import GIVE_BACK, Abandon, DeadLetter, Settled, Settlement
 from tenure.errors import ConfigError, MessageRefused
 from tests.servers import RabbitMQ, url_of
 from tests.stores.rabbitmq.opened import complete, opened, received, until_found
@@ -199,6 +199,45 @@ def test_a_copy_has_the_bytes_of_the_headers_that_it_passes_on() -> None:
     copy = read_properties(copied(found, found.facts, now=NOW).marshal())
     assert copy.headers_without(lambda one: one.startswith("x-tenure-")) == theirs
     assert (copy.headers or {})["x-tenure-sequence"] == 5
+
+
+AS_BYTES: dict[str, bytes] = {
+    "content_type": b"text/\xe4",
+    "content_encoding": b"\xff",
+    "priority": b"\xff",
+    "correlation_id": b"\xfc" * 255,
+    "reply_to": b"a\0b",
+    "message_id": b"\xe4\0",
+    "message_type": b"",
+    "app_id": b"\xc3",
+    "cluster_id": b"\x80",
+}
+"""Properties whose texts are no UTF-8, empty, or longer when they are shown."""
+
+TIMES = {"microseconds": 1_800_000_000_123_456, "milliseconds": 1_800_000_000_123, "no time": 2**64 - 1, "the first": 0}
+
+
+@pytest.mark.parametrize("what", TIMES)
+def test_a_copy_has_the_bytes_of_every_property_that_it_passes_on(what: str) -> None:
+    theirs = AS_BYTES | {"timestamp": struct.pack(">Q", TIMES[what])}
+    found = found_message("orders", delivered(read_properties(raw(**theirs))), NOW)
+    for facts in (found.facts, found.facts.dead("why", "", 1, NOW), found.facts.redriven()):
+        copy = copied(found, facts, now=NOW)
+        assert as_came(read_properties(copy.marshal())) == theirs
+        again = found_message("orders", delivered(read_properties(copy.marshal())), NOW)
+        assert again.id == found.id
+    named = read_properties(copied(found, found.facts, now=NOW, id_="another").marshal())
+    assert as_came(named) == theirs | {"message_id": b"another"}
+
+
+def as_came(properties: Properties) -> dict[str, bytes]:
+    """Return the properties that a sender sets, besides headers, as the bytes that came: texts without their length."""
+    found = {}
+    for name, start, end in _extents(properties.came):
+        if name not in ("headers", "delivery_mode"):
+            is_short = name in ("timestamp", "priority")
+            found[name] = properties.came[start if is_short else start + 1 : end]
+    return found
 
 
 # --- our own headers, written by others ---
@@ -531,6 +570,27 @@ async def test_an_odd_message_is_handed_out_and_disturbs_no_other_queue(what: st
         assert (dead.body, dead.reason) == (b"odd", "why")
         assert await broker.redrive(name, EVERYTHING, None) == 1
         await complete(broker, *await claimed(broker, name, 1), innocent)
+
+
+async def test_copies_carry_what_the_sender_wrote(name: str) -> None:
+    """After giving back, a delay, the dead letters and being put back, it has the bytes that it was sent with."""
+    theirs = AS_BYTES | {"timestamp": struct.pack(">Q", TIMES["microseconds"])}
+    async with opened(url_of(RabbitMQ)) as [broker]:
+
+        async def received_again() -> Any:
+            [got] = await claimed(broker, name, 1)
+            held = broker._receipts.find(got)
+            assert as_came(held.found.raw.properties) == theirs
+            return got
+
+        await broker.declare(name, {})
+        await publish(url_of(RabbitMQ), name, (raw(**theirs), b"odd"))
+        verdicts = (GIVE_BACK, Abandon(), Abandon(delay=0.01), DeadLetter("why"))
+        for verdict in verdicts:
+            got = await received_again()
+            assert await broker.settle([Settlement(got, verdict)]) == [Settled()]
+        assert await broker.redrive(name, EVERYTHING, None) == 1
+        await complete(broker, await received_again())
 
 
 async def claimed(broker: Any, queue: str, count: int) -> list[Any]:

@@ -228,7 +228,8 @@ def copied(
     properties.delivery_mode = 2
     properties.expiration = None
     properties.user_id = None  # the server accepts that of the login only
-    properties.message_id = id_ or found.id  # every message has one: by it, the driver knows what comes back
+    # Every message has one: by it, the driver knows what comes back. One that nobody can read stays as it came.
+    properties.message_id = id_ or properties.message_id or found.id
     if not is_delayed and facts.expires_at is not None and facts.reason is None:
         properties.expiration = _expiration(facts.expires_at - now)
     return properties

@@ -4,7 +4,8 @@ The driver ends the connection, with all locks on it, for a text that isn't UTF-
 large array, it takes time by the square of its size. It writes numbers in single precision. So it gets the properties
 as bytes (see ``wire``). They are read here value by value: what is unreadable is left out, and the rest stays.
 
-A copy of a message has the headers that are passed on as the very bytes that came: the server has taken them once.
+A copy of a message has the properties and headers that are passed on as the very bytes that came: the server has taken
+them once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHORT_MAX = 255
 DEPTH_MAX = 32
 """Tables and arrays inside each other that are read; what is deeper is read as None."""
 
-_SIZE, _TIME, _DECIMAL = struct.Struct(">I"), struct.Struct(">Q"), struct.Struct(">Bi")
+_FLAGS, _SIZE, _TIME, _DECIMAL = (struct.Struct(form) for form in (">H", ">I", ">Q", ">Bi"))
 _FIXED = {
     ord(code): struct.Struct(form)
     for code, form in (
@@ -47,10 +48,28 @@ _CUT = (Unreadable, IndexError, struct.error)
 class Properties(spec.Basic.Properties):
     """The properties of a message. ``headers`` are written as text, whole numbers, double precision and booleans."""
 
+    came = b""
+    """What has come, as bytes: a property that is not changed is written as it came."""
     table = b""
     """The headers that have come, as bytes."""
     passed_on = b""
     """Those of another message that are written besides ``headers``, as bytes."""
+
+    def marshal(self) -> bytes:
+        """Return all properties as bytes; called by the driver."""
+        came = {name: (start, end) for name, start, end in _extents(self.came) if name != "headers"}
+        flags, parts = 0, []
+        for name, flag in self.flags.items():
+            value = getattr(self, name)
+            if name in came and _property(name, self.came, *came[name]) == value:
+                start, end = came[name]
+                parts.append(self.came[start:end])
+            elif value is None or value == "":
+                continue
+            else:
+                parts.append(self.encode_property(name, value))
+            flags |= flag
+        return _FLAGS.pack(flags) + b"".join(parts)
 
     def encode_property(self, name: str, value: Any) -> bytes:
         """Return one property as bytes; called by the driver."""
@@ -70,36 +89,52 @@ class Properties(spec.Basic.Properties):
 def read_properties(data: bytes) -> Properties:
     """Return the properties that a message came with. Of what is unreadable, only that is left out."""
     found = Properties()
-    try:
-        _read(found, data)
-    except _CUT:
-        return found
+    found.came = data
+    for name, start, end in _extents(data):
+        if name == "headers":
+            found.table = data[start + _SIZE.size : end]
+            found.headers = {name: value for name, _, _, value in _entries(found.table)}
+        else:
+            setattr(found, name, _property(name, data, start, end))
     return found
 
 
-def _read(found: Properties, data: bytes) -> None:
-    at, flags = 2, int.from_bytes(data[:2], "big")
+def _extents(data: bytes) -> Iterator[tuple[str, int, int]]:
+    """Yield the names of the properties that have come in full, and where each begins and ends."""
+    size, at, flags = len(data), 2, int.from_bytes(data[:2], "big")
     more = flags
     while more & 1:  # more flags, which mean nothing
         more = int.from_bytes(data[at : at + 2], "big")
         at += 2
     for name in _names(flags & 0xFFFF):
+        start = at
+        if start >= size:
+            return
         if name == "headers":
-            start, at = _extent(data, at, len(data))
-            found.table = data[start:at]
-            found.headers = {name: value for name, _, _, value in _entries(found.table)}
+            if start + _SIZE.size > size:
+                return
+            at += _SIZE.size + _SIZE.unpack_from(data, at)[0]
         elif name == "timestamp":
-            moment = _moment(_TIME.unpack_from(data, at)[0])
-            found.timestamp = moment if isinstance(moment, datetime) else None
-            at += 8
+            at += _TIME.size
         elif name in ("delivery_mode", "priority"):
-            setattr(found, name, data[at])
             at += 1
         else:
-            start, at = at + 1, at + 1 + data[at]
-            if at > len(data):
-                return
-            setattr(found, name, _shown(data[start:at]))
+            at += 1 + data[at]
+        if at > size:
+            return
+        yield name, start, at
+
+
+def _property(name: str, data: bytes, start: int, end: int) -> str | int | datetime | None:
+    """Return the property between *start* and *end*, none of headers; None if it is a time that can't be read."""
+    match name:
+        case "timestamp":
+            moment = _moment(_TIME.unpack_from(data, start)[0])
+            return moment if isinstance(moment, datetime) else None
+        case "delivery_mode" | "priority":
+            return data[start]
+        case _:
+            return _shown(data[start + 1 : end])
 
 
 @lru_cache(maxsize=256)
