@@ -30,7 +30,7 @@ from tenure._backends.azure_storage.fence import Fence
 from tenure._backends.azure_storage.leases import FOREIGN_HOLDER, TOKEN_MAX, LeaseBlob, lease_id
 from tenure._backends.azure_storage.message_format import Properties, decode, encode
 from tenure._backends.azure_storage.names import POISON_SUFFIX, blob_of, decode_metadata, queue_name_of, queue_of
-from tenure._backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
+from tenure._backends.azure_storage.queue import DEAD_FOUND_MAX, QUEUE_TRAITS, AzureBroker
 from tenure._backends.azure_storage.records import FoundMessage, dead_letter_properties, live_message
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._backends.azure_storage.settings import _declared, _in_force
@@ -43,6 +43,7 @@ from tenure._queue.message import HISTORY_MAX, MAX_DELIVERIES, Attempt, Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, SETTLED, Abandon, DeadLetter, Settlement
 from tenure.errors import ConfigError
+from tests.durations import until
 from tests.servers import Azurite, patient, shared, url_of
 from tests.stores.azure_storage.test_azure import native, opened
 
@@ -436,6 +437,74 @@ async def test_a_forged_move_takes_no_message_away(crashes: int) -> None:
             await broker.settle([Settlement(got[b"forged"], DeadLetter("worked on"))])
             expected = {b"innocent": "why", b"forged": "worked on"}
         assert {one.body: one.reason for one in await broker.peek_dead(queue, EVERYTHING, 10)} == expected
+
+
+async def test_a_forged_move_of_a_message_like_another_takes_no_reason_from_it() -> None:
+    """A copy that another program has made dead is not that of a move which a process has begun, and died."""
+    async with opened() as backend:
+        broker, queue = backend.broker, "forged-twin"
+        await opened_queue(broker, queue)
+        await broker.send(queue, [Outgoing(b"a", id="order-17")])
+        [innocent] = (await broker.receive(queue, 1, 30.0)).deliveries
+        await broker.settle([Settlement(innocent, Abandon())])
+        twin = text_of(b"a", id="order-17", sequence=innocent.sequence, reason="mine", moving=True)
+        with native(queue_of(queue)) as client:
+            client.send_message(twin)
+        receive_and_forget(queue, 1)
+        got = await received(broker, queue)
+        assert (got[b"a"].sequence, got[b"a"].delivery_count) == (innocent.sequence, 3)
+        await until(lambda: reasons_of(queue) == {"mine"})
+        begun = {"id": "order-17", "sequence": innocent.sequence, "reason": "why", "dead_at": 1_700_000_000.0}
+        held = broker._receipts.find(got[b"a"])
+        assert held is not None
+        with native(queue_of(queue)) as client:  # as a process that dies before it puts the copy
+            client.update_message(
+                held.message, held.receipt, content=text_of(b"a", **begun, moving=True), visibility_timeout=0
+            )
+        assert await received(broker, queue) == {}
+        assert reasons_of(queue) == {"mine", "why"}
+        with native(queue_of(queue)) as client:  # as one that dies before it removes the message
+            client.send_message(text_of(b"a", **begun, moving=True))
+        receive_and_forget(queue, 1)
+        assert await received(broker, queue) == {}
+        with native(queue_of(queue) + POISON_SUFFIX) as client:
+            assert len(client.peek_messages(max_messages=32)) == 2, "the copy is there already"
+
+
+def reasons_of(queue: str) -> set[str | None]:
+    with native(queue_of(queue) + POISON_SUFFIX) as client:
+        return {decode(one.content)[1].reason for one in client.peek_messages(max_messages=32)}
+
+
+async def test_forged_moves_keep_no_message_from_its_consumer_and_touch_no_lock() -> None:
+    """More of them than one claim moves: each dies at its second delivery, and nothing else."""
+    async with opened() as backend:
+        broker, queue = backend.broker, "forged-moves"
+        await opened_queue(broker, queue)
+        await broker.send(queue, [Outgoing(b"held", id="held")])
+        [held] = (await broker.receive(queue, 1, 60.0)).deliveries
+        forged = [
+            text_of(f"forged {n}".encode(), id="held", sequence=held.sequence, reason="mine", moving=True)
+            for n in range(DEAD_FOUND_MAX + 6)
+        ]
+        with native(queue_of(queue)) as client:
+            for text in forged:
+                client.send_message(text)
+        for _ in range(3):
+            receive_and_forget(queue, 1)  # 32 at once
+        await broker.send(queue, [Outgoing(b"last")])
+        got: dict[bytes, Delivery] = {}
+
+        async def have_come() -> bool:
+            claim = await broker.receive(queue, 32, 30.0)
+            got.update((one.body, one) for one in claim.deliveries)
+            await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+            return b"last" in got and (await broker.stats(queue)).dead + len(got) == len(forged) + 1
+
+        await until(have_come)
+        assert got[b"last"].delivery_count == 1
+        assert all(one.delivery_count == 1 for one in got.values()), "none but those that were never received"
+        assert await broker.settle([Settlement(held, COMPLETE)]) == [SETTLED]
 
 
 async def test_a_letter_with_a_forged_move_is_redriven_to_be_delivered() -> None:

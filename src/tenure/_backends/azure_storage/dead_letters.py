@@ -128,7 +128,7 @@ class DeadLetters:
         """Finish a move that another process, or a verdict without an answer, has begun."""
         dead = replace(one.properties, moving=False)
         copies = await peek(connections, queue=dead_letters_of(held.queue))
-        if any(copy.key == one.key for copy in copies):
+        if any(_is_same_death(copy, one) for copy in copies):
             answer = await self._receipts.delete(connections, held)
         else:
             answer = await self.move(connections, held, dead, one.body)
@@ -194,3 +194,9 @@ class DeadLetters:
             return is_selected_dead(one, which.at(self._clock.now()))
 
         return await remove_selected(self._account, self._clock, dead_letters_of(queue), is_selected, limit, act)
+
+
+def _is_same_death(copy: FoundMessage, one: FoundMessage) -> bool:
+    """Return whether a dead letter is what the move of *one* has put: another program may write an equal message."""
+    died, dies = copy.properties, one.properties
+    return copy.key == one.key and (died.reason, died.dead_at) == (dies.reason, dies.dead_at)
