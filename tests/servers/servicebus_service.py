@@ -113,6 +113,7 @@ class Service(MessagingHandler):
         self._receivers: dict[str, list[Link]] = {}  # our sending links, by entity
         self._replies: dict[tuple[Any, str], Link] = {}
         self._refused: list[tuple[Link, Condition]] = []
+        self._begun: dict[Link, Delivery] = {}  # deliveries that are aborted in the next turn
         self._unsettled: dict[Delivery, tuple[Entity, uuid.UUID]] = {}
         self._waiting: list[tuple[float, Link, Entity]] = []  # links that wait for a session
         self._connections: set[Connection] = set()
@@ -160,6 +161,10 @@ class Service(MessagingHandler):
             link.condition = condition
             link.close()
         self._refused.clear()
+        for link, delivery in list(self._begun.items()):
+            del self._begun[link]
+            delivery.abort()
+            self._flowed(link)
         for entity in self.namespace.entities():
             due = entity.next_due()
             if due is not None and due <= now and entity.tick(now):
@@ -332,6 +337,8 @@ class Service(MessagingHandler):
             given = False
             for link in list(links):
                 if link.credit <= 0 or not link.state & Link.LOCAL_ACTIVE or not self._holds(link, entity, now):
+                    continue
+                if link in self._begun:
                     continue
                 settled = link.remote_snd_settle_mode == Link.SND_SETTLED
                 item = entity.take(link.session_name, now, locks=not settled)
@@ -598,6 +605,7 @@ class Service(MessagingHandler):
         self.namespace.clear()
         self.throttled = self.conflicts = 0
         self.revoked, self.drains = False, True
+        self._begun.clear()
         self.partitioned.clear()
 
     def control(self, what: str, value: str) -> str:
@@ -616,6 +624,12 @@ class Service(MessagingHandler):
                 if self.drains:
                     for link in [link for links in self._receivers.values() for link in links]:
                         self._flowed(link)
+            case "abort":  # a message of which the first frame is sent, as when its node fails meanwhile
+                begun = [link for link in self._receivers.get(value.lower(), ()) if link.credit > 0]
+                for link in begun:
+                    self._begun[link] = link.delivery(uuid.uuid4().bytes)
+                    link.stream(b"\0\x53\x75\xa0\x04body")
+                return str(len(begun))
             case "conflicts":
                 self.conflicts = int(value)
             case "partition":

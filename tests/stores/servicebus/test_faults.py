@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -138,6 +139,44 @@ async def test_a_late_answer_does_not_end_the_next_drain(server: ServiceBus, que
 
         assert await inside(broker, drain_with_a_late_answer()) == (False, 3)
         assert (link.credit, link.lost) == (0, None)
+
+
+# --- a message that is begun, and aborted ---
+
+
+async def test_an_aborted_message_is_none_and_takes_no_leave_from_the_next(server: ServiceBus, queue: str) -> None:
+    """Its bytes are no message, nor the beginning of the next one; it has used leave, which is given anew."""
+    async with opened(server.url) as broker:
+        await broker.receive(queue, 1, 30)
+        link = link_of(broker, queue)
+        for body in ("a", "b"):
+            began = link._link.delivery_count
+            await inside(broker, link.ask(1))
+            await until(lambda: server.control("credit", queue) == "1")
+            assert server.control("abort", queue) == "1"
+            await until(lambda began=began: link._link.delivery_count == began + 1 and link.credit == 1)
+            await until(lambda: server.control("credit", queue) == "1")
+            await sent(broker, queue, body)
+            await until(lambda: len(link.ready) == 1)
+            assert (link.credit, len(link.unsettled)) == (0, 1)
+            [got] = await received(broker, queue, 1)
+            assert (got.id, got.delivery_count) == (body, 1)
+            assert await broker.settle([Settlement(got, COMPLETE)]) == [Settled()]
+        assert link.lost is None
+
+
+async def test_an_aborted_message_ends_a_drain_as_any(server: ServiceBus, queue: str) -> None:
+    async with opened(server.url) as broker:
+        await broker.receive(queue, 1, 30)
+        link = link_of(broker, queue)
+        server.control("drain", "0")
+        await inside(broker, link.ask(1))
+        await until(lambda: server.control("credit", queue) == "1")
+        draining = asyncio.ensure_future(inside(broker, link.drain()))
+        await until(lambda: link.owes_answer)
+        assert server.control("abort", queue) == "1"
+        assert await draining
+        assert (link.credit, link.ready) == (0, deque())
 
 
 async def test_a_session_does_not_depend_on_an_answer_to_its_drain(

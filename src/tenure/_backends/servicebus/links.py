@@ -282,12 +282,17 @@ class ReceiveLink(Connection):
 
     async def _on_transfer(self, frame: Any) -> None:
         """Take a frame of a message. The library's own function fails with the connection at what it can't read."""
-        link, is_last = self._link, not frame[5]
+        link, is_aborted = self._link, bool(frame[9])
+        is_last = is_aborted or not frame[5]
         if frame[1] is not None and not link._received_payload:
             link._first_frame = frame
-        if is_last:
+        if is_last:  # an aborted one has used leave, too
             link.delivery_count += 1
             link.current_link_credit -= 1
+        if is_aborted:
+            link._received_payload = bytearray()
+            await self._on_aborted()
+            return
         payload = frame[11]
         if link._received_payload or not is_last:
             link._received_payload.extend(payload)
@@ -295,6 +300,12 @@ class ReceiveLink(Connection):
         if is_last:
             link._received_payload = bytearray()
             self._on_message(link._first_frame, incoming(memoryview(payload)))
+
+    async def _on_aborted(self) -> None:
+        """Give the leave anew that a message has used which the service has begun, and aborted: it is settled."""
+        self._end_drain()
+        if self._drained is None and self._wanted > self.credit:
+            await self._link.flow(link_credit=self._wanted)
 
     def _on_message(self, frame: Any, message: Incoming) -> None:
         self.unsettled.add(frame[1])
@@ -304,9 +315,12 @@ class ReceiveLink(Connection):
         self.ready.append(one)
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
-        if self._drained is not None and self.credit == 0 and not self._drained.done():
-            self._drained.set_result(None)  # all leave was used: then the service doesn't say so
+        self._end_drain()  # if all leave was used, the service doesn't say so
         self._arrived()
+
+    def _end_drain(self) -> None:
+        if self._drained is not None and self.credit == 0 and not self._drained.done():
+            self._drained.set_result(None)
 
     async def _on_flow(self, frame: Any) -> None:
         if frame[5] is None:
@@ -320,8 +334,7 @@ class ReceiveLink(Connection):
             self.owes_answer = self._drained is not None and self.owes_answer
             if self._drained is None and self._wanted > self.credit:  # late: it took what was given since
                 await self._link.flow(link_credit=self._wanted)
-        if self._drained is not None and self.credit == 0 and not self._drained.done():
-            self._drained.set_result(None)
+        self._end_drain()
 
     async def _on_disposition(self, frame: Any) -> None:
         if frame[0] or not frame[3]:  # from a receiver, or not settled yet
