@@ -34,7 +34,15 @@ from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.failures import MESSAGE_MAX, TRACEBACK_MAX, Failure
 from tenure._queue.headers import HEADERS_MAX, RESERVED_NAMES, RESERVED_PREFIXES, checked_headers, read_headers
 from tenure._queue.message import HISTORY_MAX, Attempt
-from tenure._queue.notes import Notes, plain_attempts, read_attempts, read_deliveries, read_failure, read_reason
+from tenure._queue.notes import (
+    Notes,
+    plain_attempts,
+    read_attempts,
+    read_before,
+    read_deliveries,
+    read_failure,
+    read_reason,
+)
 from tenure._queue.outgoing import Outgoing, checked
 from tenure.errors import ConfigError, MessageRefused
 
@@ -180,6 +188,18 @@ def test_an_attempt_that_is_unreadable_hides_no_other() -> None:
         Attempt(2, 5.0, "expired"),
         Attempt(4, 6.0, "abandoned", Failure("E", "m")),
     )
+
+
+@pytest.mark.parametrize(("before", "left"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (10**9, 2)])
+def test_what_is_from_before_a_redrive_is_counted_without_unreadable_attempts(before: int, left: int) -> None:
+    """Else an attempt since then would be taken for an older one, and made up once more."""
+    entries: list[object] = [7, [1, 5.0, "abandoned", None], {"number": 3}, [1, 6.0, "abandoned", None]]
+    assert read_before(before, entries) == left
+
+
+def test_what_is_from_before_a_redrive_is_counted_without_dropped_attempts() -> None:
+    entries = plain_attempts(tuple(Attempt(n, 1.0, "abandoned") for n in range(1, HISTORY_MAX + 6)))
+    assert [read_before(count, entries) for count in (3, 5, 6, 10**9)] == [0, 0, 1, HISTORY_MAX]
 
 
 def test_the_texts_of_an_exception_are_cut() -> None:

@@ -169,6 +169,12 @@ def test_any_text_can_be_read(text: str) -> None:
 # --- what can't be true of a message where it is -----------------------------------------------------------------
 
 
+def test_an_unreadable_attempt_makes_none_since_the_redrive_an_older_one() -> None:
+    _, properties = decode(text_of(b"a", history=[5, ATTEMPT, ATTEMPT | {"at": 6.0}], before=2))
+    assert (len(properties.history), properties.before) == (2, 1)
+    assert properties.with_expired_attempts(1, 9.0) == properties
+
+
 @pytest.mark.parametrize(
     ("uncounted", "delivery", "count"), [(0, 3, 3), (2, 3, 1), (3, 3, 3), (10**12, 3, 3), (1, 1, 1)]
 )

@@ -102,6 +102,13 @@ def test_an_unreadable_note_is_ignored_alone() -> None:
     assert state.lock == "x"
 
 
+def test_an_unreadable_attempt_makes_none_since_the_redrive_an_older_one() -> None:
+    attempt = {"number": 1, "at": 5.0, "outcome": "abandoned"}
+    state = decode({STATE: json.dumps({"history": [5, attempt, attempt | {"at": 6.0}], "before": 2})}).state
+    assert (len(state.history), state.before) == (2, 1)
+    assert state.with_expired_attempts(1, 9.0) == state
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"deliveries": ' + "9" * 5_000 + "}", '{"lock": "\\ud800"}', "7", ""])
 def test_a_state_of_another_form_says_nothing(text: str) -> None:
     assert decode({STATE: text}).state == NO_STATE

@@ -292,6 +292,14 @@ def test_odd_values_of_our_own_headers_are_read_and_copied(what: str) -> None:
         assert 0 <= facts.before <= len(facts.history)
 
 
+def test_an_unreadable_attempt_makes_none_since_the_redrive_an_older_one() -> None:
+    history = [5, {"number": 1, "at": 5.0, "outcome": "abandoned"}, {"number": 1, "at": 6.0, "outcome": "abandoned"}]
+    headers: dict[str, Any] = {"x-tenure-history": json.dumps(history), "x-tenure-before": 2, "x-tenure-deliveries": 1}
+    facts = found_message("orders", delivered(Properties(headers=headers)), NOW).facts
+    assert (len(facts.history), facts.before) == (2, 1)
+    assert facts.with_expired_attempts(1, NOW) == facts
+
+
 def test_what_an_older_version_has_written_is_read() -> None:
     attempt = {"number": 1, "at": 5.0, "outcome": "abandoned"}
     failure = {"type": "ValueError", "message": "no", "traceback": ""}

@@ -17,6 +17,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus._pyamqp.error import AMQPConnectionError, ErrorCondition
 
 from tenure._backends.servicebus import ServiceBusBroker, driver, feed, places, sessions
+from tenure._backends.servicebus.links import ReceiveLink
 from tenure._queue.broker import EVERY_LIVE, NoSession
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
@@ -144,6 +145,10 @@ async def test_a_late_answer_does_not_end_the_next_drain(server: ServiceBus, que
 # --- a message that is begun, and aborted ---
 
 
+def has_leave_again(link: ReceiveLink, began: int) -> bool:
+    return link._link.delivery_count == began + 1 and link.credit == 1
+
+
 async def test_an_aborted_message_is_none_and_takes_no_leave_from_the_next(server: ServiceBus, queue: str) -> None:
     """Its bytes are no message, nor the beginning of the next one; it has used leave, which is given anew."""
     async with opened(server.url) as broker:
@@ -154,7 +159,7 @@ async def test_an_aborted_message_is_none_and_takes_no_leave_from_the_next(serve
             await inside(broker, link.ask(1))
             await until(lambda: server.control("credit", queue) == "1")
             assert server.control("abort", queue) == "1"
-            await until(lambda began=began: link._link.delivery_count == began + 1 and link.credit == 1)
+            await until(partial(has_leave_again, link, began))
             await until(lambda: server.control("credit", queue) == "1")
             await sent(broker, queue, body)
             await until(lambda: len(link.ready) == 1)

@@ -27,14 +27,15 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
-from tenure._foreign import Unreadable, a_count, a_flag, a_list, read_object, seconds
+from tenure._foreign import Unreadable, a_count, a_flag, a_list, read_object, read_or, seconds
 from tenure._queue.checks import read_id, read_name
 from tenure._queue.failures import Failure
 from tenure._queue.headers import read_headers
 from tenure._queue.message import NO_HEADERS, Attempt, Headers
-from tenure._queue.notes import Notes, read_attempts, read_deliveries, read_failure, read_reason
+from tenure._queue.notes import Notes, read_attempts, read_before, read_deliveries, read_failure, read_reason
 
 TEXT_MAX = 65_536
 """The longest text that Azure allows, in bytes."""
@@ -136,7 +137,7 @@ def _properties_of(text: str) -> Properties | None:
             found[name] = _NOTED[name](said[name])
     if not found:
         return None
-    found["before"] = min(found.get("before", 0), len(found.get("history", ())))
+    found["before"] = read_or(partial(read_before, history=said.get("history")), said.get("before", 0), 0)
     return Properties(**found)
 
 

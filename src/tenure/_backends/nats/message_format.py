@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Self
 
 from tenure._backends.nats.errors import TooLarge
@@ -32,6 +33,7 @@ from tenure._queue.notes import (
     Notes,
     plain_attempts,
     read_attempts,
+    read_before,
     read_deliveries,
     read_failure,
     read_reason,
@@ -268,7 +270,7 @@ def _a_state(value: object) -> State:
         one = read_or(read, said.get(name), None)
         if one is not None:
             found[name] = one
-    found["before"] = min(found.get("before", 0), len(found.get("history", ())))
+    found["before"] = read_or(partial(read_before, history=said.get("history")), said.get("before", 0), 0)
     return State(**found)
 
 

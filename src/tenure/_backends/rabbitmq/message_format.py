@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, Self
 
 from tenure._backends.rabbitmq.connection import Delivered
@@ -34,7 +35,6 @@ from tenure._queue.message import (
     EXPIRED_DESCRIPTION,
     MAX_DELIVERIES,
     NO_HEADERS,
-    Attempt,
     Death,
     Delivery,
     Headers,
@@ -44,6 +44,7 @@ from tenure._queue.notes import (
     Notes,
     plain_attempts,
     read_attempts,
+    read_before,
     read_deliveries,
     read_failure,
     read_reason,
@@ -291,14 +292,14 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     else:
         sent_at = read_or(_a_moment, headers.get(SENT_AT), moment_of(sequence) / 1e6)
     id_ = read_or(read_id, properties.message_id or None, None)
-    history = read_or(_a_history, headers.get(HISTORY), ())
+    history = read_or(read_json, headers.get(HISTORY), None)
     facts = Facts(
         sequence,
         sent_at,
         None if home != queue else _expires_at(properties, headers, now),
         deliveries=read_or(read_deliveries, headers.get(DELIVERIES), 0),
-        history=history,
-        before=min(len(history), read_or(a_count, headers.get(BEFORE), 0)),
+        history=read_or(read_attempts, history, ()),
+        before=read_or(partial(read_before, history=history), headers.get(BEFORE), 0),
     )
     if home != queue:
         facts = _dead_facts(facts, headers, now)
@@ -374,10 +375,6 @@ def _a_moment(value: object) -> float:
 
 def _a_moment_in_ms(value: object) -> float:
     return seconds(a_count(value) / 1_000)
-
-
-def _a_history(value: object) -> tuple[Attempt, ...]:
-    return read_attempts(read_json(value))
 
 
 def _a_failure(value: object) -> Failure | None:
