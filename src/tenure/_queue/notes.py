@@ -118,12 +118,9 @@ def read_attempts(value: object) -> tuple[Attempt, ...]:
 
 
 def read_before(value: object, history: object) -> int:
-    """Return how many of the attempts that are read of *history* are among its first entries, *value* of them.
-
-    Those are from before it was redriven. An entry that is left out is none of them any more.
-    """
-    entries, before = a_list(history), a_count(value)
-    return len(read_attempts(entries[max(0, len(entries) - HISTORY_MAX) : before]))
+    """Return how many of the attempts that are read of *history* are among its first *value* entries."""
+    entries = a_list(history)
+    return len(read_attempts(entries[max(0, len(entries) - HISTORY_MAX) : a_count(value)]))
 
 
 def _read_attempt(value: object) -> Attempt:

@@ -37,6 +37,7 @@ from tenure._backends.rabbitmq.message_format import (
     made_up_id,
     properties_of,
 )
+from tenure._backends.rabbitmq.names import RECORDS
 from tenure._backends.rabbitmq.properties import DEPTH_MAX, SHORT_MAX, Properties, _extents, read_properties
 from tenure._backends.rabbitmq.records import Record
 from tenure._backends.rabbitmq.wire import Frames, unread
@@ -524,6 +525,16 @@ def test_records_of_an_unreadable_version_are_the_oldest(version: object) -> Non
     assert stored(theirs, ours)[0] == [ours, theirs]
 
 
+@pytest.mark.parametrize("body", [*UNREADABLE, b'{"version": "x", "queues": {}}'])
+def test_older_records_count_for_none_that_are_unreadable(body: bytes) -> None:
+    """As those of a newer tenure, or changed by hand: what they say is not what older ones said."""
+    ours = records._encode({"orders": Record({"max_deliveries": 3}, True)}, 2)
+    by_us = Properties(message_id=RECORDS)
+    for bodies in ((body, ours), (ours, body)):
+        with pytest.raises(ConfigError, match=r"'tenure:records' is not as tenure writes it: it.*or remove it"):
+            records._newest([delivered(by_us, one) for one in bodies])
+
+
 # --- with a server ---
 
 
@@ -610,6 +621,33 @@ async def claimed(broker: Any, queue: str, count: int) -> list[Any]:
 
 async def received_for_long(broker: Any, queue: str, count: int) -> Any:
     return (await broker.receive(queue, count, 60.0)).deliveries
+
+
+async def test_unreadable_records_are_told_and_their_elders_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"tenure:records:{name}"
+    monkeypatch.setattr(records, "RECORDS", place)
+    monkeypatch.setattr(records, "RECORDS_LOCK", f"{place}:lock")
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.declare(name, {"max_deliveries": 3})
+        stranger, newest = (raw(), b"garbage"), (raw(message_id=place.encode()), b'{"version": 9, "tables": []}')
+        await publish(url_of(RabbitMQ), place, stranger)
+        assert (await broker.settings(name)).max_deliveries == 3
+        await publish(url_of(RabbitMQ), place, newest)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=f"'{place}' is not as tenure writes it: it .*or remove it"):
+                await broker.declare(name, {"max_deliveries": 4})
+        theirs = await aiormq.connect(url_of(RabbitMQ))
+        try:
+            channel = await theirs.channel()
+            one = await channel.basic_get(place)
+            while one.body != newest[1]:
+                one = await channel.basic_get(place)
+            assert one.delivery_tag is not None
+            await channel.basic_ack(one.delivery_tag)
+        finally:
+            await theirs.close()
+        assert (await broker.settings(name)).max_deliveries == 3
+        assert (await broker.declare(name, {"max_deliveries": 4})).max_deliveries == 4
 
 
 async def test_a_routing_key_that_is_no_text_disturbs_nothing(name: str) -> None:

@@ -247,7 +247,7 @@ async def _read(channel: AmqpChannel, patience: float) -> tuple[list[Delivered],
     They are empty if nothing is found for *patience* seconds. What another program has put beside them counts as old.
 
     Raises:
-        ConfigError: No message that is there is readable: another program has changed it.
+        ConfigError: The newest records may be unreadable: another program has changed them.
     """
     loop = channel.connection.loop
     empty_at: float | None = None
@@ -276,20 +276,28 @@ def _encode(records: Records, version: int) -> bytes:
 
 
 def _newest(found: list[Delivered]) -> tuple[list[Delivered], Records, int]:
-    """Return the messages, the newest records first, and what those say."""
+    """Return the messages, the newest records first, and what those say.
+
+    An unreadable message that has the id of records may be the newest: then no older ones count. Without that id, it
+    is none of ours, and old.
+    """
     readable: list[tuple[int, dict[str, Any], Delivered]] = []
-    why = ""
+    why, may_be_newest = "", False
     for one in found:
+        is_ours = one.properties.message_id == RECORDS
         try:
             given = read_object(one.body, SIZE_MAX)
-            readable.append((read_or(_a_version, given.get("version"), 0), an_object(given.get("queues")), one))
+            version = read_or(_a_version, given.get("version"), None)
+            readable.append((version or 0, an_object(given.get("queues")), one))
+            if version is None and is_ours and len(found) > 1:
+                why, may_be_newest = "its version is unreadable", True
         except Unreadable as error:
-            why = str(error)
-    if not readable:
+            why, may_be_newest = str(error), may_be_newest or is_ours
+    if may_be_newest or not readable:
+        then = "the other message there counts" if readable else "each has the usual settings, and is listed once used"
         raise ConfigError(
             f"the message in the queue {RECORDS!r} is not as tenure writes it: {why}. The settings and schedules of "
-            "all queues of the virtual host belong there. Publish there what it was; or remove it: then each has the "
-            "usual settings, and is listed once it is used"
+            f"all queues of the virtual host belong there. Publish there what it was; or remove it: then {then}"
         )
     version, queues, newest = max(readable, key=lambda one: one[0])
     return [newest, *(one for one in found if one is not newest)], _decode(queues), version
