@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 
 import tenure
 from tenure._backends import nats
+from tenure._backends.nats.receiving import TOO_LARGE_FOR
 from tenure._backends.nats.storing import Storing
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
 from tenure._queue.message import Delivery, Stats
@@ -579,4 +580,12 @@ async def test_a_message_too_large_to_be_stored_again_holds_up_no_other(
         await settle(broker, [large], Abandon())
     assert await settle(broker, [small], Abandon()) == [Settled()]
     await pass_time(LATE)
-    assert [one.body for one in await receive(broker)] == [b"small"]
+    got = await receive(broker)
+    assert [one.body for one in got] == [b"small"]
+    for number in range(3):  # each time, it is put off for a minute, and stays
+        assert await settle(broker, got, COMPLETE) == [Settled()]
+        await broker.send("orders", [Outgoing(b"%d" % number)])
+        await pass_time(TOO_LARGE_FOR + 1.0)
+        got = await receive(broker)
+        assert [one.body for one in got] == [b"%d" % number]
+        assert (await broker.stats("orders")).locked == 2, "that one, and the one received"
