@@ -13,7 +13,7 @@ from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import Connection, transaction
 from tenure._backends.postgres.functions import QueueFunctions
 from tenure._backends.postgres.rows import STATES, delivery_of, live_message
-from tenure._backends.postgres.statements import PLANS, statements
+from tenure._backends.postgres.statements import PLANS, SEARCH_PATH, statements
 from tenure._backends.postgres.wake import Wake
 from tenure._queue.broker import LiveSelection
 from tenure._queue.checks import INT_MAX
@@ -27,8 +27,8 @@ _LOCKED = 1
 _LANES: tuple[tuple[State, int], ...] = (("deferred", 11), *(("ready", lane) for lane in range(11)))
 """The states and lanes in the order of a purge: a delayed or deferred message may move to a later lane meanwhile."""
 
-PLANNED = "; ".join(f"SET LOCAL {setting}" for setting in PLANS)
-"""Sets the plan settings of the functions for the statements of a transaction."""
+PLANNED = "; ".join(f"SET LOCAL {setting}" for setting in (*PLANS, SEARCH_PATH))
+"""Gives the statements of a transaction the settings of the functions."""
 
 
 class LiveMessages:

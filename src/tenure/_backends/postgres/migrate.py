@@ -16,7 +16,7 @@ import asyncpg
 from tenure._backends.postgres.address import Options
 from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection
-from tenure._backends.postgres.statements import PLANS, VERSION, statements, text_of, works_with
+from tenure._backends.postgres.statements import PLANS, SEARCH_PATH, VERSION, statements, text_of, works_with
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
 from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.identity import ID_MARK
@@ -46,6 +46,7 @@ FUNCTIONS = (
     "dead_letters",
     "stats",
     "tidy",
+    "fences",
     "former",
 )
 """The files of ``sql/functions`` in the order in which they are installed: a function in SQL needs those that it calls.
@@ -99,7 +100,7 @@ OFFER = (
 )
 LOWER = (
     "INSERT INTO {schema}.mark (queue, kind, keys) "
-    "SELECT id, 0, array_fill(0::double precision, '{14}') FROM {schema}.queue"
+    "SELECT id, 0, pg_catalog.array_fill(0::double precision, '{14}') FROM {schema}.queue"
 )
 """OFFER offers all sessions with ready messages; LOWER lowers all marks."""
 
@@ -189,8 +190,9 @@ async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated
 
 
 async def _lock(connection: Connection, schema: str) -> None:
-    """Make other migrations wait until this transaction ends."""
-    # A lock of the transaction, not of the session: it ends with the transaction, behind a pooler too.
+    """Until this transaction ends, make other migrations wait, and call PostgreSQL's own functions only."""
+    # Settings and locks of the transaction, not of the session: they end with the transaction, behind a pooler too.
+    await connection.execute(f"SET LOCAL {SEARCH_PATH}")
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", lock_of(schema))
 
 
@@ -234,7 +236,7 @@ async def _catch_up(connection: Connection, schema: str) -> None:
     """
     writers = (
         "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
-        f"AND relation = '{schema}.message'::regclass"
+        f"AND relation = '{schema}.message'::regclass::oid"
     )
     begun = time.monotonic()
     left = {row[0] for row in await connection.fetch(writers)}
@@ -310,7 +312,8 @@ def functions(schema: str) -> str:
     """Return the functions' text, with the values that the code and they share."""
     settings = QueueSettings()
     shared = {
-        "plans": " ".join(f"SET {one}" for one in PLANS),
+        "plans": " ".join(f"SET {one}" for one in (*PLANS, SEARCH_PATH)),
+        "path": f"SET {SEARCH_PATH}",
         "lock": settings.lock,
         "max_deliveries": settings.max_deliveries,
         "dedupe_window": settings.dedupe_window,

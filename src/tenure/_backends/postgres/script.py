@@ -14,7 +14,7 @@ from tenure._backends.postgres.migrate import (
     lock_of,
     written,
 )
-from tenure._backends.postgres.statements import VERSION, statements, text_of
+from tenure._backends.postgres.statements import SEARCH_PATH, VERSION, statements, text_of
 from tenure.errors import ConfigError
 
 
@@ -53,7 +53,8 @@ def _head(schema: str, since: int) -> str:
 def _transaction(schema: str, *steps: str) -> str:
     body = "\n".join(step.strip() + "\n" for step in steps)
     name = lock_of(schema)
-    return f"BEGIN;\n\nSELECT pg_advisory_xact_lock(hashtextextended('{name}', 0));\n\n{body}\nCOMMIT;\n"
+    first = f"SET LOCAL {SEARCH_PATH};\nSELECT pg_advisory_xact_lock(hashtextextended('{name}', 0));"
+    return f"BEGIN;\n\n{first}\n\n{body}\nCOMMIT;\n"
 
 
 def _begin(schema: str, since: int) -> str:
@@ -88,7 +89,7 @@ def _catch_up(schema: str) -> str:
     """Return the SQL that waits for transactions that sent meanwhile, then offers sessions and lowers marks."""
     writing = (
         "locktype = 'relation' AND mode = 'RowExclusiveLock' "
-        f"AND relation = '{schema}.message'::regclass AND pid <> pg_backend_pid()"
+        f"AND relation = '{schema}.message'::regclass::oid AND pid <> pg_backend_pid()"
     )
     return f"""\
 -- Wait up to {CATCH_UP:g} s for the transactions that sent during the upgrade; then offer sessions and lower marks.
@@ -98,7 +99,7 @@ DECLARE
 BEGIN
     FOR v_try IN 1 .. {CATCH_UP * 20:.0f} LOOP
         EXIT WHEN NOT EXISTS (SELECT FROM pg_locks WHERE virtualtransaction = ANY (v_writers) AND {writing});
-        PERFORM pg_sleep(0.05);
+        PERFORM pg_catalog.pg_sleep(0.05);
     END LOOP;
 END
 $$;

@@ -19,8 +19,10 @@ def text_of(file: str, schema: str) -> str:
 
 def works_with(schema: str) -> str:
     """Return the query for the oldest version of the code that works with the schema as it is."""
-    return (  # by way of jsonb, as not each version has the column
-        "SELECT coalesce((to_jsonb(newest) ->> 'oldest')::integer, newest.version) "
+    # By way of jsonb, as not each version has the column.
+    oldest = "pg_catalog.jsonb_extract_path_text(pg_catalog.to_jsonb(newest), 'oldest')"
+    return (
+        f"SELECT coalesce({oldest}::integer, newest.version) "
         f"FROM {schema}.migration AS newest ORDER BY version DESC LIMIT 1"
     )
 
@@ -38,6 +40,13 @@ PLANS = tuple(
 )
 """With these settings, each statement about queues has one plan. Without them, the planner would take a bad one when
 its statistics are of a time when the table was empty and it is full now, or the reverse."""
+
+SEARCH_PATH = "search_path = pg_catalog, pg_temp"
+"""With this setting, names are PostgreSQL's own. Otherwise a function or an operator of another user, in a schema on
+the caller's search path, is called with the caller's rights if it fits the types of a call better.
+
+It would cost most of the client's own statements a round trip: in these, names are qualified where something might fit
+better."""
 
 
 @cache

@@ -30,7 +30,8 @@ PROBE_EVERY = 45.0
 
 # Notifications are lost with the server anyway, so they don't wait for the disk.
 _NOTIFY = """
-SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2 || topic) FROM unnest($3::text[]) AS topic
+SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2 || topic)
+FROM pg_catalog.unnest($3::text[]) AS topic
 """
 
 

@@ -8,6 +8,8 @@
 -- The wait is bounded by lock_timeout, set for the statement's own transaction, which works behind a pooler, too: the
 -- cancel request of a client that has given up may not reach the server.
 
+-- "pg_catalog" stands where a function of another user might fit the types of a call better; see SEARCH_PATH.
+
 -- name: acquire
 -- A lease that another candidate holds is only read, not locked: standing by costs no write.
 WITH moment AS MATERIALIZED (
@@ -15,10 +17,10 @@ WITH moment AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT token, holder, expires_at - now AS remaining, metadata
     FROM {schema}.lease, moment
-    WHERE key = sha256(convert_to($1, 'UTF8')) AND holder <> $2 AND expires_at > now
+    WHERE key = sha256(pg_catalog.convert_to($1, 'UTF8')) AND holder <> $2 AND expires_at > now
 ), won AS (
     INSERT INTO {schema}.lease AS kept (key, name, holder, token, expires_at, metadata, resign_asked)
-    SELECT sha256(convert_to($1, 'UTF8')), $1, $2, 1, now + $3::float8, $4, false
+    SELECT sha256(pg_catalog.convert_to($1, 'UTF8')), $1, $2, 1, now + $3::float8, $4, false
     FROM moment
     WHERE NOT EXISTS (SELECT FROM held)
     ON CONFLICT (key) DO UPDATE
@@ -49,7 +51,7 @@ WITH moment AS MATERIALIZED (
 ), asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (name, holder, token, place)
 ), named AS MATERIALIZED (
-    SELECT DISTINCT sha256(convert_to(name, 'UTF8')) AS key, holder, token FROM asked ORDER BY key
+    SELECT DISTINCT sha256(pg_catalog.convert_to(name, 'UTF8')) AS key, holder, token FROM asked ORDER BY key
 ), kept AS (
     UPDATE {schema}.lease
     SET expires_at = greatest(lease.expires_at, now + $4::float8)
@@ -71,7 +73,7 @@ WITH moment AS MATERIALIZED (
 ), asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (name, holder, token, place)
 ), named AS MATERIALIZED (
-    SELECT DISTINCT sha256(convert_to(name, 'UTF8')) AS key, holder, token FROM asked ORDER BY key
+    SELECT DISTINCT sha256(pg_catalog.convert_to(name, 'UTF8')) AS key, holder, token FROM asked ORDER BY key
 ), free AS MATERIALIZED (
     SELECT key FROM {schema}.lease WHERE key = ANY (ARRAY(SELECT key FROM named)) ORDER BY key FOR UPDATE SKIP LOCKED
 ), kept AS (
@@ -86,7 +88,7 @@ WITH moment AS MATERIALIZED (
 )
 SELECT kept.resign_asked, EXISTS (
     SELECT FROM {schema}.lease
-    WHERE lease.key = sha256(convert_to(asked.name, 'UTF8'))
+    WHERE lease.key = sha256(pg_catalog.convert_to(asked.name, 'UTF8'))
       AND lease.holder = asked.holder
       AND lease.token = asked.token
       AND NOT EXISTS (SELECT FROM free WHERE free.key = lease.key)
@@ -101,7 +103,7 @@ WITH moment AS MATERIALIZED (
     UPDATE {schema}.lease
     SET holder = NULL, expires_at = now, metadata = '{}', resign_asked = false
     FROM moment
-    WHERE key = sha256(convert_to($1, 'UTF8')) AND holder = $2 AND token = $3 AND expires_at > now
+    WHERE key = sha256(pg_catalog.convert_to($1, 'UTF8')) AND holder = $2 AND token = $3 AND expires_at > now
     RETURNING token
 )
 SELECT pg_notify($4, $5) FROM freed;
@@ -113,7 +115,7 @@ WITH moment AS MATERIALIZED (
     UPDATE {schema}.lease
     SET resign_asked = true
     FROM moment
-    WHERE key = sha256(convert_to($1, 'UTF8')) AND holder IS NOT NULL AND expires_at > now
+    WHERE key = sha256(pg_catalog.convert_to($1, 'UTF8')) AND holder IS NOT NULL AND expires_at > now
     RETURNING token
 )
 SELECT pg_notify($2, $3) FROM changed;
@@ -123,8 +125,8 @@ SELECT pg_notify($2, $3) FROM changed;
 WITH moment AS MATERIALIZED (
     SELECT {schema}.clock() AS now
 ), asked AS MATERIALIZED (
-    SELECT sha256(convert_to(name, 'UTF8')) AS key, place
-    FROM unnest($1::text[]) WITH ORDINALITY AS a (name, place)
+    SELECT sha256(pg_catalog.convert_to(name, 'UTF8')) AS key, place
+    FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS a (name, place)
 )
 SELECT kept.token, kept.holder, kept.expires_at - now AS remaining, kept.metadata, kept.resign_asked
 FROM moment, asked LEFT JOIN LATERAL (

@@ -3,8 +3,10 @@
 -- They work with the tables of version 4. One call of a function is one step: it is done as a whole, or not at all.
 --
 -- Parameters begin with p_, variables with v_. "v_now" is read once in each call.
--- The settings at their heads fix the plans: through each table there is one right way, by its index, also where a plan
--- was made when the table was empty, and it is full now.
+-- The settings at their heads ("path", "plans") hold for what they call, too: so functions whose names begin with "_", which
+-- clients don't call, need none. Both fix the search path, so that names are PostgreSQL's own. "plans" fixes the plans as
+-- well: through each table there is one right way, by its index, also where a plan was made when the table was empty, and
+-- it is full now.
 --
 -- Rows are joined by number as "m.seq BETWEEN a.seq AND a.seq". Joined by "=", the index would serve for its order as well:
 -- with statistics of a moment with few messages, the planner then walks through all of the index, and so through all

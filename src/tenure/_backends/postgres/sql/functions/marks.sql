@@ -160,7 +160,7 @@ $$;
 
 -- Return the transactions that write to queues just now.
 CREATE OR REPLACE FUNCTION {schema}.writers() RETURNS text[]
-LANGUAGE sql AS $$
+LANGUAGE sql {path} AS $$
     SELECT coalesce(array_agg(DISTINCT virtualtransaction), '{}')
     FROM pg_locks
     WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'

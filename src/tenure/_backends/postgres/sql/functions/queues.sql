@@ -35,7 +35,7 @@ $$;
 -- Create a queue, if there is none of this name. Otherwise the first transaction that sends to it creates it, and others
 -- that would be the first wait for its end.
 CREATE OR REPLACE FUNCTION {schema}.declare(queue text) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql {path} AS $$
 BEGIN
     PERFORM {schema}._check_name(queue), {schema}._queue(queue);
 END
@@ -52,7 +52,7 @@ CREATE OR REPLACE FUNCTION {schema}.declare_settings(
     dead_retention double precision, max_locked bigint, rate_count bigint, rate_seconds double precision,
     session_rate_count bigint, session_rate_seconds double precision, paused boolean
 )
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql {path} AS $$
 #variable_conflict use_column
 DECLARE
     v_queue integer := {schema}._queue(p_queue);
@@ -99,7 +99,7 @@ CREATE OR REPLACE FUNCTION {schema}.declare_settings(
     lock double precision, max_deliveries integer, dedupe_window double precision, body_max bigint,
     dead_retention double precision
 )
-LANGUAGE sql AS $$
+LANGUAGE sql {path} AS $$
     SELECT s.lock, s.max_deliveries, s.dedupe_window, s.body_max, s.dead_retention
     FROM {schema}.declare_settings(
         p_queue, p_settings, p_only_undeclared, p_lock, p_max_deliveries, p_dedupe_window, p_body_max, p_dead_retention,
@@ -176,7 +176,7 @@ $$;
 
 -- Note when a queue may be deleted if it is empty.
 CREATE OR REPLACE FUNCTION {schema}.delete_when_idle(p_queue text, p_seconds double precision) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql {path} AS $$
 DECLARE
     v_queue integer := {schema}._queue(p_queue);
 BEGIN

@@ -147,7 +147,7 @@ CREATE OR REPLACE FUNCTION {schema}.send(
     at timestamptz DEFAULT NULL, expires_in double precision DEFAULT NULL, session text DEFAULT NULL,
     priority integer DEFAULT 0, reply_to text DEFAULT NULL, correlation_id text DEFAULT NULL
 ) RETURNS text
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql {path} AS $$
 DECLARE
     v_numbers bigint[];
     v_most bigint;

@@ -79,7 +79,7 @@ $$;
 
 -- Note the name of a process, for those who look at its locks.
 CREATE OR REPLACE FUNCTION {schema}.note_process(p_origin bigint, p_name text) RETURNS void
-LANGUAGE sql AS $$
+LANGUAGE sql {path} AS $$
     INSERT INTO {schema}.process AS p (origin, name, seen_at) VALUES (p_origin, p_name, {schema}.clock())
     ON CONFLICT (origin) DO UPDATE SET name = excluded.name, seen_at = excluded.seen_at
 $$;
