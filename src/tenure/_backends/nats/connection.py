@@ -240,7 +240,10 @@ class Connection:
             NoJetStream: Nothing listens to *subject*.
             Disconnected: The connection was lost first.
         """
-        return checked(await (await self.begin(subject, body, headers)))
+        answer = await (await self.begin(subject, body, headers))
+        if has_no_stream(answer):
+            raise NoJetStream(subject)
+        return answer
 
     async def request_all(self, requests: Sequence[tuple[str, bytes, Headers | None]]) -> list[Msg]:
         """Send many requests, and return their answers in order, also those of ``has_no_stream``.
@@ -342,10 +345,3 @@ def _of_tls(error: Exception) -> Exception | None:
 def has_no_stream(message: Msg) -> bool:
     """Whether *message* says that nothing listens to the subject of the request."""
     return not message.data and status_of(message) == NO_RESPONDERS
-
-
-def checked(message: Msg) -> Msg:
-    """Return *message*, unless it says that nothing listens to the subject of the request."""
-    if has_no_stream(message):
-        raise NoJetStream
-    return message

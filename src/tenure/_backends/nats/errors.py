@@ -59,7 +59,10 @@ class BadAnswer(Exception):
 
 
 class NoJetStream(Exception):
-    """Nothing answers to requests for JetStream: it is not enabled, or not for this user, or for this domain."""
+    """Nothing answers to requests for JetStream: it is not enabled, or not for this user, or for this domain.
+
+    Its text is the subject of the request, if that is known.
+    """
 
 
 def is_wrong_sequence(error: Refusal) -> bool:
@@ -98,9 +101,10 @@ def translate(
         case BadLoginFile():
             return lasting(f"{text}, so there is no login for {address}")
         case NoJetStream():
+            asked = f": nothing answers to {str(error)!r}" if str(error) else ""
             return lasting(
-                f"{address} has no JetStream for this user; start it with -js, enable it for the account, or name its "
-                "domain by the option domain"
+                f"{address} has no JetStream for this user{asked}; start it with -js, enable it for the account, "
+                "let the account import what is missing, or name its domain by the option domain"
             )
         case TooLarge():
             return Unavailable(

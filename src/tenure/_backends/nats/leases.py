@@ -375,7 +375,7 @@ class NatsLeases:
                     return None  # the bucket was deleted, or has no leader: reading it will tell
             else:
                 return int(answer["seq"])
-        raise Refusal(NO_LEADER, f"no server takes messages for the stream {self._stream}")
+        raise Refusal(NO_LEADER, f"no server takes {subject!r}, or this user's account does not import it")
 
     async def _require_one_replica(self, connection: Connection) -> None:
         """Refuse a bucket that is kept on several servers, of a version on which one name may be granted twice."""
@@ -441,7 +441,8 @@ class NatsLeases:
     def _changed_too_often(self, name: str) -> Unavailable:
         return Unavailable(
             f"the lease {name!r} was changed {TRIES} times while it was written, or {self._client.address} has no "
-            f"leader for the bucket {self._bucket!r}; tenure tries again"
+            f"leader for the bucket {self._bucket!r}, or this user's account does not import "
+            f"{self._subject_of(name)!r}; tenure tries again"
         )
 
 

@@ -95,7 +95,7 @@ class Inbox:
         if len(self._messages) < self._wanted:
             self._connection.check()
         if status == NO_RESPONDERS and not self._messages:
-            raise NoJetStream
+            raise NoJetStream(subject)
         messages, self._messages, self._complete = self._messages, [], None
         return messages, status
 
