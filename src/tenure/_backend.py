@@ -436,11 +436,12 @@ class Backend:
     async def migrate(self) -> str:
         """Create or upgrade the schema that the store needs, if it needs one; return a text that says which.
 
-        Any number of processes may do it at once, and again.
+        On RabbitMQ, it declares what delayed messages go through, for users who may not. Any number of processes may do
+        it at once, and again.
 
         Raises:
             ConfigError: The schema is newer than this tenure, or the user may not create it.
-            Unavailable: The store could not be asked. Then nothing has changed.
+            Unavailable: The store could not be asked. Then nothing has changed; RabbitMQ may have a part of it.
         """
         renewal_thread, opened = self._connection.require_open()
         migrate: Callable[[], Coroutine[Any, Any, object]] | None = getattr(opened, "migrate", None)

@@ -26,7 +26,8 @@ from tenure._one_line import one_line
 def command(ctx: click.Context, address: str | None, on: str | None, as_sql: bool, since: int | None) -> int:
     """Create or upgrade the schema in the store at URL. If it is up to date, nothing is changed.
 
-    PostgreSQL needs this once, and after an upgrade of tenure; the URL's option schema=NAME names the schema. Ends with
+    PostgreSQL needs this once, and after an upgrade of tenure; the URL's option schema=NAME names the schema. RabbitMQ
+    needs it if users have only the rights of docs/rabbitmq.md: it declares what delayed messages go through. Ends with
     0 once the schema is up to date, with 69 if the store can't be reached, and with 78 if the schema may not be changed
     or is newer than this tenure.
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 pytest.importorskip("aiormq")
 
+import aiormq
+from aiormq.abc import AbstractChannel
+
 import tenure
+from tenure._backends.rabbitmq.delays import LEVELS, STEP
+from tenure._backends.rabbitmq.names import DUE, GONE, delay_name
 from tests.docs.pages import commands
-from tests.durations import until
+from tests.durations import PATIENCE, until
 from tests.servers import RabbitMQ, private
 from tests.servers.rabbitmq import ROOT, US
 from tests.stores.rights import Act, acting, refused
@@ -26,8 +31,8 @@ def order(server: RabbitMQ, line: str) -> None:
     if act == "add_user":
         server.order(f'rabbit_auth_backend_internal:add_user(<<"{user}">>, {texts}, {US})')
     else:
-        assert act == "set_permissions"
-        server.order(f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, {ROOT}, {texts}, {US})')
+        assert act in ("set_permissions", "set_topic_permissions")
+        server.order(f'rabbit_auth_backend_internal:{act}(<<"{user}">>, {ROOT}, {texts}, {US})')
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,28 @@ def server() -> Iterator[RabbitMQ]:
         asyncio.run(prepare(own))
         for line in commands("docs/rabbitmq.md", "Rights", "rabbitmqctl").splitlines():
             order(own, line)
+        asyncio.run(check_that_delays_are_missing(own))
+        asyncio.run(migrate(own))
         yield own
+
+
+async def check_that_delays_are_missing(server: RabbitMQ) -> None:
+    """Check what a producer is told whose delays nobody has made."""
+    async with acting(url_of(server, "producer")) as backend:
+        await refused(
+            backend,
+            lambda backend: backend.queue("orders").send(b"later", delay=3600),
+            "refused for user 'producer'",
+            "access to exchange 'tenure:",
+            "tenure migrate",
+        )
+
+
+async def migrate(server: RabbitMQ) -> None:
+    """Make what delayed messages go through, twice."""
+    async with acting(server.url) as owner:
+        assert "tenure:delay:" in await owner.migrate()
+        assert await owner.migrate()
 
 
 def url_of(server: RabbitMQ, user: str) -> str:
@@ -98,8 +124,15 @@ REFUSED: dict[str, tuple[str, Act]] = {
     "a producer reads dead letters": ("producer", lambda backend: backend.queue("others").dead_letters.peek()),
     "a producer purges": ("producer", lambda backend: backend.queue("orders").purge()),
     "a producer declares": ("producer", lambda backend: backend.queue("orders").declare(lock=99)),
+    "a producer deletes": ("producer", lambda backend: backend.queue("orders").delete(force=True)),
     "a producer makes a queue": ("producer", lambda backend: backend.queue("fresh").send(b"x")),
     "a consumer receives elsewhere": ("consumer", lambda backend: backend.queue("others").receive()),
+    "a consumer deletes": ("consumer", lambda backend: backend.queue("orders").delete(force=True)),
+    "a consumer reads dead letters elsewhere": (
+        "consumer",
+        lambda backend: backend.queue("others").dead_letters.peek(),
+    ),
+    "a consumer purges elsewhere": ("consumer", lambda backend: backend.queue("others").purge()),
     "a consumer peeks elsewhere": ("consumer", lambda backend: backend.queue("others").peek()),
     "a consumer declares": ("consumer", lambda backend: backend.queue("orders").declare(lock=99)),
     "a consumer makes a queue": ("consumer", lambda backend: backend.queue("fresh").send(b"x")),
@@ -111,3 +144,82 @@ async def test_all_else_is_refused_with_the_name_of_the_queue(server: RabbitMQ, 
     user, act = REFUSED[what]
     async with acting(url_of(server, user)) as backend:
         await refused(backend, act, f"refused for user '{user}'", "access to queue '", "rabbitmqctl set_permissions")
+
+
+# --- delayed messages ---
+
+
+async def test_delayed_messages_come(server: RabbitMQ) -> None:
+    async with (
+        acting(server.url) as owner,
+        acting(url_of(server, "producer")) as producer,
+        acting(url_of(server, "consumer")) as consumer,
+    ):
+        await owner.queue("orders").purge()
+        await producer.queue("orders").send(b"delayed", delay=0.05)
+        [message] = await consumer.queue("orders").receive(wait=PATIENCE)
+        assert message.body == b"delayed"
+        await message.abandon(delay=0.1)
+        [again] = await consumer.queue("orders").receive(wait=PATIENCE)
+        assert (again.body, again.delivery_count) == (b"delayed", 2)
+        await again.complete()
+
+
+async def test_a_delay_may_have_any_length(server: RabbitMQ) -> None:
+    async with acting(url_of(server, "producer")) as producer:
+        for level in (0, 1, LEVELS - 1):
+            await producer.queue("orders").send(b"later", delay=STEP * 2**level)
+
+
+OTHERS = delay_name(LEVELS - 1)
+KEY = ".".join(["*"] * LEVELS)
+
+FORBIDDEN: dict[str, Callable[[AbstractChannel], Awaitable[object]]] = {
+    "reads delayed messages": lambda channel: channel.basic_get(OTHERS),
+    "receives delayed messages": lambda channel: channel.basic_consume(OTHERS, ignore),
+    "purges delayed messages": lambda channel: channel.queue_purge(OTHERS),
+    "deletes delayed messages": lambda channel: channel.queue_delete(OTHERS),
+    "reads messages of deleted queues": lambda channel: channel.basic_get(GONE),
+    "deletes messages of deleted queues": lambda channel: channel.queue_delete(GONE),
+    "deletes an exchange of delays": lambda channel: channel.exchange_delete(OTHERS),
+    "deletes the last exchange": lambda channel: channel.exchange_delete(DUE),
+    "copies what others send with a delay": lambda channel: channel.queue_bind("orders", OTHERS, "#"),
+    "copies what is due for others": lambda channel: channel.queue_bind("orders", DUE, f"{KEY}.others"),
+    "copies what is due for all": lambda channel: channel.queue_bind("orders", DUE, "#"),
+    "ends what is due for others": lambda channel: channel.queue_unbind("others", DUE, f"{KEY}.others"),
+    "leads delayed messages elsewhere": lambda channel: channel.exchange_bind(DUE, OTHERS, "#"),
+}
+
+
+async def ignore(message: object) -> None:
+    """Do nothing with a message."""
+
+
+@pytest.mark.parametrize("user", ["producer", "consumer"])
+@pytest.mark.parametrize("what", FORBIDDEN)
+async def test_nobody_takes_the_delayed_messages_of_other_queues(server: RabbitMQ, user: str, what: str) -> None:
+    connection = await aiormq.connect(url_of(server, user))
+    try:
+        channel = await connection.channel()
+        with pytest.raises(aiormq.ChannelAccessRefused, match=f"refused for user '{user}'"):
+            await FORBIDDEN[what](channel)
+    finally:
+        await connection.close()
+
+
+async def test_a_right_to_bind_without_topics_gets_copies_of_all(server: RabbitMQ) -> None:
+    """Why the page has topic permissions."""
+    connection = await aiormq.connect(url_of(server, "producer"))
+    try:
+        order(server, "rabbitmqctl set_topic_permissions producer tenure:due '^$' '.*'")
+        channel = await connection.channel()
+        await FORBIDDEN["copies what is due for others"](channel)
+        await channel.queue_unbind("orders", DUE, f"{KEY}.others")
+    finally:
+        await connection.close()
+        [line] = [
+            line
+            for line in commands("docs/rabbitmq.md", "Rights", "rabbitmqctl").splitlines()
+            if line.startswith("rabbitmqctl set_topic_permissions producer")
+        ]
+        order(server, line)

@@ -44,6 +44,11 @@ class RabbitBackend:
         """Return facts about the server."""
         return await diagnose(self._client, self.broker)
 
+    async def migrate(self) -> str:
+        """Declare what delayed messages go through; else, each sender declares what it needs."""
+        await self.broker.make_delays()
+        return f"{self._client.url} has all that delayed messages go through: exchanges and queues named tenure:delay:…"
+
     async def close(self) -> None:
         """Close every connection."""
         await close_in_order(self.broker.close, self._client.close)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 Purpose = Literal["sending", "receiving"]
 """The server stops reading from connections that send when it is short of memory or disk: verdicts have another one."""
 
-NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 405, 406
+ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
 """Reply codes of AMQP that callers handle."""
 
 CLOSE_WITHIN = 2.0

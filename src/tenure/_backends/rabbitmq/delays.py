@@ -11,6 +11,9 @@ queue dead-letters it, at least once, to the next exchange. The last one knows t
 
 A message whose queue was deleted meanwhile goes to a queue in which it ends: without one, the server would try again
 and again to dead-letter it, and behind 32 such, all others of the level would wait.
+
+Who may declare and bind these queues may also delete them, and read what is in them, of all queues. So a user without
+these rights uses what another one has made, completely: the last that is made is an exchange which says so.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from typing import Any
 
 from aiormq import spec
 
-from tenure._backends.rabbitmq.client import Client
-from tenure._backends.rabbitmq.names import DUE, GONE, amqp_name, delay_name
+from tenure._backends.rabbitmq.client import ACCESS_REFUSED, NOT_FOUND, Client
+from tenure._backends.rabbitmq.errors import ChannelLost
+from tenure._backends.rabbitmq.names import ALL_DELAYS, DUE, GONE, amqp_name, delay_name
 from tenure.errors import ConfigError
 
 STEP = 0.05
@@ -70,6 +74,51 @@ class Delays:
             ChannelLost: There is no such queue.
         """
         top = max(steps).bit_length() - 1
+        levels = {level for level in range(top + 1) if any(one >> level & 1 for one in steps)}
+        if missing := self._missing(top, levels):
+            try:
+                await self._client.request(*missing)
+            except ChannelLost as error:
+                if error.code != ACCESS_REFUSED:
+                    raise
+                await self._require_all(error)
+                top, levels = LEVELS - 1, set(range(LEVELS))
+            self._note(top, levels)
+        # Each time: its binding is deleted with a queue, and another process may do that.
+        name = amqp_name(queue)
+        bind = spec.Queue.Bind(0, name, DUE, "*." * LEVELS + name)  # not "#.": a name may end with another
+        await self._client.request(bind)
+        return {one: delay_name(one.bit_length() - 1) for one in steps}
+
+    async def make(self, level: int) -> None:
+        """Declare a *level*, and the exchanges below it; with the highest one, note that all are there.
+
+        To be called for one level after the other.
+        """
+        methods = self._missing(level, {level})
+        if level == LEVELS - 1:
+            methods.append(_all_are_made(passive=False))
+        await self._client.request(*methods)
+        self._note(level, {level})
+
+    async def _require_all(self, refused: ChannelLost) -> None:
+        """Check that all exchanges and queues are there, which this user may not declare: that was *refused*."""
+        levels = [delay_name(level) for level in range(LEVELS)]
+        methods = [
+            _all_are_made(passive=True),
+            *(spec.Exchange.Declare(0, name, passive=True) for name in (DUE, GONE, *levels)),
+            *(spec.Queue.Declare(0, name, passive=True) for name in (GONE, *levels)),
+        ]
+        try:
+            await self._client.request(*methods)
+        except ChannelLost as error:
+            if error.code != NOT_FOUND:
+                raise
+            advice = "for delays, a user with all rights must run 'tenure migrate' once"
+            raise ChannelLost(refused.code, f"{refused.text} ({advice})") from error
+
+    def _missing(self, top: int, levels: Collection[int]) -> list[Any]:
+        """Return what declares the exchanges up to *top*, and the queues of *levels*, that aren't known to be there."""
         methods: list[Any] = []
         if self._top < 0:
             gone: dict[str, Any] = {
@@ -89,8 +138,7 @@ class Delays:
                 spec.Exchange.Declare(0, name, "topic", durable=True),
                 spec.Exchange.Bind(0, _next(level), name, _pattern(level, 0)),
             ]
-        levels = {level for level in range(top + 1) if any(one >> level & 1 for one in steps)}
-        for level in levels - self._levels:
+        for level in sorted(set(levels) - self._levels):
             name = delay_name(level)
             arguments: dict[str, Any] = {
                 "x-queue-type": "quorum",
@@ -103,18 +151,20 @@ class Delays:
                 spec.Queue.Declare(0, name, durable=True, arguments=arguments),
                 spec.Queue.Bind(0, name, name, _pattern(level, 1)),
             ]
-        # Each time: its binding is deleted with a queue, and another process may do that.
-        name = amqp_name(queue)
-        methods.append(spec.Queue.Bind(0, name, DUE, "*." * LEVELS + name))  # not "#.": a name may end with another
-        await self._client.request(*methods)
+        return methods
+
+    def _note(self, top: int, levels: Collection[int]) -> None:
         self._top = max(self._top, top)
-        self._levels |= levels
-        return {one: delay_name(one.bit_length() - 1) for one in steps}
+        self._levels |= set(levels)
 
     def forget(self) -> None:
         """Note that exchanges and queues may be gone."""
         self._levels.clear()
         self._top = -1
+
+
+def _all_are_made(*, passive: bool) -> spec.Exchange.Declare:
+    return spec.Exchange.Declare(0, ALL_DELAYS, "fanout", passive=passive, durable=True, internal=True)
 
 
 def _next(level: int) -> str:

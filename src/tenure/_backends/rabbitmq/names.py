@@ -23,6 +23,8 @@ PROBE = f"{OURS}probe"
 """A routing key that leads nowhere."""
 DUE = f"{OURS}due"
 """The exchange at which messages arrive whose delay has ended."""
+ALL_DELAYS = f"{OURS}delays"
+"""An exchange to which nobody publishes: where it is, all exchanges and queues of delays are."""
 GONE = f"{OURS}gone"
 """The exchange and the queue of those whose own queue was deleted meanwhile."""
 

@@ -24,7 +24,7 @@ from typing import Any
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
-from tenure._backends.rabbitmq.delays import STEP, Delays, steps_of
+from tenure._backends.rabbitmq.delays import LEVELS, STEP, Delays, steps_of
 from tenure._backends.rabbitmq.errors import TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
@@ -159,6 +159,16 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         with suppress(Exception):  # the server gives it back then, counted
             await self._client.run(close, within=2.0, to_end=True)
         self._client.call_home(self._receipts.close)
+
+    async def make_delays(self) -> None:
+        """Declare all that delayed messages go through, for users who may not.
+
+        Raises:
+            ConfigError: This user may not, either.
+            Unavailable: There was no answer.
+        """
+        for level in range(LEVELS):
+            await self._client.run(partial(self._delays.make, level))
 
     # --- queues ---
 
