@@ -93,6 +93,7 @@ FULL = [
     "stores/etcd/test_members.py",
     "stores/nats/test_cluster_lease_suites.py",
     "stores/nats/test_cluster_queue_suites.py",
+    "stores/nats/test_cluster_rights.py",
     "stores/peers/test_cut.py",
     "stores/redis/test_cluster.py",
     "stores/redis/test_cluster_suites.py",
