@@ -60,7 +60,7 @@ IMPORTED = {
 """What can be imported with each extra; the empty name is the bare library."""
 
 
-FOR_DEVELOPERS = {"test", "interop", "dev", "bench"}
+FOR_DEVELOPERS = {"test", "interop", "lookalike", "dev", "bench"}
 
 
 @dataclass(frozen=True)

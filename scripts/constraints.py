@@ -25,7 +25,7 @@ from scripts.install import BUILD, HASHES, LOWEST_HASHES
 FILES = {HASHES: ROOT / "constraints" / "dev.txt", LOWEST_HASHES: ROOT / "constraints" / "lowest.txt"}
 """The files that are written, each from the one that pins the versions."""
 
-EXTRAS = [*FOR_USERS, "all", "test", "dev"]
+EXTRAS = [*FOR_USERS, "all", "lookalike", "test", "dev"]
 TOOLS = ["hatchling", "editables"]
 """What builds tenure."""
 

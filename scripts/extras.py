@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-FOR_DEVELOPERS = {"test", "interop", "dev", "bench"}
+FOR_DEVELOPERS = {"test", "interop", "lookalike", "dev", "bench"}
 FOR_USERS = sorted(EXTRAS.keys() - FOR_DEVELOPERS - {"all"})
 """The extras for users, one by one; `all` has all of them."""
 

@@ -41,6 +41,7 @@ class Plan:
 
     tests: Sequence[str]
     hashes: str
+    extras: Sequence[str] = ("all", "test")
     suffix: str = ""
 
 
@@ -54,7 +55,12 @@ def main(arguments: list[str]) -> int:
     if "--lowest" in ours:
         versions, plan = (
             named or supported()[:1],
-            Plan([*STORES, *more], merged(hashes, LOWEST_HASHES.read_text(encoding="utf-8")), "-lowest"),
+            Plan(
+                [*STORES, *more],
+                merged(hashes, LOWEST_HASHES.read_text(encoding="utf-8")),
+                ("all", "lookalike", "test"),
+                "-lowest",
+            ),
         )
     else:
         versions, plan = named or supported(), Plan([*QUICK, *more], hashes)
@@ -135,7 +141,7 @@ def passes(python: str, plan: Plan) -> tuple[bool, str]:
     asks = [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     version = subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()
     venv = ROOT / f".venv-{version}{plan.suffix}"
-    installed, output = environment(venv, python, plan.hashes)
+    installed, output = environment(venv, python, plan)
     if not installed:
         return False, output
     path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -143,10 +149,10 @@ def passes(python: str, plan: Plan) -> tuple[bool, str]:
     return run(line, {"PATH": path})
 
 
-def environment(venv: Path, python: str, hashes: str) -> tuple[bool, str]:
+def environment(venv: Path, python: str, plan: Plan) -> tuple[bool, str]:
     """Install what the tests need into *venv*, unless the same interpreter and files have already been installed."""
     stamp = venv / ".stamp"
-    made_of = hashlib.sha256(((ROOT / "pyproject.toml").read_text() + hashes).encode()).hexdigest()
+    made_of = hashlib.sha256(((ROOT / "pyproject.toml").read_text() + plan.hashes).encode()).hexdigest()
     wanted = f"{python} {made_of}\n"
     if stamp.is_file() and stamp.read_text() == wanted:
         return True, ""
@@ -154,7 +160,8 @@ def environment(venv: Path, python: str, hashes: str) -> tuple[bool, str]:
     made, output = run([python, "-m", "venv", "--clear", str(venv)], {})
     if not made:
         return False, output
-    installed, output = install(str(venv / "bin" / "python"), ["all", "test"], hashes, "--editable", ".[all,test]")
+    line = ["--editable", f".[{','.join(plan.extras)}]"]
+    installed, output = install(str(venv / "bin" / "python"), plan.extras, plan.hashes, *line)
     if installed:
         stamp.write_text(wanted)
     return installed, output

@@ -25,7 +25,7 @@ pytest.importorskip("nats")
 pytest.importorskip("redis")
 
 import certifi
-from aiohttp import connector
+from aiohttp import TCPConnector
 
 from tenure._backends import postgres
 from tenure._backends.postgres.address import dsn_of
@@ -289,7 +289,13 @@ async def test_a_failure_of_tls_is_told_as_such(
 
 def _trust_and_name(monkeypatch: pytest.MonkeyPatch, ca: Path, at: str) -> None:
     """Let the stores without an option for it trust an authority, and find the listener."""
-    monkeypatch.setattr(connector, "_SSL_CONTEXT_VERIFIED", ssl.create_default_context(cafile=str(ca)))
+    context, context_for = ssl.create_default_context(cafile=str(ca)), TCPConnector._get_ssl_context
+
+    def trusting(connector: TCPConnector, request: Any) -> ssl.SSLContext | None:
+        found = context_for(connector, request)
+        return context if found is not None and request.ssl is True else found
+
+    monkeypatch.setattr(TCPConnector, "_get_ssl_context", trusting)
     monkeypatch.setattr(certifi, "where", lambda: str(ca))
     endpoints = f"BlobEndpoint=https://{at}/mine;QueueEndpoint=https://{at}/mine"
     monkeypatch.setenv("AZURE", f"AccountName=mine;AccountKey=AAAA;{endpoints}")
