@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
 
 from tenure._queue.broker import EVERYTHING, Claim, Selection
-from tenure._queue.checks import check_count, check_name, check_sequences
+from tenure._queue.checks import COUNT_MAX, check_count, check_name, check_sequences
 from tenure._queue.context import QueueContext
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage
@@ -139,17 +139,23 @@ class DeadLetters:
     async def _chosen(self, which: Selection, where: Filter | None, limit: int | None) -> Selection:
         if where is None:
             return which
-        meant: dict[int, str] = {}
+        meant: list[tuple[int, str]] = []
         async for letter in self._all(which):
             if where(letter):
-                meant[letter.sequence] = letter.id
+                meant.append((letter.sequence, letter.id))
                 if len(meant) == limit:
                     break
         # By both: where notes of others are believed, two letters may have one sequence.
-        return replace(EVERYTHING, sequences=frozenset(meant), ids=frozenset(meant.values()))
+        sequences, ids = (frozenset(one) for one in zip(*meant, strict=True)) if meant else (frozenset(), frozenset())
+        return replace(EVERYTHING, sequences=sequences, ids=ids)
 
     async def _all(self, which: Selection) -> AsyncGenerator[DeadMessage, None]:
-        while page := await self._context.broker.peek_dead(self._context.name, which, PAGE):
+        broker, name = self._context.broker, self._context.name
+        if broker.traits.order == "impossible":  # one that comes later may have a lower sequence, or an equal one
+            for letter in await broker.peek_dead(name, which, COUNT_MAX):
+                yield letter
+            return
+        while page := await broker.peek_dead(name, which, PAGE):
             for letter in page:
                 yield letter
             which = replace(which, after=page[-1].sequence)

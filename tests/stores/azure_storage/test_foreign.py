@@ -24,6 +24,7 @@ from azure.storage.queue import QueueMessage
 
 import tenure
 from tenure._backends.azure_storage import leases as leases_module
+from tenure._backends.azure_storage import removal
 from tenure._backends.azure_storage import settings as settings_module
 from tenure._backends.azure_storage.client import Account
 from tenure._backends.azure_storage.fence import Fence
@@ -37,7 +38,7 @@ from tenure._backends.azure_storage.settings import _declared, _in_force
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable
 from tenure._lease import Granted, HeldBy, Lost, Vacant
-from tenure._queue.broker import EVERY_LIVE, EVERYTHING, QueueSettings
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, QueueSettings, Selection
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.message import HISTORY_MAX, MAX_DELIVERIES, Attempt, Delivery
 from tenure._queue.outgoing import Outgoing
@@ -511,6 +512,22 @@ async def test_forged_moves_keep_no_message_from_its_consumer_and_touch_no_lock(
         assert got[b"last"].delivery_count == 1
         assert all(one.delivery_count == 1 for one in got.values()), "none but those that were never received"
         assert await broker.settle([Settlement(held, COMPLETE)]) == [SETTLED]
+
+
+async def test_pages_of_odd_dead_letters_hide_none_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are locked at once; Azure shows only 32 without a lock."""
+    monkeypatch.setattr(removal, "PAGE", 3)
+    async with opened() as backend:
+        broker, queue = backend.broker, "odd-pages"
+        odd = [text_of(b"%d" % n, history=[5], before=7, sequence=17, reason="", moving=True) for n in range(7)]
+        await opened_queue(broker, queue, *odd, text_of(b"good", id="good", reason="why"), dead=True)
+        only = Selection(ids=frozenset({"good"}))
+        assert await broker.redrive(queue, only, None) == 1
+        assert (await received(broker, queue)).keys() == {b"good"}
+        with native(queue_of(queue) + POISON_SUFFIX) as client:
+            client.send_message(text_of(b"good", id="good", reason="why"))
+        assert await broker.purge(queue, only, None) == 1
+        assert await broker.purge(queue, EVERYTHING, None) == len(odd)
 
 
 async def test_a_letter_with_a_forged_move_is_redriven_to_be_delivered() -> None:

@@ -49,7 +49,7 @@ from tenure._backends.nats.storing import PUT_OFF_MAX, locks_for
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable
 from tenure._lease import TOKEN_MAX, Granted, HeldBy, Lost, NoAnswer, Vacant
-from tenure._queue.broker import EVERY_LIVE, EVERYTHING
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Selection
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.headers import HEADERS_MAX
 from tenure._queue.message import HISTORY_MAX, Delivery
@@ -484,6 +484,28 @@ async def test_a_message_without_room_for_notes_disturbs_no_other(
     assert answers[1] == Settled()
     found = (await broker.peek("orders", EVERY_LIVE, 9))[0]
     assert found.body == b"last"
+
+
+async def test_odd_dead_letters_hide_none_behind_them(backend: nats.NatsBackend, native: Driver) -> None:
+    """They are read one by one, and one may claim a higher sequence than those behind it, or the same."""
+    broker = backend.broker
+    await broker.send("orders", [Outgoing(b"ours")])
+    [ours] = await receive(broker)
+    subject = broker._places.place_of("orders$dead").subject
+    await settle(broker, ours, Abandon())
+    await broker._client.run(lambda connection: broker._places.make(connection, "orders$dead"))
+    for number in range(40):
+        sequence = ours.sequence if number % 2 else SEQUENCE_MAX - number
+        headers = stated(sequence=sequence, history=[5] * 9, deliveries=-1, reason=7)
+        await store(native, f"{subject}.=m.a{number}".encode(), headers, b"theirs")
+    [ours] = await receive(broker)
+    await settle(broker, ours, DeadLetter("bad"))
+    which = Selection(ids=frozenset({ours.id}), reason="bad")
+    assert [one.body for one in await broker.peek_dead("orders", which, 9)] == [b"ours"]
+    assert [one.body for one in await broker.peek_dead("orders", EVERYTHING, 99)].count(b"theirs") == 40
+    assert await broker.redrive("orders", which, None) == 1
+    assert [one.body for one in await receive(broker)] == [b"ours"]
+    assert await broker.purge("orders", EVERYTHING, None) == 40
 
 
 async def test_a_dead_letter_without_room_for_notes_disturbs_no_other(

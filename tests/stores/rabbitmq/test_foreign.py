@@ -24,7 +24,8 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from tenure._backends.rabbitmq import records
+import tenure
+from tenure._backends.rabbitmq import live, records
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.message_format import (
     EXPIRATION_MAX,
@@ -43,7 +44,8 @@ from tenure._backends.rabbitmq.records import Record
 from tenure._backends.rabbitmq.wire import Frames, unread
 from tenure._checks import LONGEST
 from tenure._foreign import RECORD_MAX
-from tenure._queue.broker import EVERYTHING
+from tenure._queue import dead_letters
+from tenure._queue.broker import EVERYTHING, Selection
 from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.headers import checked_headers
 from tenure._queue.identity import dead_letters_of
@@ -51,7 +53,7 @@ from tenure._queue.message import HISTORY_MAX, Attempt
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import GIVE_BACK, Abandon, DeadLetter, Settled, Settlement
 from tenure.errors import ConfigError, MessageRefused
-from tests.servers import RabbitMQ, url_of
+from tests.servers import RabbitMQ, patient, url_of
 from tests.stores.rabbitmq.opened import complete, opened, received, until_found
 
 NOW = 1_800_000_000.0
@@ -704,6 +706,31 @@ async def test_a_dead_letter_without_room_for_a_copy_keeps_no_other_from_being_p
         assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 9)] == [b"full"]
         assert {one.body for one in await claimed(broker, name, 2)} == {b"a", b"b"}
         assert await broker.purge(name, EVERYTHING, None) == 1
+
+
+async def test_letters_of_high_sequences_hide_none_that_died_after_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than are looked at together: a sequence says nothing about the place in the queue."""
+    monkeypatch.setattr(live, "PAGE", 5)
+    monkeypatch.setattr(dead_letters, "PAGE", 5)
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.declare(name, {})
+        high = [
+            (raw(table(**{"x-tenure-sequence": b"l" + struct.pack(">q", SEQUENCE_MAX - n)})), b"high")
+            for n in range(12)
+        ]
+        await publish(url_of(RabbitMQ), f"{name}:dead", *high, (raw(message_id=b"good"), b"good"))
+        async with tenure.connect(patient(url_of(RabbitMQ))) as backend:
+            letters = backend.queue(name).dead_letters
+            assert [one.id for one in await letters.peek(where=lambda one: one.body == b"good")] == ["good"]
+            assert await letters.redrive(where=lambda one: one.body == b"good") == 1
+        assert [one.body for one in await claimed(broker, name, 1)] == [b"good"]
+        await publish(url_of(RabbitMQ), f"{name}:dead", (raw(message_id=b"good"), b"good"))
+        only = Selection(ids=frozenset({"good"}))
+        assert await broker.redrive(name, only, None, dry_run=True) == 1
+        assert await broker.purge(name, only, None) == 1
+        assert await broker.purge(name, EVERYTHING, None) == len(high)
 
 
 async def test_what_only_we_can_hold_is_sent_and_put_back(name: str) -> None:

@@ -18,7 +18,7 @@ from tenure._backends.redis.settings import settings_of
 from tenure._backends.redis.tokens import holder_of
 from tenure._checks import LONGEST
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Vacant
-from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Claim, NoSession
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Claim, NoSession, Selection
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import HISTORY_MAX, Attempt, Delivery, Died, SessionLock
@@ -250,6 +250,25 @@ async def test_a_listing_of_dead_letters_ends_whatever_their_scores_are(server: 
     assert await server.broker.redrive(server.queue, EVERYTHING, None, dry_run=True) == 3
     assert await server.broker.redrive(server.queue, EVERYTHING, None) == 3
     assert sorted(bodies(await server.receive())) == [b"a", b"b", b"c"]
+
+
+async def test_pages_of_unreadable_dead_letters_hide_none_behind_them(server: Server) -> None:
+    """Three parts of a listing, and the last of a part is just before a letter."""
+    await server.send(*[b"x"] * 300, b"good", b"last")
+    received = [one for _ in range(4) for one in await server.receive(100)]
+    await server.broker.settle([Settlement(one, DeadLetter("because")) for one in received])
+    await server.forget(*range(1, 151))
+    for sequence in range(151, 301):
+        await server.set("death", sequence, "[")
+    await server.native.zremrangebyscore(f"{server.base}dead", 1, 300 - 128)  # the first part is full
+    await server.native.zrem(f"{server.base}dead", "300")
+    await server.place("dead", text=300.5)
+    only = Selection(ids=frozenset({received[300].id}))
+    assert bodies(await server.broker.peek_dead(server.queue, only, 10)) == [b"good"]
+    assert bodies(await server.broker.peek_dead(server.queue, Selection(reason="because"), 10)) == [b"good", b"last"]
+    assert await server.broker.redrive(server.queue, only, None) == 1
+    assert bodies(await server.receive()) == [b"good"]
+    assert await server.broker.purge(server.queue, Selection(reason="because"), None) == 1
 
 
 async def test_deleted_messages_of_a_session_hold_up_none_behind_them(server: Server) -> None:

@@ -30,7 +30,7 @@ from proton import (
 )
 from proton import Message as ProtonMessage
 
-from tenure._backends.servicebus import amqp, links, places
+from tenure._backends.servicebus import amqp, links, looking, places, removal
 from tenure._backends.servicebus.administration import Administration, Entity
 from tenure._backends.servicebus.client import Namespace
 from tenure._backends.servicebus.codec import END_OF_TIME, Encoded, Incoming, bytes_of, incoming, state_in
@@ -55,7 +55,7 @@ from tenure._backends.servicebus.sending import ROOM
 from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable
-from tenure._queue.broker import EVERY_LIVE, EVERYTHING, QueueSettings
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, QueueSettings, Selection
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.failures import Failure
 from tenure._queue.message import HISTORY_MAX, MAX_DELIVERIES, Attempt
@@ -686,6 +686,29 @@ async def test_foreign_messages_disturb_no_others(server: ServiceBus, queue: str
         _is_as_sent(copy.message)
         await broker.settle([Settlement(one, COMPLETE) for one in again.values()])
         assert await broker.purge_live(queue, EVERY_LIVE) == 2
+
+
+async def test_pages_of_odd_dead_letters_hide_none_behind_them(
+    server: ServiceBus, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "PAGE", 3)
+    monkeypatch.setattr(removal, "ROUND", 3)
+    async with opened(server.url) as broker:
+        await broker.declare(queue, {"lock": 60.0})
+        await send_raw(broker, queue, *POISON)
+        odd = await claimed(broker, queue, len(POISON) + 2)
+        assert await broker.settle([Settlement(one, DeadLetter("bad", "")) for one in odd]) == [Settled()] * len(odd)
+        await sent(broker, queue, "good")
+        only = Selection(ids=frozenset({"good"}))
+        for _ in range(2):
+            [good] = await claimed(broker, queue, 1)
+            assert await broker.settle([Settlement(good, DeadLetter("bad", ""))]) == [Settled()]
+            assert [one.id for one in await broker.peek_dead(queue, EVERYTHING, 20)][-1] == "good"
+            assert await broker.redrive(queue, only, None) == 1
+        [good] = await claimed(broker, queue, 1)
+        assert await broker.settle([Settlement(good, DeadLetter("bad", ""))]) == [Settled()]
+        assert await broker.purge(queue, only, None) == 1
+        assert await broker.purge(queue, EVERYTHING, None) == len(odd)
 
 
 def _is_as_sent(message: Incoming) -> None:

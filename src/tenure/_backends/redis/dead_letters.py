@@ -71,8 +71,8 @@ class DeadLetters:
         before: Argument = "" if which.dead_before is None else math.ceil(which.dead_before * 1_000)
         if which.dead_for is not None:
             before = f"-{bounded(which.dead_for)}"
-        after = which.after
-        while left > 0 and after >= 0:
+        after: Argument = which.after
+        while left > 0 and after != -1:
             count, after, *more = await self._scripts.run(
                 "dead",
                 queue,

@@ -67,7 +67,7 @@ for i = 1, #letters, 2 do
         break
     end
     local sequence = letters[i]
-    go_on, seen = math.ceil(tonumber(letters[i + 1])), seen + 2
+    go_on, seen = letters[i + 1], seen + 2  -- as it came: rounded up, it would pass by the next one
     scores[sequence] = go_on
     if is_sequence(sequence) and is_selected(sequence) then
         selected[#selected + 1] = sequence
