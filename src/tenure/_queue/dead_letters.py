@@ -146,12 +146,11 @@ class DeadLetters:
                 if len(meant) == limit:
                     break
         # By both: where notes of others are believed, two letters may have one sequence.
-        sequences, ids = (frozenset(one) for one in zip(*meant, strict=True)) if meant else (frozenset(), frozenset())
-        return replace(EVERYTHING, sequences=sequences, ids=ids)
+        return replace(EVERYTHING, sequences=frozenset(one for one, _ in meant), ids=frozenset(one for _, one in meant))
 
     async def _all(self, which: Selection) -> AsyncGenerator[DeadMessage, None]:
         broker, name = self._context.broker, self._context.name
-        if broker.traits.order == "impossible":  # one that comes later may have a lower sequence, or an equal one
+        if broker.traits.order == "impossible":  # a later one may have a lower sequence, or an equal one
             for letter in await broker.peek_dead(name, which, COUNT_MAX):
                 yield letter
             return

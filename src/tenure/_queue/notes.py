@@ -109,18 +109,18 @@ def read_reason(value: object) -> str:
 
 
 def read_attempts(value: object) -> tuple[Attempt, ...]:
-    """Return the attempts in a list of objects or of rows ``[number, at, outcome, error]``, the newest ones.
+    """Return the newest attempts in a list of objects or rows ``[number, at, outcome, error]``.
 
-    An attempt that is unreadable is left out; fields and columns that a newer version may have added are, too.
+    An unreadable attempt is left out, and so are fields and columns of a newer version.
     """
     found = (read_or(_read_attempt, one, None) for one in a_list(value)[-HISTORY_MAX:])
     return tuple(one for one in found if one is not None)
 
 
 def read_before(value: object, history: object) -> int:
-    """Return how many of the attempts that are read of *history* are among its first *value* entries."""
-    entries = a_list(history)
-    return len(read_attempts(entries[max(0, len(entries) - HISTORY_MAX) : a_count(value)]))
+    """Return how many attempts are read of the first *value* entries of *history*."""
+    rows = a_list(history)
+    return len(read_attempts(rows[max(0, len(rows) - HISTORY_MAX) : a_count(value)]))
 
 
 def _read_attempt(value: object) -> Attempt:
