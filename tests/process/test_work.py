@@ -119,17 +119,27 @@ def test_what_a_message_says_reaches_the_command_as_data(setup: WorkerSetup) -> 
     assert not (setup.folder / "made").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit of one variable")
 def test_headers_that_fit_in_no_variable_fail_their_own_message_alone(setup: WorkerSetup) -> None:
+    room = 32 * os.sysconf("SC_PAGE_SIZE") - len("TENURE_HEADERS=") - 1
+    fills = room - len(json.dumps({"a": ""}))
     with tenure.sync.connect(setup.url) as backend:
-        queue = backend.queue("orders", max_deliveries=1)
-        queue.send(b"large", id="large", headers={"a": "\x01" * 30_000})  # as JSON, six times as long
+        queue = backend.queue("orders")
+        # As JSON, each of these characters has six bytes.
+        for name, more in (("fits", 0), ("large", 1)):
+            sixes, ones = divmod(fills + more, 6)
+            queue.send(name.encode(), id=name, headers={"a": "\x01" * sixes + "x" * ones})
         queue.send(b"small")
     worker = setup.work("--until-empty", "--", "sh", "-c", "cat >> said")
     assert worker.wait(PATIENCE) == 0
-    assert setup.said() == ["small"]
+    assert setup.said() == ["fitssmall"]
     with tenure.sync.connect(setup.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
-    assert letter.id == "large"
+    assert (letter.id, letter.delivery_count, letter.reason) == ("large", 1, "headers_too_large")
+    assert letter.description.startswith(
+        f"the headers have {room + 1:,} bytes as JSON, and the variable TENURE_HEADERS "
+    )
+    assert f"can hold {room:,}; " in letter.description
 
 
 # --- what a command writes to stderr -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +35,15 @@ TIMEOUT = 3_600.0
 
 LAST_LINE = 200
 """Characters of the last line of a command's stderr that are part of its failure's message."""
+
+
+VARIABLE_MAX: float = 32 * os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else math.inf
+"""Bytes of one variable that a program can be started with, its name and its end included. Other systems have a limit
+for all variables together only, which depends on the environment of this process."""
+
+
+HEADERS_TOO_LARGE = "headers_too_large"
+"""The reason of a dead letter whose headers fit in no variable."""
 
 
 class CommandFailed(Exception):
@@ -247,6 +257,19 @@ class WorkRun:
         return outcome
 
     def _environment(self, message: tenure.Message) -> dict[str, str]:
+        """Return the environment of the command for *message*.
+
+        Raises:
+            Reject: The headers fit in no variable, at no delivery.
+        """
+        headers = json.dumps(dict(message.headers)) if message.headers else None
+        room = VARIABLE_MAX - len("TENURE_HEADERS=") - 1
+        if headers is not None and len(headers) > room:
+            raise tenure.Reject(
+                HEADERS_TOO_LARGE,
+                f"the headers have {len(headers):,} bytes as JSON, and the variable TENURE_HEADERS of a command can "
+                f"hold {room:,.0f}; send fewer, or receive them by a function (--handler)",
+            )
         env = {
             "TENURE_QUEUE": message.queue,
             "TENURE_MESSAGE_ID": message.id,
@@ -255,7 +278,7 @@ class WorkRun:
             "TENURE_SESSION": message.session,
             "TENURE_CORRELATION_ID": message.correlation_id,
             "TENURE_REPLY_TO": message.reply_to,
-            "TENURE_HEADERS": json.dumps(dict(message.headers)) if message.headers else None,
+            "TENURE_HEADERS": headers,
         }
         return environment(self._url, env)
 
