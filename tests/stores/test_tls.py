@@ -130,9 +130,15 @@ def authority() -> Authority:
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def other_authority() -> Authority:
+    """Return an authority that the URL does not name."""
+    return Authority("another authority")
+
+
+@pytest.fixture(scope="module")
+def foreign(other_authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a server's certificate and key of an authority that the URL does not name."""
-    return Authority("another authority").issue(tmp_path_factory.mktemp("foreign"))
+    return other_authority.issue(tmp_path_factory.mktemp("foreign"))
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +198,18 @@ async def test_a_server_that_the_authority_has_not_signed_is_told_nothing(
 ) -> None:
     own = foreign if has_tls else None
     assert await told_to_a_foreign_server(asked, STORES[name], url, files, own) == []
+
+
+@pytest.mark.parametrize("name", STORES)
+async def test_an_authority_that_the_machine_trusts_is_not_trusted_beside_the_one_that_is_named(
+    files: dict[str, Path],
+    foreign: tuple[Path, Path],
+    other_authority: Authority,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(other_authority.certificate))
+    assert await told_to_a_foreign_server(asked, STORES[name], STORES[name].url, files, foreign) == []
 
 
 @pytest.mark.parametrize("has_tls", [True, False])

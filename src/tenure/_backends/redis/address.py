@@ -67,6 +67,11 @@ class Address:
     password: Secret | None
     is_tls: bool
 
+    @property
+    def uses_tls(self) -> bool:
+        """Whether any server on the way is asked by TLS."""
+        return self.is_tls
+
     def __str__(self) -> str:
         return f"{'rediss' if self.is_tls else 'redis'}://{self.host}:{self.port}/{self.database}"
 

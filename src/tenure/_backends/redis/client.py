@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -27,6 +28,7 @@ from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Scrip
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
+from tenure._tls_context import tls_context
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -204,6 +206,7 @@ class Client:
         self.warnings: tuple[Fact, ...] = require_readable(address, ca=options.ca, cert=options.cert, key=options.key)
         self.address = address
         self.options = options
+        self._tls: ssl.SSLContext | None = _tls_of(address, options) if address.uses_tls else None
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
         self.on_unanswered: Callable[[], object] | None = None
         """Called on the loop of a request that had no answer."""
@@ -233,7 +236,7 @@ class Client:
         return connections
 
     def _new_connections(self) -> LoopConnections:
-        return LoopConnections(self.address, self.options)
+        return LoopConnections(self.address, self.options, self._tls)
 
     def require_open(self) -> None:
         """Raise ``ConfigError`` after :meth:`close`."""
@@ -344,3 +347,9 @@ class Client:
         self._closed = True
         within = self.options.timeout
         await close_together(*(partial(on_loop, loop, close, within=within) for loop, close in closing.items()))
+
+
+def _tls_of(address: Address, options: Options) -> ssl.SSLContext:
+    return tls_context(
+        address, ca=options.ca, cert=options.cert, key=options.key, check_hostname=options.check_hostname
+    )

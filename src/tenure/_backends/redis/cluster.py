@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -38,9 +39,10 @@ REDIRECTS_MAX = 4
 class Nodes:
     """The nodes as one event loop knows them: a pool for each one in use, and the slot map."""
 
-    def __init__(self, address: Address, options: Options) -> None:
+    def __init__(self, address: Address, options: Options, tls: ssl.SSLContext | None) -> None:
         self._address = address
         self._options = options
+        self._tls = tls
         self._connections: dict[Endpoint, LoopConnections] = {}
         self._slots: dict[int, Endpoint] = {}
         self._endpoints: list[Endpoint] = [self._seed]
@@ -51,7 +53,7 @@ class Nodes:
         connections = self._connections.get(endpoint)
         if connections is None:
             address = replace(self._address, host=endpoint[0], port=endpoint[1])
-            connections = self._connections[endpoint] = LoopConnections(address, self._options)
+            connections = self._connections[endpoint] = LoopConnections(address, self._options, self._tls)
         return connections
 
     def primaries(self) -> list[Endpoint]:
@@ -237,7 +239,7 @@ class ClusterClient(Client):
         if nodes is None:
             for ended in [known for known in self._nodes if known.is_closed()]:
                 del self._nodes[ended]
-            nodes = self._nodes[loop] = Nodes(self.address, self.options)
+            nodes = self._nodes[loop] = Nodes(self.address, self.options, self._tls)
         return nodes
 
     async def _command_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -40,12 +42,15 @@ class LoopConnections:
     """The connections of one loop to one server: a pool, replaced by a new one when its connections fail."""
 
     def __init__(
-        self, address: Address, options: Options, connect: Callable[[Address, Options], aioredis.Redis] | None = None
+        self,
+        address: Address,
+        options: Options,
+        tls: ssl.SSLContext | None,
+        connect: Callable[[Address, Options, ssl.SSLContext | None], aioredis.Redis] | None = None,
     ) -> None:
-        self._address = address
         self._options = options
-        self._connect = connect or connected
-        self.redis: aioredis.Redis = self._connect(address, options)
+        self._connect = partial(connect or connected, address, options, tls)
+        self.redis: aioredis.Redis = self._connect()
         self._has_idle = False
         self._retired: set[aioredis.Redis] = set()
         self._closing = Tasks()
@@ -80,7 +85,7 @@ class LoopConnections:
         """
         if self.redis is redis:
             self._has_idle = False
-            self.redis = self._connect(self._address, self._options)
+            self.redis = self._connect()
             self._retired.add(redis)
             # By then all requests over them have ended.
             asyncio.get_running_loop().call_later(2 * self._options.timeout, self._close_retired, redis)
@@ -214,22 +219,35 @@ class FairPool(aioredis.ConnectionPool):
                 self._turns.release()
 
 
+class TlsConnection(aioredis.Connection):
+    """A connection with TLS, by a context of our own.
+
+    redis-py would make one for each connection. That one would trust the authorities of this machine beside the one
+    that is named, and ask on the terminal for the password of a key, while the loop waits.
+    """
+
+    def __init__(self, *, tls: ssl.SSLContext, **more: Any) -> None:
+        self._tls = tls
+        super().__init__(**more)
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super()._connection_arguments(), "ssl": self._tls}
+
+
 def connected(
-    address: Address, options: Options, kind: type[aioredis.Connection] | None = None, **more: Any
+    address: Address,
+    options: Options,
+    tls: ssl.SSLContext | None,
+    kind: type[aioredis.Connection] | None = None,
+    **more: Any,
 ) -> aioredis.Redis:
     """Return a pool of connections, none of them open yet; *kind* is their class, *more* its arguments."""
-    tls: dict[str, Any] = {}
     if address.is_tls:
-        tls = {
-            "ssl_ca_certs": options.ca,
-            "ssl_certfile": options.cert,
-            "ssl_keyfile": options.key,
-            "ssl_check_hostname": options.check_hostname,
-        }
+        more["tls"] = tls
     pool = FairPool(
         max_connections=options.connections,
         timeout=options.timeout,
-        connection_class=kind or (aioredis.SSLConnection if address.is_tls else aioredis.Connection),
+        connection_class=kind or (TlsConnection if address.is_tls else aioredis.Connection),
         host=address.host,
         port=address.port,
         db=address.database,
@@ -243,7 +261,6 @@ def connected(
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
         retry_on_error=[],
-        **tls,
         **more,
     )
     return aioredis.Redis.from_pool(pool)

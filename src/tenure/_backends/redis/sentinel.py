@@ -7,6 +7,7 @@ the time of a request, and doesn't distinguish an unknown service from unreachab
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
@@ -16,7 +17,7 @@ from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, server_in, tls_advice, translate
-from tenure._backends.redis.connections import LoopConnections, connected, first_answer
+from tenure._backends.redis.connections import LoopConnections, TlsConnection, connected, first_answer
 from tenure._secret import Secret
 from tenure._tls_failures import tls_error
 from tenure._url import Url
@@ -67,6 +68,11 @@ class PrimaryAddress(Address):
 
     service: Service
 
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the primary or its sentinels are asked by TLS."""
+        return self.is_tls or self.service.at_sentinels.is_tls
+
     def __str__(self) -> str:
         scheme = "rediss+sentinel" if self.is_tls else "redis+sentinel"
         named = f"{scheme}://{self.service}"
@@ -105,11 +111,11 @@ class SentinelClient(Client):
             raise ConfigError("a Redis Cluster has no sentinels; remove cluster=true, or write redis:// without them")
 
     def _new_connections(self) -> LoopConnections:
-        return LoopConnections(self.address, self.options, self._connected)
+        return LoopConnections(self.address, self.options, self._tls, self._connected)
 
-    def _connected(self, address: Address, options: Options) -> aioredis.Redis:
+    def _connected(self, address: Address, options: Options, tls: ssl.SSLContext | None) -> aioredis.Redis:
         kind = TlsPrimaryConnection if address.is_tls else PrimaryConnection
-        return connected(address, options, kind, find=self.find_primary)
+        return connected(address, options, tls, kind, find=self.find_primary)
 
     def translated(self, error: Exception) -> TenureError:
         """Turn an error of redis-py into one of ours; an error about the sentinels is its cause already."""
@@ -132,7 +138,7 @@ class SentinelClient(Client):
 
         async def query(place: Endpoint) -> Endpoint:
             address = replace(service.at_sentinels, host=place[0], port=place[1])
-            sentinel = connected(address, self.options)
+            sentinel = connected(address, self.options, self._tls)
             try:
                 answer = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service.name)  # type: ignore[no-untyped-call]
             finally:
@@ -200,5 +206,5 @@ class PrimaryConnection(_Redirected, aioredis.Connection):
     """A connection to the primary, without TLS."""
 
 
-class TlsPrimaryConnection(_Redirected, aioredis.SSLConnection):
+class TlsPrimaryConnection(_Redirected, TlsConnection):
     """A connection to the primary, with TLS; the certificate must be for the host that the sentinels name."""
