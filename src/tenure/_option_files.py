@@ -1,4 +1,4 @@
-"""Files that the options of a URL name: read within bounds, and who else can read those that hold a secret.
+"""Files that the options of a URL name: read within bounds, and who else can use those that hold a secret.
 
 House rules:
 
@@ -42,7 +42,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_own_secret(option: str, path: str) -> tuple[bytes, tuple[Fact, ...]]:
-    """Return the content of the file with a secret that *option* names, and a warning if other users can read it.
+    """Return the content of the file with a secret that *option* names, and a warning if others can read or replace it.
 
     Raises:
         OSError: As :func:`read_file`.
@@ -61,7 +61,7 @@ def read_own_secret(option: str, path: str) -> tuple[bytes, tuple[Fact, ...]]:
 
 
 def warnings_about(option: str, path: str | os.PathLike[str]) -> tuple[Fact, ...]:
-    """Return a warning if other users can read or write the file with a secret that *option* names."""
+    """Return a warning if other users can read, write or own the file with a secret that *option* names."""
     try:
         with _opened(path) as file:
             return _warnings(option, os.fspath(path), file)
@@ -77,7 +77,7 @@ def require_readable(address: object, **files: str | None) -> tuple[Fact, ...]:
         files: The path in each option; None if it is not given.
 
     Returns:
-        A warning for each file that holds a secret, and that other users can read or write.
+        A warning for each file that holds a secret, and that other users can read or write, or that belongs to another.
 
     Raises:
         ConfigError: A file can't be read; the message has the option and the path.
@@ -136,6 +136,13 @@ def _access_of_others(about: os.stat_result) -> str:
     return {0o4: "read", 0o2: "write", 0o6: "read and write"}.get(about.st_mode & 0o6, "")
 
 
+def other_owner(about: os.stat_result) -> int | None:
+    """Return the id of the user that owns a file, and so can change it, unless that is this process's user or root."""
+    if not hasattr(os, "geteuid") or about.st_uid in (0, os.geteuid()):
+        return None
+    return about.st_uid
+
+
 def _is_on_read_only_mount(file: int) -> bool:
     return bool(os.fstatvfs(file).f_flag & os.ST_RDONLY)
 
@@ -145,14 +152,19 @@ def _mode(about: os.stat_result) -> str:
 
 
 def _warnings(option: str, path: str, file: int) -> tuple[Fact, ...]:
-    about = os.fstat(file)
-    access = _access_of_others(about)
-    if not access:
-        return ()
-    remedy = (
-        "mount it with mode 0440 (Kubernetes: defaultMode, with fsGroup)"
-        if _is_on_read_only_mount(file)
-        else f"run, as its owner: chmod o= {shlex.quote(path)}"
-    )
-    advice = f"every user of this machine can {access} this secret; {remedy}"
-    return (Fact(option, f"{path}, mode {_mode(about)}", advice, "secret-file-mode"),)
+    about, parts = os.fstat(file), list[str]()
+    value = f"{path}, mode {_mode(about)}"
+    if (owner := other_owner(about)) is not None:
+        value += f", of user {owner}"
+        parts.append(
+            f"this secret belongs to user {owner}, who can replace it; unless that is meant, run, as root: "
+            f"chown {os.geteuid()} {shlex.quote(path)}"
+        )
+    if access := _access_of_others(about):
+        remedy = (
+            "mount it with mode 0440 (Kubernetes: defaultMode, with fsGroup)"
+            if _is_on_read_only_mount(file)
+            else f"run, as its owner: chmod o= {shlex.quote(path)}"
+        )
+        parts.append(f"every user of this machine can {access} this secret; {remedy}")
+    return (Fact(option, value, "; ".join(parts), "secret-file-mode"),) if parts else ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure._option_files import SIZE_MAX, read_file, read_own_secret, require_readable, warnings_about
+from tenure._option_files import SIZE_MAX, other_owner, read_file, read_own_secret, require_readable, warnings_about
 from tenure.errors import ConfigError
 
 SECRET = b"0123456789abcdef"
@@ -104,6 +104,32 @@ def test_a_file_of_another_user_is_told(file: Path) -> None:
     content, [warning] = read_own_secret("key_file", str(file))
     assert content == SECRET
     assert warning.advice.endswith(f"run, as its owner: chmod o= {file}")
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o640], ids=oct)
+def test_a_file_that_another_user_owns_is_told_although_nobody_else_may_use_it(file: Path, mode: int) -> None:
+    os.chown(file, 12345, 0)
+    file.chmod(mode)
+    content, [warning] = read_own_secret("key_file", str(file))
+    assert content == SECRET
+    assert warning.value == f"{file}, mode {mode:04o}, of user 12345"
+    assert warning.advice == (
+        "this secret belongs to user 12345, who can replace it; unless that is meant, run, as root: "
+        f"chown {os.geteuid()} {file}"
+    )
+    assert warnings_about("key_file", file) == (warning,)
+
+
+@as_root
+def test_a_file_of_root_is_told_to_nobody(file: Path) -> None:
+    """As orchestrators mount it."""
+    about = file.stat()
+    os.seteuid(12345)
+    try:
+        assert other_owner(about) is None
+    finally:
+        os.seteuid(0)
 
 
 @has_modes

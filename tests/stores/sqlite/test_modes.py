@@ -258,3 +258,38 @@ async def test_a_folder_in_which_others_can_replace_the_file_has_a_warning(
     if warned:
         assert found["folder mode"].code == "sqlite-folder-mode"
         assert found["folder mode"].advice.endswith(f"run: chmod o-w {reached}")
+
+
+@as_root
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, True), (0o640, True), (0o660, False)], ids=str)
+async def test_a_file_of_another_user_has_a_warning(reached: Path, facts: Facts, mode: int, warned: bool) -> None:
+    """Unless a group shares it."""
+    path = reached / "x.db"
+    path.touch()
+    path.chmod(mode)
+    os.chown(path, 12345, 12346)
+    found = (await facts(path))["file mode"]
+    assert found.value.endswith(", of user 12345")
+    said = "it belongs to user 12345, who can change everything in it; unless that is meant, run: chown 0 "
+    assert (found.advice.startswith(said), found.code == "sqlite-file-mode") == (warned, warned)
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "mode", "warned"), [(12345, 0o755, True), (12345, 0o1755, True), (12345, 0o770, False), (0, 0o755, False)]
+)
+async def test_a_folder_of_another_user_has_a_warning(
+    reached: Path, facts: Facts, owner: int, mode: int, warned: bool
+) -> None:
+    """Its owner can replace the file, whatever the mode of the file is."""
+    reached.chmod(mode)
+    os.chown(reached, owner, -1)
+    found = await facts(reached / "x.db")
+    assert found["file mode"].advice == ""
+    assert ("folder mode" in found) is warned
+    if warned:
+        assert found["folder mode"].code == "sqlite-folder-mode"
+        assert found["folder mode"].advice == (
+            "it belongs to user 12345, who can remove or replace the file; unless that is meant, run: "
+            f"chown 0 {reached}"
+        )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from tenure._backends.sqlite.address import Options, path_of
 from tenure._backends.sqlite.client import Database
-from tenure._backends.sqlite.diagnosis import diagnose
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
 from tenure._backends.sqlite.operations import TABLES
@@ -64,6 +63,8 @@ class SqliteBackend:
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the file and the library."""
+        from tenure._backends.sqlite.diagnosis import diagnose  # most programs are never examined
+
         return [*await self._worker.run(diagnose), self._wake.fact()]
 
     async def close(self) -> None:

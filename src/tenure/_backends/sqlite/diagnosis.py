@@ -11,6 +11,7 @@ from contextlib import suppress
 from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.schema import versions
 from tenure._opened import Fact
+from tenure._option_files import other_owner
 
 LIBRARY_SOUND = (3, 51, 3)  # fixes the reset of the write-ahead log, broken since 3.7.0
 
@@ -52,16 +53,37 @@ def _modes(path: str) -> list[Fact]:
     if not hasattr(os, "geteuid"):
         return []
     folder = os.path.dirname(path)
-    is_reached = _is_reached(folder)
-    access = _access_of_others(path) if is_reached else ""
-    advice = f"every user of this machine can {access}; run: chmod o= {_files_of(path)}" if access else ""
-    facts = [Fact("file mode", stat.filemode(os.stat(path).st_mode), advice, "sqlite-file-mode")]
-    mode = os.stat(folder).st_mode
-    if is_reached and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    is_reached, about, around = _is_reached(folder), os.stat(path), os.stat(folder)
+    access, owner = _access_of_others(path) if is_reached else "", _unshared_owner(about)
+    advice = ""
+    if access:
+        advice = f"every user of this machine can {access}; run: chmod o= {_files_of(path)}"
+    elif owner is not None:
+        command = f"chown {os.geteuid()} {_files_of(path)}"
+        advice = f"it belongs to user {owner}, who can change everything in it; unless that is meant, run: {command}"
+    facts = [Fact("file mode", _shown(about), advice, "sqlite-file-mode")]
+    of_folder = _unshared_owner(around)
+    if is_reached and around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
         command = f"chmod o-w {shlex.quote(folder)}"
         advice = f"every user of this machine can remove or replace the file; run: {command}"
-        facts.append(Fact("folder mode", stat.filemode(mode), advice, "sqlite-folder-mode"))
+        facts.append(Fact("folder mode", _shown(around), advice, "sqlite-folder-mode"))
+    elif of_folder is not None and of_folder != owner:
+        command = f"chown {os.geteuid()} {shlex.quote(folder)}"
+        advice = (
+            f"it belongs to user {of_folder}, who can remove or replace the file; unless that is meant, run: {command}"
+        )
+        facts.append(Fact("folder mode", _shown(around), advice, "sqlite-folder-mode"))
     return facts
+
+
+def _unshared_owner(about: os.stat_result) -> int | None:
+    """Return the user that owns a file or folder, if it is another and no group shares it: a group is meant to."""
+    return None if about.st_mode & stat.S_IWGRP else other_owner(about)
+
+
+def _shown(about: os.stat_result) -> str:
+    owner = other_owner(about)
+    return stat.filemode(about.st_mode) + ("" if owner is None else f", of user {owner}")
 
 
 def _access_of_others(path: str) -> str:
