@@ -14,7 +14,7 @@ from kazoo.security import ACL, Id
 
 from tests.docs.pages import commands
 from tests.servers import ZooKeeper, private
-from tests.stores.rights import Act, acting, lead, refused
+from tests.stores.rights import Act, acting, lead, refused, refused_for_good
 
 TICK = 0.1
 RIGHTS = {"c": 4, "d": 8, "r": 1, "w": 2, "a": 16}
@@ -88,3 +88,10 @@ async def test_all_else_is_refused(server: ZooKeeper, what: str) -> None:
     path, act = REFUSED[what]
     async with acting(url_of(server, "looks").replace("/apps", path)) as backend:
         await refused(backend, act, "does not permit this client", "docs/zookeeper.md")
+
+
+async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: ZooKeeper) -> None:
+    async with acting(url_of(server, "looks")) as backend:
+        await refused_for_good(
+            backend, lambda backend: backend.leaders(), lambda backend: lead(backend, "led"), "docs/zookeeper.md"
+        )

@@ -32,6 +32,7 @@ from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
 from tenure._tls_context import tls_context
+from tenure._worked import Kind, Worked
 from tenure.errors import ConfigError, TenureError
 
 TEXT_MAX = 1_000
@@ -205,7 +206,7 @@ class Client:
         """Of the present login; empty if the servers have no users, None if the login is still to be made."""
         self._login_turn = asyncio.Lock()
         self._worked = False
-        self._permitted = False
+        self._permitted = Worked()
         self._closed = False
 
     def until(self, within: float | None = None) -> float:
@@ -370,12 +371,12 @@ class Client:
             has_certificate=self.options.cert is not None,
             prefix=self.options.prefix,
             worked=self._worked,
-            permitted=self._permitted,
+            permitted=self._permitted.was_permitted(Kind.LEAD),
         )
 
     def note_permitted(self) -> None:
         """Note that a write was permitted: if one is refused later, rights are being changed."""
-        self._permitted = True
+        self._permitted.note(Kind.LEAD)
 
     def require_open(self) -> None:
         """Raise ``ConfigError`` after :meth:`close`."""

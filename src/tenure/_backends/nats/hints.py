@@ -28,6 +28,7 @@ from tenure._backends.nats.observations import Observations
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
+from tenure._worked import Kind
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Hints:
 
     async def run(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
         """Return the result of *ask*, within a time limit."""
-        return await self._client.run(ask)
+        return await self._client.run(ask, kind=Kind.READ)
 
     def notify(self, name: str) -> None:
         """Give the listeners of *name* a hint."""

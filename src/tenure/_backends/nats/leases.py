@@ -54,6 +54,7 @@ from tenure._foreign import a_count, an_object, read_or
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
 from tenure._runtime.together import together
+from tenure._worked import Kind
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -128,7 +129,7 @@ class NatsLeases:
                 seen = await self._read_again(connection, name, number)
             raise self._changed_too_often(name)
 
-        return await self._client.run(acquire, within=self._patience(ttl))
+        return await self._client.run(acquire, within=self._patience(ttl), kind=Kind.LEAD)
 
     # --- an existing term ---
 
@@ -142,7 +143,9 @@ class NatsLeases:
 
         async def renew(grant: Grant) -> Granted | Lost | NoAnswer | TenureError:
             try:
-                return await self._client.run(lambda connection: self._renew(connection, grant, ttl), within=within)
+                return await self._client.run(
+                    lambda connection: self._renew(connection, grant, ttl), within=within, kind=Kind.LEAD
+                )
             except ForeignRecord as error:
                 return NoAnswer(str(error))
             except TenureError as error:
@@ -186,7 +189,7 @@ class NatsLeases:
                 seen = await self._read_again(connection, grant.name, number)
             raise self._changed_too_often(grant.name)
 
-        return await self._client.run(release)
+        return await self._client.run(release, kind=Kind.LEAD)
 
     # --- questions ---
 
@@ -194,7 +197,7 @@ class NatsLeases:
         """Return the holder of *name*, without changing anything. A process that asks for the first time can't know
         whether the holder is still alive, so ``remaining`` is None then."""
         require_name(name)
-        seen = await self._client.run(lambda connection: self._read(connection, name))
+        seen = await self._client.run(lambda connection: self._read(connection, name), kind=Kind.READ)
         return self._told(name, seen, self._observed.now)
 
     async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
@@ -216,7 +219,7 @@ class NatsLeases:
         async def look(connection: Connection) -> Sequence[Observation | None]:
             return await together(partial(self._read_any, connection), names, READ_AT_ONCE)
 
-        return await self._client.run(look)
+        return await self._client.run(look, kind=Kind.READ)
 
     async def _read_any(self, connection: Connection, name: str) -> Observation | None:
         try:
@@ -234,7 +237,7 @@ class NatsLeases:
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
-        return usable_names(sorted(await self._client.run(self._listed)))
+        return usable_names(sorted(await self._client.run(self._listed, kind=Kind.READ)))
 
     async def _listed(self, connection: Connection) -> set[str]:
         """Read the list of keys in pages, and the names of those that are cut."""
@@ -277,7 +280,7 @@ class NatsLeases:
                     return True
             raise self._changed_too_often(name)
 
-        return await self._client.run(ask)
+        return await self._client.run(ask, kind=Kind.LEAD)
 
     def hints(self, name: str) -> AsyncIterator[None]:
         """Yield when something changed for *name*; a mere renewal gives no hint."""
@@ -374,6 +377,7 @@ class NatsLeases:
                 if last:
                     return None  # the bucket was deleted, or has no leader: reading it will tell
             else:
+                self._client.note_permitted(Kind.LEAD)
                 return int(answer["seq"])
         raise Refusal(NO_LEADER, f"no server takes {subject!r}, or this user's account does not import it")
 

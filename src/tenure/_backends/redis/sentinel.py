@@ -21,6 +21,7 @@ from tenure._backends.redis.connections import LoopConnections, TlsConnection, c
 from tenure._secret import Secret
 from tenure._tls_failures import tls_error
 from tenure._url import Url
+from tenure._worked import Kind
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 PORT = 26_379
@@ -117,14 +118,14 @@ class SentinelClient(Client):
         kind = TlsPrimaryConnection if address.is_tls else PrimaryConnection
         return connected(address, options, tls, kind, find=self.find_primary)
 
-    def translated(self, error: Exception) -> TenureError:
+    def translated(self, error: Exception, kind: Kind = Kind.READ) -> TenureError:
         """Turn an error of redis-py into one of ours; an error about the sentinels is its cause already."""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, TenureError):
                 return Unavailable(str(cause)) if self._worked else cause
             cause = cause.__cause__
-        return super().translated(error)
+        return super().translated(error, kind)
 
     async def find_primary(self) -> Endpoint:
         """Return the primary, as the first sentinel names it that knows the service.
