@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener, urlopen
 
 import pytest
 
@@ -108,6 +108,38 @@ def test_others_need_a_token(url: str) -> None:
         assert "orders" not in raised.value.read().decode()
         with urlopen(Request(f"{address}/", headers={"Authorization": "Bearer s3cret"}), timeout=PATIENCE) as page:
             assert "orders" in page.read().decode()
+
+
+def test_a_cookie_of_before_the_token_was_changed_is_refused(url: str) -> None:
+    def answer_to(address: str, cookie: str) -> tuple[int, str]:
+        try:
+            with urlopen(Request(f"{address}/", headers={"Cookie": cookie}), timeout=PATIENCE) as page:
+                return page.status, page.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def cookie_of(address: str, token: str) -> str:
+        class Stay(HTTPRedirectHandler):
+            def redirect_request(self, *_: object) -> None:
+                return None
+
+        login = Request(f"{address}/login", f"token={token}".encode(), {"Origin": address})
+        with pytest.raises(HTTPError, match="303") as raised:
+            build_opener(Stay).open(login, timeout=PATIENCE)
+        with raised.value as answer:
+            return str(answer.headers["Set-Cookie"]).partition(";")[0]
+
+    with served(url, TENURE_DASHBOARD_TOKEN="first") as (address, _):
+        old = cookie_of(address, "first")
+        assert "orders" in answer_to(address, old)[1]
+    with served(url, "--listen", address.rpartition(":")[2], TENURE_DASHBOARD_TOKEN="second") as (again, _):
+        assert again == address
+        code, shown = answer_to(address, old)
+        assert "orders" not in shown
+        assert "The token of this dashboard" in shown
+        assert answer_to(address, "")[0] == code
+        assert "orders" in answer_to(address, cookie_of(address, "second"))[1]
 
 
 def test_another_host_name_is_refused_unless_it_is_allowed(url: str) -> None:

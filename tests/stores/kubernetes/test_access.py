@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+import tenure
 from tenure._backends import kubernetes
 from tenure._backends.kubernetes import address, credentials
 from tenure._backends.kubernetes.address import Options, address_of
@@ -314,6 +315,22 @@ async def test_the_certificate_of_a_server_need_not_be_checked(server: Kubernete
     assert "insecure-skip-tls-verify" in facts["server"].advice
     assert facts["server"].code == "kubernetes-tls"
     assert facts["TLS"].value == "TLS; nothing is verified (insecure-skip-tls-verify)"
+
+
+@pytest.mark.parametrize("token", [True, False])
+async def test_a_token_that_is_sent_without_tls_has_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: bool
+) -> None:
+    monkeypatch.setenv("TOKEN_HERE", "first-token")
+    with private(Kubernetes, tokens=TOKENS if token else None) as plain:
+        url = f"kubernetes://other?server={plain.server}{'&token_env=TOKEN_HERE' if token else ''}"
+        async with tenure.connect(url) as backend:
+            told = (await backend.diagnose(write=False)).facts
+            assert await backend.leaders() == {}
+    assert plain.server.startswith("http:")
+    warned = [(fact.name, fact.advice) for fact in told if fact.code == "kubernetes-tls" and fact.advice]
+    assert warned == ([("server", "the token is sent without TLS")] if token else [])
+    assert "first-token" not in f"{told} {caplog.text}"
 
 
 async def test_a_server_may_have_a_certificate_for_another_name(server: Kubernetes, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -73,15 +74,15 @@ def credentials(jwt: str, seed: str, end: str = "\n") -> str:
     return end.join(lines) + end
 
 
-USER, STRANGER = Identity.new(nkeys.PREFIX_BYTE_USER), Identity.new(nkeys.PREFIX_BYTE_USER)
+USER, OTHER, STRANGER = (Identity.new(nkeys.PREFIX_BYTE_USER) for _ in range(3))
 OPERATOR = Identity.new(nkeys.PREFIX_BYTE_OPERATOR)
 ACCOUNT, SYSTEM = Identity.new(nkeys.PREFIX_BYTE_ACCOUNT), Identity.new(nkeys.PREFIX_BYTE_ACCOUNT)
 
 
 @pytest.fixture(scope="module")
 def with_keys() -> Iterator[Nats]:
-    """A server that knows a user by its NKey."""
-    with private(Nats, options={"authorization": {"users": [{"nkey": USER.name}]}}) as server:
+    """A server that knows two users by their NKeys."""
+    with private(Nats, options={"authorization": {"users": [{"nkey": USER.name}, {"nkey": OTHER.name}]}}) as server:
         yield server
 
 
@@ -103,9 +104,9 @@ def with_operator() -> Iterator[Nats]:
         yield server
 
 
-def user_jwt() -> str:
+def user_jwt(user: Identity = USER) -> str:
     limits = dict.fromkeys(("subs", "data", "payload"), UNLIMITED)
-    return ACCOUNT.issue(USER, {"type": "user", "pub": {}, "sub": {}, **limits})
+    return ACCOUNT.issue(user, {"type": "user", "pub": {}, "sub": {}, **limits})
 
 
 @asynccontextmanager
@@ -177,14 +178,31 @@ async def test_a_file_without_a_login_is_refused(
     assert USER.seed not in str(refused.value)
 
 
-async def test_a_file_that_is_exchanged_is_read_for_the_next_connection(with_keys: Nats, tmp_path: Path) -> None:
+async def logged_in(server: Nats) -> list[str]:
+    """Return the public keys that are connected to *server*."""
+    found = await asyncio.to_thread(server.asked, "connz?auth=1")
+    return [str(one.get("authorized_user") or one.get("nkey")) for one in found["connections"]]
+
+
+@pytest.mark.parametrize("option", ["nkey", "creds"])
+async def test_a_file_that_is_exchanged_is_read_for_the_next_connection(
+    with_keys: Nats, with_operator: Nats, tmp_path: Path, option: str
+) -> None:
+    """In the end, it has the key of another user, and a JWT for it: this one is logged in."""
+    server = {"nkey": with_keys, "creds": with_operator}[option]
+
+    def login(user: Identity) -> str:
+        return user.seed if option == "nkey" else credentials(user_jwt(user), user.seed)
+
     file = tmp_path / "login"
-    file.write_text(USER.seed)
-    async with opened(with_keys, "nkey", file) as backend:
+    file.write_text(login(USER))
+    half = "no seed of a user" if option == "nkey" else "no line after -----BEGIN NATS USER JWT-----"
+    async with opened(server, option, file) as backend:
         await backend.leases.names()
-        for content, message in ((None, "can't be read"), ("half", "no seed of a user")):
-            with_keys.kill()
-            with_keys.start()
+        assert await logged_in(server) == [USER.name]
+        for content, message in ((None, "can't be read"), ("half", half)):
+            server.kill()
+            server.start()
             file.unlink()
             if content is not None:
                 file.write_text(content)
@@ -195,5 +213,6 @@ async def test_a_file_that_is_exchanged_is_read_for_the_next_connection(with_key
                 return message in str(refused.value)
 
             await until(is_refused)
-            file.write_text(USER.seed)
+            file.write_text(login(OTHER))
             await backend.leases.names()
+            assert await logged_in(server) == [OTHER.name]

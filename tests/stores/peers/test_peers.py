@@ -23,6 +23,7 @@ from tenure._backends.peers.address import KEY_VARIABLE, Settings
 from tenure._backends.peers.client import Member
 from tenure._backends.peers.diagnosis import warnings_of
 from tenure._backends.peers.machine import Machine
+from tenure._backends.peers.seal import NONCE, greeting
 from tenure._backends.peers.transport import Transport
 from tenure._lease import Leader
 from tenure._runtime.clock import SystemClock
@@ -34,6 +35,7 @@ from tests.absent import skip_or_fail
 from tests.clocks import TurnedClock
 from tests.explained import facts_by_name
 from tests.ports import ports_held
+from tests.servers import Authority
 
 Work = Callable[[tenure.Term], Awaitable[None]]
 
@@ -504,6 +506,67 @@ async def test_members_may_use_tls(tls: str) -> None:
     with pytest.raises(ConfigError, match="can't be used"):
         Settings.of(Url.parse(f"{urls()[0]}&tls_cert={__file__}&tls_ca={__file__}"))
     assert issubclass(ssl.SSLError, OSError)
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Return files of a fleet: its authority, twice; a member's certificate and key; and those of a stranger."""
+    try:
+        own, other = Authority(), Authority("another authority")
+        usage = "serverAuth,clientAuth"
+        return {
+            "authority": (own.certificate, own.certificate),
+            "member": own.issue(tmp_path_factory.mktemp("member"), usage=usage),
+            "stranger": other.issue(tmp_path_factory.mktemp("stranger"), usage=usage),
+        }
+    except FileNotFoundError:
+        skip_or_fail("openssl is not installed")
+
+
+async def told(address: str, issued: dict[str, tuple[Path, Path]], shows: str) -> bytes:
+    """Return what a member at *address* tells a client that *shows* such a certificate, or "nothing", and greets it."""
+    context = ssl.create_default_context(cafile=str(issued["authority"][0]))
+    if shows != "nothing":
+        context.load_cert_chain(*issued[shows])
+    host, _, port = address.rpartition(":")
+    writer = None
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        writer.write(greeting(os.urandom(NONCE)))
+        return await reader.read(1_000)
+    except OSError:  # an SSLError, or a reset: TLS 1.3 lets the client finish its handshake before it is refused
+        return b""
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+
+
+async def test_who_shows_no_certificate_of_the_authority_is_told_nothing(
+    issued: dict[str, tuple[Path, Path]],
+) -> None:
+    """This fleet has no key, so that the certificates alone keep strangers out."""
+    (ca, _), (cert, key) = issued["authority"], issued["member"]
+    fleet = urls(3, f"{UNHURRIED}&tls_cert={cert}&tls_key={key}&tls_ca={ca}")
+    async with AsyncExitStack() as stack:
+        backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
+        await start(*backends)
+        addresses = member_of(backends[0]).running()[0].members
+        for address in addresses:
+            assert [await told(address, issued, shows) for shows in ("nothing", "stranger")] == [b"", b""]
+        assert (await told(addresses[0], issued, "member")).startswith(greeting(b""))
+
+        cert, key = issued["stranger"]
+        stranger = f"{fleet[0].partition('me=')[0]}ttl_max=15&heartbeat=0.2&tls_cert={cert}&tls_key={key}&tls_ca={ca}"
+        onlooker = await stack.enter_async_context(tenure.connect(stranger))
+
+        with pytest.raises(Unavailable, match="0 of 3 members answered"):
+            await onlooker.election("chair").leader()
+        assert all(transport_of(one).counts.dropped == {} for one in backends)
+        async with backends[0].election("chair").campaign() as term:
+            term.check()
+            with pytest.raises(Unavailable):
+                await onlooker.election("chair").ask_to_resign()
+            term.check()
 
 
 @pytest.fixture
