@@ -70,6 +70,22 @@ LARGE = 16_384
 logging.getLogger("aiormq").addHandler(logging.NullHandler())
 
 
+class _WithoutContent(logging.Filter):
+    """Names a message by its id where the driver would log it with body and headers: one that comes back too late."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(_named(one) if isinstance(one, DeliveredMessage) else one for one in record.args)
+        return True
+
+
+def _named(message: DeliveredMessage) -> str:
+    return f"<message {message.header.properties.message_id!r}>"
+
+
+logging.getLogger("aiormq.channel").addFilter(_WithoutContent())
+
+
 @dataclass(slots=True, eq=False)
 class Delivered:
     """A message as it came, unacknowledged on its channel."""
