@@ -10,11 +10,13 @@ import pytest
 pytest.importorskip("kazoo")
 
 from kazoo.client import KazooClient
-from kazoo.security import ACL, Id
+from kazoo.security import ACL, Id, make_digest_acl
 
+import tenure
 from tests.docs.pages import commands
+from tests.durations import until
 from tests.servers import ZooKeeper, private
-from tests.stores.rights import Act, acting, lead, refused, refused_for_good
+from tests.stores.rights import TTL, Act, acting, lead, refused, refused_for_good
 
 TICK = 0.1
 RIGHTS = {"c": 4, "d": 8, "r": 1, "w": 2, "a": 16}
@@ -95,3 +97,64 @@ async def test_a_campaign_without_the_right_fails_although_reading_has_worked(se
         await refused_for_good(
             backend, lambda backend: backend.leaders(), lambda backend: lead(backend, "led"), "docs/zookeeper.md"
         )
+
+
+def nodes_below(client: KazooClient, path: str) -> list[str]:
+    """Return *path*, and all nodes below it."""
+    below = (one for name in client.get_children(path) for one in nodes_below(client, f"{path}/{name}"))
+    return [path, *below]
+
+
+async def test_a_second_login_takes_over_on_nodes_of_both(server: ZooKeeper) -> None:
+    """As docs/security.md says of rotating a secret: nodes are for both, processes are restarted, the old one goes."""
+    old_url = url_of(server, "leads").replace("/apps?acl=read&", "/rotated?")
+    new_url = old_url.replace("app:PASSWORD", "app:ANOTHER")
+
+    def give(own: str, *passwords: str) -> None:
+        """Give the path and all nodes to the logins with these *passwords*, with the login that has its *own*."""
+        with server.client(auth_data=[("digest", f"app:{own}")]) as client:
+            for node in nodes_below(client, "/rotated"):
+                client.set_acls(node, [make_digest_acl("app", one, all=True) for one in passwords])
+
+    ends = asyncio.Event()
+    terms: list[tenure.Term] = []
+
+    async def work(term: tenure.Term) -> None:
+        terms.append(term)
+        await ends.wait()
+
+    async with acting(old_url) as old:
+        leading = asyncio.create_task(old.election("job", ttl=TTL).run(work, stop=ends))
+        await until(lambda: terms)
+        async with acting(new_url) as early:
+            await refused(early, lambda backend: lead(backend, "job"), "does not permit this client")
+        await asyncio.to_thread(give, "PASSWORD", "PASSWORD", "ANOTHER")
+        async with acting(new_url) as new:
+            following = asyncio.create_task(lead(new, "job"))
+            await until(lambda: stands(server))
+            leader = await new.election("job").leader()
+            assert leader is not None
+            assert leader.token == terms[0].token
+            terms[0].check()
+            ends.set()
+            await leading
+            assert await following > terms[0].token
+
+            # The node of a leader with the new login is its own: the old login is refused meanwhile.
+            async with new.election("job", ttl=TTL).campaign():
+                await refused(old, lambda backend: lead(backend, "job"), "does not permit this client")
+        await asyncio.to_thread(give, "ANOTHER", "ANOTHER")
+        with pytest.raises(tenure.Unavailable, match="does not permit this client"):
+            await old.election("job").leader()
+        async with acting(new_url) as new:
+            assert await lead(new, "job") > terms[0].token + 1
+
+
+async def stands(server: ZooKeeper) -> bool:
+    """Return whether a second candidate stands behind the first."""
+
+    def look() -> bool:
+        with server.client(auth_data=[("digest", "app:ANOTHER")]) as client:
+            return len(client.get_children("/rotated/job")) > 1
+
+    return await asyncio.to_thread(look)

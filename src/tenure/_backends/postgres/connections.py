@@ -31,7 +31,9 @@ OPEN_PAUSE_FIRST, OPEN_PAUSE_MAX = 0.02, 0.5
 CHECK_WITHIN = 3.0
 """Seconds within which a connection whose request was given up must answer again."""
 
-_CLOSED_AFTER = {"25006", "26000", "42P05"}  # a connection to a standby, or one whose statements a pooler mixes up
+_CLOSED_AFTER = {"25006", "26000", "42P05", "42501"}
+"""A connection to a standby, or one whose statements a pooler mixes up; or one without rights: those of a role that was
+removed get none again, also if a role of this name is made anew."""
 
 
 @asynccontextmanager

@@ -1,0 +1,363 @@
+"""A login is exchanged as docs/security.md says, by a second user; and a first one that is removed too early."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("aiormq")
+pytest.importorskip("asyncpg")
+pytest.importorskip("nats")
+pytest.importorskip("redis")
+
+from redis import asyncio as aioredis
+
+import tenure
+from tenure._backends import postgres
+from tenure._election.term import END_REASONS
+from tenure.events import (
+    BrokerUnanswered,
+    CampaignFailed,
+    Event,
+    LockEnded,
+    RenewalMissed,
+    Renewed,
+    StandingBy,
+    TermEnding,
+)
+from tests.docs.pages import commands
+from tests.durations import stretched, until
+from tests.servers import Etcd, Nats, Postgres, RabbitMQ, Redis, patient, private
+from tests.servers.rabbitmq import US
+from tests.stores.postgres.migrated import native
+
+TTL, RENEW_EVERY = 60.0, 0.1
+"""Seconds of a lease that no test waits for, and of the pauses between its renewals."""
+PASSWORDS = {"first": "hush1first", "second": "hush2second"}
+
+
+class Logins:
+    """A server whose users come and go."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.users: set[str] = set()
+
+    async def prepare(self) -> None:
+        """Make what users share, once."""
+
+    async def add(self, user: str) -> None:
+        await self.make(user)
+        self.users.add(user)
+
+    async def remove(self, user: str) -> None:
+        await self.end(user)
+        self.users.discard(user)
+
+    async def make(self, user: str) -> None:
+        raise NotImplementedError
+
+    async def end(self, user: str) -> None:
+        raise NotImplementedError
+
+
+class OfPostgres(Logins):
+    """Roles with the rights of the page. A session of a role that is gone goes on, until its next request."""
+
+    async def prepare(self) -> None:
+        await postgres.migrate(self.server.url)
+
+    async def make(self, user: str) -> None:
+        grants = commands("docs/postgresql.md", "Rights", "GRANT USAGE ON SCHEMA tenure TO worker")
+        await self._order(f"CREATE ROLE {user} LOGIN PASSWORD '{PASSWORDS[user]}'; {grants.replace('worker', user)}")
+
+    async def end(self, user: str) -> None:
+        await self._order(f"DROP OWNED BY {user}; DROP ROLE {user}")
+
+    async def _order(self, statements: str) -> None:
+        async with native(self.server.url) as connection:
+            await connection.execute(statements)
+
+
+class OfRedis(Logins):
+    """Users with the rights of the page. Redis closes the connections of one that is gone."""
+
+    async def make(self, user: str) -> None:
+        line = commands("docs/redis.md", "Rights", "ACL SETUSER tenure")
+        await self._order(line.replace("SETUSER tenure", f"SETUSER {user}").replace(">password", f">{PASSWORDS[user]}"))
+
+    async def end(self, user: str) -> None:
+        await self._order(f"ACL DELUSER {user}")
+
+    async def _order(self, line: str) -> None:
+        async with aioredis.Redis.from_url(self.server.url) as client:
+            await client.execute_command(*line.split())  # type: ignore[no-untyped-call]
+
+
+class OfNats(Logins):
+    """Users of one account, in a configuration that is read again. NATS closes the connections of one that is gone."""
+
+    async def make(self, user: str) -> None:
+        self.server.users[user] = PASSWORDS[user], {}
+        await asyncio.to_thread(self.server.reconfigure)
+
+    async def end(self, user: str) -> None:
+        del self.server.users[user]
+        await asyncio.to_thread(self.server.reconfigure)
+
+
+class OfRabbitMQ(Logins):
+    """Users with all rights. RabbitMQ closes the connections of one that is gone."""
+
+    async def make(self, user: str) -> None:
+        made = f'rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"{PASSWORDS[user]}">>, {US})'
+        await asyncio.to_thread(self.server.order, made)
+        await asyncio.to_thread(self.server.permit, user)
+
+    async def end(self, user: str) -> None:
+        await asyncio.to_thread(self.server.order, f'rabbit_auth_backend_internal:delete_user(<<"{user}">>, {US})')
+
+
+class OfEtcd(Logins):
+    """Users with the role of the page. The token of one that is gone ends; those of others, at each change of users."""
+
+    async def prepare(self) -> None:
+        await asyncio.to_thread(self.server.require_login, "r00t")
+        await asyncio.to_thread(self.server.add_user, "model", "hush3model", "tenure/")
+
+    async def make(self, user: str) -> None:
+        await self._order("user/add", {"name": user, "password": PASSWORDS[user]})
+        await self._order("user/grant", {"user": user, "role": "model"})
+
+    async def end(self, user: str) -> None:
+        await self._order("user/delete", {"name": user})
+
+    async def _order(self, what: str, body: dict[str, str]) -> None:
+        def order() -> None:
+            self.server.call(f"auth/{what}", body, token=self.server.login())
+
+        await asyncio.to_thread(order)
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any], type[Logins]]] = {
+    "etcd": (Etcd, {}, OfEtcd),
+    "nats": (Nats, {"password": "r00t"}, OfNats),
+    "postgresql": (Postgres, {"password": "r00t"}, OfPostgres),
+    "rabbitmq": (RabbitMQ, {}, OfRabbitMQ),
+    "redis": (Redis, {"password": "r00t"}, OfRedis),
+}
+ELECTIONS = [store for store in KINDS if store != "rabbitmq"]
+QUEUES = [store for store in KINDS if store != "etcd"]
+
+_made: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    """End the servers of this file after its last test."""
+    yield
+    while _made:
+        _made.popitem()[1].server.close()
+
+
+@pytest.fixture
+async def logins(store: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Any]:
+    """Yield the users of a server, of which *first* is one; no password may be logged, by drivers either."""
+    caplog.set_level(logging.DEBUG)
+    if store not in _made:
+        kind, options, make = KINDS[store]
+        _made[store] = make(private(kind, **options))
+        await _made[store].prepare()
+    found = _made[store]
+    await found.add("first")
+    yield found
+    for user in [*found.users]:
+        await found.remove(user)
+    assert [one for one in PASSWORDS.values() if one in caplog.text] == []
+
+
+@asynccontextmanager
+async def process(logins: Any, user: str) -> AsyncIterator[tuple[tenure.Backend, list[Event]]]:
+    """Yield a backend with the login of *user*, as a process has it, and its events."""
+    events: list[Event] = []
+    scheme, _, rest = logins.server.url.partition("://")
+    place = rest.rpartition("@")[2]
+    async with tenure.connect(
+        patient(f"{scheme}://{user}:{PASSWORDS[user]}@{place}"), on_event=events.append
+    ) as backend:
+        yield backend, events
+
+
+def count(events: list[Event], kind: type[Event]) -> int:
+    return sum(type(event) is kind for event in events)
+
+
+async def until_next(events: list[Event], kind: type[Event], more: int = 2) -> None:
+    """Wait for *more* events of a *kind*: the first may be of a request that was on its way."""
+    before = count(events, kind)
+    await until(lambda: count(events, kind) >= before + more)
+
+
+async def refusal(ask: Callable[[], Awaitable[object]]) -> str:
+    """Return the error of a request; it must be ``Unavailable``. Empty if there is an answer."""
+    try:
+        await ask()
+    except tenure.Unavailable as error:
+        return str(error)
+    return ""
+
+
+async def lead(
+    backend: tenure.Backend, name: str, stop: asyncio.Event, terms: list[tenure.Term], ttl: float = TTL
+) -> None:
+    """Lead *name* until *stop*, and note the terms."""
+
+    async def work(term: tenure.Term) -> None:
+        terms.append(term)
+        await stop.wait()
+
+    await backend.election(name, ttl=ttl, renew_every=RENEW_EVERY, retry_every=RENEW_EVERY).run(work, stop=stop)
+
+
+@pytest.mark.parametrize("store", ELECTIONS)
+async def test_a_leader_with_a_second_user_takes_over_and_keeps_its_term(logins: Any, store: str, name: str) -> None:
+    before: list[tenure.Term] = []
+    after: list[tenure.Term] = []
+    ends, ends_later = asyncio.Event(), asyncio.Event()
+    async with process(logins, "first") as (old, old_events):
+        leading = asyncio.create_task(lead(old, name, ends, before))
+        await until(lambda: before)
+        await logins.add("second")
+        await until_next(old_events, Renewed)
+        async with process(logins, "second") as (new, events):
+            following = asyncio.create_task(lead(new, name, ends_later, after))
+            await until_next(events, StandingBy, 1)
+            assert await token_of(new, name) == before[0].token
+            ends.set()
+            await leading
+            await until(lambda: after)
+            await logins.remove("first")
+            await until_next(events, Renewed, 3)
+            assert await token_of(new, name) == after[0].token > before[0].token
+            ends_later.set()
+            await following
+    assert (len(before), len(after)) == (1, 1)
+
+
+async def token_of(backend: tenure.Backend, name: str) -> int | None:
+    leader = await backend.election(name).leader()
+    return None if leader is None else leader.token
+
+
+@pytest.mark.parametrize("store", ELECTIONS)
+async def test_a_term_of_a_user_that_is_removed_ends_by_its_own_clock_only(logins: Any, store: str, name: str) -> None:
+    """One with a long lease goes on when the user is there again, and a candidate has waited for it all the time."""
+    terms: list[tenure.Term] = []
+    short: list[tenure.Term] = []
+    stop = asyncio.Event()
+    async with process(logins, "first") as (old, events), process(logins, "first") as (other, others):
+        running = [asyncio.create_task(lead(old, name, stop, terms))]
+        await until(lambda: terms)
+        running += [asyncio.create_task(lead(other, f"{name}, short", stop, short, stretched(1.5)))]
+        running += [asyncio.create_task(lead(other, name, stop, terms))]
+        await until(lambda: short and count(others, StandingBy))
+
+        await logins.remove("first")
+        await until_next(events, RenewalMissed)
+        await until_next(others, CampaignFailed, 1)
+        await until(lambda: refusal(old.leaders))
+        await until(short[0].lost.is_set)
+        assert END_REASONS["denied"] not in short[0].loss_message()
+        terms[0].check()
+        assert not any(task.done() for task in running)
+
+        await logins.add("first")
+        await until_next(events, Renewed)
+        await until(lambda: len(short) > 1)
+        assert short[1].token > short[0].token
+        assert (len(terms), count(events, TermEnding)) == (1, 0)
+        assert await token_of(other, name) == terms[0].token
+        stop.set()
+        await asyncio.gather(*running)
+
+
+@pytest.mark.parametrize("store", QUEUES)
+async def test_a_consumer_with_a_second_user_gets_all_that_the_first_sent(logins: Any, store: str, name: str) -> None:
+    name = name[-40:]
+    handled: Counter[str] = Counter()
+    goes_on, stop = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: tenure.Message) -> None:
+        if message.id == "held":
+            await goes_on.wait()
+        handled[message.id] += 1
+
+    async with process(logins, "first") as (old, _), process(logins, "second") as (new, events):
+        await old.queue(name).send_batch([tenure.Outgoing(b"x", id=one) for one in ("done", "held", "waiting")])
+        [message] = await old.queue(name).receive()
+        await message.complete()
+        await logins.add("second")
+        consuming = asyncio.create_task(new.queue(name).consume(handle, concurrency=3, stop=stop))
+        await until(lambda: handled["waiting"])
+        await old.queue(name).send(b"x", id="late")
+        await until(lambda: handled["late"])
+        await logins.remove("first")
+        await new.queue(name).send(b"x", id="of the second")
+        await until(lambda: handled["of the second"])
+        goes_on.set()
+        await until(lambda: handled["held"])
+        stop.set()
+        await consuming
+        stats = await new.queue(name).stats()
+        assert (stats.ready, stats.locked, stats.dead) == (0, 0, 0)
+    assert handled == Counter(["held", "waiting", "late", "of the second"])
+    assert (count(events, LockEnded), count(events, BrokerUnanswered)) == (0, 0)
+
+
+CLOSES_LOCKS = {"rabbitmq"}
+"""Stores that close the connection of a user that is removed, and with it the locks: messages are delivered again."""
+
+
+@pytest.mark.parametrize("store", QUEUES)
+async def test_a_consumer_of_a_user_that_is_removed_goes_on_when_it_is_there_again(
+    logins: Any, store: str, name: str
+) -> None:
+    name = name[-40:]
+    handled: list[str] = []
+    begun, goes_on, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(message: tenure.Message) -> None:
+        if message.id == "held":
+            begun.set()
+            await goes_on.wait()
+        handled.append(message.id)
+
+    async with process(logins, "first") as (old, events):
+        queue = old.queue(name)
+        await queue.send(b"x", id="held")
+        consuming = asyncio.create_task(queue.consume(handle, concurrency=2, stop=stop))
+        await begun.wait()
+        await logins.remove("first")
+        await until(lambda: refusal(lambda: queue.send(b"x", id="refused")))
+        await until(lambda: count(events, BrokerUnanswered))
+        await logins.add("first")
+        await until(lambda: is_sent(queue))
+        await until(lambda: "again" in handled)
+        goes_on.set()
+        await until(lambda: "held" in handled)
+        stop.set()
+        await consuming
+        assert (await queue.stats()).dead == 0
+    assert handled.count("held") == 1
+    assert (count(events, LockEnded) > 0) == (store in CLOSES_LOCKS)
+
+
+async def is_sent(queue: tenure.Queue) -> bool:
+    return not await refusal(lambda: queue.send(b"x", id="again"))
