@@ -46,6 +46,8 @@ class _Failure(NamedTuple):
 
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNKNOWN_PROTOCOL"})
 """What OpenSSL says of an answer that is none of TLS; newer versions also say ``RECORD_LAYER_FAILURE``."""
+_PEM = "PEM lib"
+"""What Python says, without a reason, of a key that OpenSSL can't read."""
 _ABOUT_CERTIFICATES = ("CERTIFICATE", "UNKNOWN_CA")
 
 
@@ -67,7 +69,8 @@ def tls_error(error: BaseException, server: str, advice: TlsAdvice, *, worked: b
     server = next((f"{one.host}:{one.port}" for one in chain if hasattr(one, "host") and hasattr(one, "port")), server)
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
-    if isinstance(found, ssl.SSLError) and (found.library or "SSL") != "SSL":  # of a file, before connecting
+    if isinstance(found, ssl.SSLError) and ((found.library or "SSL") != "SSL" or _PEM in str(found)):
+        # Of a file, before connecting.
         return lasting(f"{unusable_files(server, found)}{before}")
     failure = _failure(found, advice, worked=worked)
     if failure is None:
@@ -150,5 +153,7 @@ def _refused(error: ssl.SSLError, advice: TlsAdvice) -> _Failure:
 
 def _text_of(error: BaseException) -> str:
     """Return the reason of OpenSSL in small letters; or the text, if it gives none."""
+    if _PEM in str(error):
+        return "the key is damaged, or has a password that is missing or wrong"
     reason = getattr(error, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else str(error)

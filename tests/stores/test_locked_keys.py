@@ -80,7 +80,7 @@ def test_nobody_is_asked_for_the_password_of_a_key(tmp_path: Path) -> None:
     for line in lines:
         assert " ConfigError " in line
         # The driver of PostgreSQL takes the password from the URL (sslpassword), and tries none without it.
-        assert ("TLS" if line.startswith("postgresql") else "the key has a password") in line
+        assert ("has a password that is missing" if line.startswith("postgresql") else "the key has a password") in line
 
 
 def said_on_a_terminal(command: list[str]) -> str:
