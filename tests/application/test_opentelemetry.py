@@ -401,6 +401,21 @@ async def test_without_a_provider_nothing_is_recorded_and_all_goes_on(url: str) 
         assert await queue.stats() == tenure.Stats()
 
 
+async def test_no_span_has_a_body_or_a_header_but_the_text_of_an_exception(url: str, recorded: Recorded) -> None:
+    async with tenure.connect(url, telemetry=recorded.telemetry()) as backend:
+        queue = backend.queue("orders", max_deliveries=1)
+        await queue.send_batch([Outgoing(SECRET.encode(), headers={"note": SECRET}), Outgoing(b"told")])
+
+        async def handler(message: Message) -> None:
+            raise ValueError("told" if message.body == b"told" else "unknown price")
+
+        await queue.consume(handler, until_empty=True)
+    spans = "".join(one.to_json() for one in recorded.all())
+    assert "process orders" in spans
+    assert SECRET not in spans
+    assert "ValueError: told" in spans
+
+
 # --- by hand ---
 
 

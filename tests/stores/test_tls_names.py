@@ -1,7 +1,8 @@
-"""TLS, on every store: a certificate of the right authority that is for another host is not trusted."""
+"""TLS, on every store: certificates for other hosts, and whom it trusts without an authority in the URL."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,54 @@ async def test_they_switch_off_nothing_else(files: dict[str, Path], tmp_path: Pa
     foreign = Authority("another authority").issue(tmp_path)
     url = f"{STORES[name].url}&{option}"
     assert await told_to_a_foreign_server(asked, STORES[name], url, files, foreign) == []
+
+
+# --- without an authority ----------------------------------------------------------------------------------------
+
+TRUSTS_THE_MACHINE = {
+    "etcd": "etcds://u:hush@{at}/",
+    "kubernetes": "kubernetes://default?server=https://{at}",
+    "nats": "nats://u:hush@{at}/?tls=yes",
+    "postgres": "postgresql://u:hush@{at}/d?sslrootcert=system",
+    "rabbitmq": "amqps://u:hush@{at}/",
+    "redis": "rediss://:hush@{at}/0",
+    "zookeeper": "zookeeper://u:hush@{at}/?auth=sasl&tls=yes",
+}
+"""URLs that ask for TLS, and name no authority."""
+PLAIN = {"nats": "nats://u:hush@{at}/", "postgres": "postgresql://u:hush@{at}/d"}
+"""URLs with which a server without TLS is told the login; docs/security.md says so."""
+
+
+@pytest.fixture(scope="module")
+def genuine(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a certificate and its key, of the authority, for the host of the URL."""
+    return authority.issue(tmp_path_factory.mktemp("genuine"))
+
+
+@pytest.mark.parametrize("name", TRUSTS_THE_MACHINE)
+async def test_without_an_authority_a_server_that_the_machine_does_not_trust_is_told_nothing(
+    files: dict[str, Path], genuine: tuple[Path, Path], name: str
+) -> None:
+    store = replace(STORES[name], url=TRUSTS_THE_MACHINE[name])
+    assert await told_to_a_foreign_server(asked, store, store.url, files, genuine) == []
+
+
+@pytest.mark.parametrize("name", TRUSTS_THE_MACHINE)
+async def test_without_an_authority_those_of_the_machine_are_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+    authority: Authority,
+    files: dict[str, Path],
+    genuine: tuple[Path, Path],
+    misnamed: tuple[Path, Path],
+    name: str,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    store = replace(STORES[name], url=TRUSTS_THE_MACHINE[name])
+    assert await told_to_a_foreign_server(asked, store, store.url, files, genuine)
+    assert await told_to_a_foreign_server(asked, store, store.url, files, misnamed) == []
+
+
+@pytest.mark.parametrize("name", PLAIN)
+async def test_without_options_a_server_without_tls_is_used(files: dict[str, Path], name: str) -> None:
+    store = replace(STORES[name], url=PLAIN[name])
+    assert await told_to_a_foreign_server(asked, store, store.url, files, None)

@@ -219,10 +219,13 @@ async def test_a_link_that_takes_the_folders_place_is_not_followed(file: Path, t
     planted(victim)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(str(victim / other._wake._name))
-    Path(f"{file}.wake").rename(tmp_path / "away")
-    Path(f"{file}.wake").symlink_to(victim)
-    await one.leases.acquire("name", "ann#1", 10)
-    await other.close()
+        left.setblocking(False)
+        Path(f"{file}.wake").rename(tmp_path / "away")
+        Path(f"{file}.wake").symlink_to(victim)
+        await one.leases.acquire("name", "ann#1", 10)
+        await other.close()
+        with pytest.raises(BlockingIOError):
+            left.recv(1)
     assert (victim / other._wake._name).is_socket()
 
 
