@@ -34,9 +34,13 @@ def tls_fact(
     shown = version.replace("TLSv", "TLS ") or "TLS"
     against, why = authority or "the authorities of this machine", f" ({because})" if because else ""
     if verifies is None:
-        is_here = bool(known := list(hosts)) and all(host.startswith("/") or is_loopback(host) for host in known)
+        known = list(hosts)
+        is_here = bool(known) and all(host.startswith("/") or is_loopback(host) for host in known)
         return Fact(
-            name, f"no TLS: the connection {'stays on this machine' if is_here else 'is readable on the network'}"
+            name,
+            f"no TLS: the connection {'stays on this machine' if is_here else 'is readable on the network'}",
+            "anybody on the way can read what is sent, a password too; use TLS" if known and not is_here else "",
+            "no-tls",
         )
     if verifies == "nothing":
         return Fact(name, f"{shown}; nothing is verified{why}")

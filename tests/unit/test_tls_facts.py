@@ -38,4 +38,6 @@ def test_the_authorities_of_the_machine() -> None:
 )
 def test_who_can_read_it_without_tls(hosts: list[str], is_here: bool) -> None:
     says = "no TLS: the connection stays on this machine" if is_here else "no TLS: the connection is readable on the"
-    assert tls_fact(None, hosts, name="TLS of sentinels").value.startswith(says)
+    fact = tls_fact(None, hosts, name="TLS of sentinels")
+    assert fact.value.startswith(says)
+    assert fact.code == ("no-tls" if hosts and not is_here else "")

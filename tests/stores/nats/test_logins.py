@@ -128,7 +128,7 @@ async def test_a_login_by_the_seed_of_an_nkey(with_keys: Nats, tmp_path: Path) -
     file.write_text(f"{USER.seed}\n")
     async with opened(with_keys, "nkey", file) as backend:
         assert await backend.leases.names() is not None
-        assert await login_shown(backend) == "an nkey, without TLS"
+        assert await login_shown(backend) == "an nkey"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -137,7 +137,7 @@ async def test_a_login_by_credentials(with_operator: Nats, tmp_path: Path, end: 
     file.write_text(credentials(user_jwt(), USER.seed, end), newline="")
     async with opened(with_operator, "creds", file) as backend:
         assert await backend.leases.names() is not None
-        assert await login_shown(backend) == "a creds file, without TLS"
+        assert await login_shown(backend) == "a creds file"
 
 
 async def test_the_login_of_another_is_refused(with_keys: Nats, with_operator: Nats, tmp_path: Path) -> None:

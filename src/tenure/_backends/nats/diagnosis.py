@@ -61,7 +61,7 @@ async def diagnose(client: Client) -> list[Fact]:
     replicas = max((_replicas(one) for one in streams), default=0) if isinstance(streams, list) else 0
     facts.append(_versions([one.version for one in servers], max(replicas, client.options.replicas)))
     facts += [await _jetstream(client), *_kept(client, servers, streams)]
-    return [*facts, await _hints(client, [] if isinstance(streams, TenureError) else streams), _login(client, servers)]
+    return [*facts, await _hints(client, [] if isinstance(streams, TenureError) else streams), _login(client)]
 
 
 # --- servers -----------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ async def _hints(client: Client, streams: Iterable[Json]) -> Fact:
     )
 
 
-def _login(client: Client, servers: Sequence[Server]) -> Fact:
+def _login(client: Client) -> Fact:
     options, address = client.options, client.address
     kinds = {
         "a user and a password": address.username is not None,
@@ -259,12 +259,7 @@ def _login(client: Client, servers: Sequence[Server]) -> Fact:
         "a certificate": options.cert is not None,
     }
     kind = next((kind for kind, is_used in kinds.items() if is_used), "none")
-    is_encrypted = all(one.is_encrypted for one in servers)
-    advice, code = "", ""
+    advice = ""
     if kind == "none":
-        code = "nats-no-login"
         advice = "every program that reaches it can end leases and read all messages; require a login or certificates"
-    elif not is_encrypted:
-        code = "nats-no-tls"
-        advice = "it is sent without TLS, and so is all else; anybody on the way can read it"
-    return Fact("login", f"{kind}, {'with' if is_encrypted else 'without'} TLS", advice, code)
+    return Fact("login", kind, advice, "nats-no-login")
