@@ -292,12 +292,7 @@ def test_an_inbox_is_one_word(inbox: str) -> None:
         Url.parse(f"nats://127.0.0.1/?inbox={inbox}").options(Options)
 
 
-IN_ONE_ACCOUNT = pytest.mark.parametrize("server", [WithUsers], indirect=True, scope="module")
-"""In an account of its own, a subject that isn't imported looks like one of a server that is starting."""
-
-
-@IN_ONE_ACCOUNT
-async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: WithUsers) -> None:
+async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: Nats) -> None:
     async with acting(url_of(server, "observer")) as backend:
         await refused_for_good(
             backend,
@@ -307,13 +302,12 @@ async def test_a_campaign_without_the_right_fails_although_reading_has_worked(se
         )
 
 
-@IN_ONE_ACCOUNT
 @pytest.mark.parametrize(
     "act",
     [lambda backend: backend.queue("orders").send(b"x"), lambda backend: backend.queue("orders").receive()],
     ids=["send", "receive"],
 )
-async def test_a_queue_that_may_only_be_looked_at_is_refused_for_good(server: WithUsers, act: Act) -> None:
+async def test_a_queue_that_may_only_be_looked_at_is_refused_for_good(server: Nats, act: Act) -> None:
     async with acting(url_of(server, "observer")) as backend:
         await refused_for_good(
             backend, lambda backend: backend.queue("orders").settings(), act, "permissions violation for publish to"
