@@ -1,9 +1,8 @@
-"""What tests of roles ask for: an act that is refused in one line, which names the missing right; and for good."""
+"""What tests of roles ask for: an act that is refused in one line, which names the missing right."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
@@ -69,15 +68,3 @@ async def refused(backend: tenure.Backend, act: Act, *says: str) -> None:
     said = str(caught.value)
     assert "\n" not in said
     assert [word for word in says if word not in said] == [], said
-
-
-async def refused_for_good(backend: tenure.Backend, look: Act, act: Act, says: str) -> None:
-    """Check that *act*, which changes something, is a ``ConfigError`` with the words of *says*, although *look* works.
-
-    Who has never had the right may never get it: a candidate or a consumer that tried again for ever would only log it.
-    """
-    await look(backend)
-    for _ in range(2):  # neither the look nor the refusal is a reason to try again
-        with pytest.raises(tenure.ConfigError, match=re.escape(says)):
-            await act(backend)
-        await look(backend)

@@ -13,7 +13,7 @@ pytest.importorskip("aiohttp")
 from tests.docs.pages import commands
 from tests.servers import Etcd, private
 from tests.servers.etcd import end_of, in_base64
-from tests.stores.rights import Act, acting, lead, refused, refused_for_good
+from tests.stores.rights import Act, acting, lead, refused
 
 
 def order(server: Etcd, line: str) -> None:
@@ -82,13 +82,3 @@ async def test_all_else_is_refused_with_the_prefix(server: Etcd, what: str) -> N
     user, prefix, act = REFUSED[what]
     async with acting(url_of(server, user, prefix)) as backend:
         await refused(backend, act, "does not permit this user the keys", prefix or "tenure/", "docs/etcd.md")
-
-
-async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: Etcd) -> None:
-    async with acting(url_of(server, "observer")) as backend:
-        await refused_for_good(
-            backend,
-            lambda backend: backend.leaders(),
-            lambda backend: lead(backend, "led"),
-            "does not permit this user the keys",
-        )

@@ -14,7 +14,7 @@ import yaml
 
 from tests.docs.pages import ROOT, commands
 from tests.servers import Kubernetes, private
-from tests.stores.rights import Act, acting, lead, refused, refused_for_good
+from tests.stores.rights import Act, acting, lead, refused
 
 NAME = "nightly-report"
 """The election of the example."""
@@ -72,13 +72,3 @@ async def test_all_else_is_refused_with_the_verb(server: Kubernetes, what: str) 
     server.set(roles=roles)
     async with acting(server.url) as backend:
         await refused(backend, act, f"'{verb}'", "leases")
-
-
-async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: Kubernetes) -> None:
-    async with acting(server.url) as backend:
-        await lead(backend, NAME)
-    server.set(roles=OBSERVER)
-    async with acting(server.url) as backend:
-        await refused_for_good(
-            backend, lambda backend: backend.leaders(), lambda backend: lead(backend, NAME), "grant the verb 'update'"
-        )

@@ -25,7 +25,7 @@ from tenure._url import Url
 from tests.docs.pages import commands
 from tests.durations import until
 from tests.servers import Nats, patient, private
-from tests.stores.rights import TTL, Act, acting, lead, refused, refused_for_good
+from tests.stores.rights import TTL, Act, acting, lead, refused
 
 
 class WithUsers(Nats):
@@ -290,25 +290,3 @@ async def test_an_account_needs_the_information_and_may_have_one_election_only()
 def test_an_inbox_is_one_word(inbox: str) -> None:
     with pytest.raises(tenure.ConfigError, match="inbox must be one word"):
         Url.parse(f"nats://127.0.0.1/?inbox={inbox}").options(Options)
-
-
-async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: Nats) -> None:
-    async with acting(url_of(server, "observer")) as backend:
-        await refused_for_good(
-            backend,
-            lambda backend: backend.leaders(),
-            lambda backend: lead(backend, "led"),
-            'permissions violation for publish to "$KV.tenure-leases.',
-        )
-
-
-@pytest.mark.parametrize(
-    "act",
-    [lambda backend: backend.queue("orders").send(b"x"), lambda backend: backend.queue("orders").receive()],
-    ids=["send", "receive"],
-)
-async def test_a_queue_that_may_only_be_looked_at_is_refused_for_good(server: Nats, act: Act) -> None:
-    async with acting(url_of(server, "observer")) as backend:
-        await refused_for_good(
-            backend, lambda backend: backend.queue("orders").settings(), act, "permissions violation for publish to"
-        )

@@ -14,7 +14,7 @@ from tenure._backends import postgres
 from tests.docs.pages import commands
 from tests.servers import Postgres, private
 from tests.stores.postgres.migrated import native
-from tests.stores.rights import Act, acting, lead, refused, refused_for_good
+from tests.stores.rights import Act, acting, lead, refused
 
 
 @pytest.fixture(scope="module")
@@ -101,37 +101,3 @@ async def test_an_observer_changes_nothing_and_reads_no_body(server: Postgres, a
 async def test_no_role_of_the_page_makes_tables(server: Postgres, role: str) -> None:
     with pytest.raises(tenure.ConfigError, match="CREATE on the database"):
         await postgres.migrate(f"{url_of(server, role)}?schema=theirs")
-
-
-async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: Postgres) -> None:
-    async with acting(url_of(server, "observer")) as backend:
-        await refused_for_good(
-            backend,
-            lambda backend: backend.leaders(),
-            lambda backend: lead(backend, "led"),
-            "permission denied for table lease",
-        )
-
-
-@pytest.mark.parametrize(
-    "act",
-    [lambda backend: backend.queue("orders").send(b"x"), lambda backend: backend.queue("orders").receive()],
-    ids=["send", "receive"],
-)
-async def test_a_queue_that_may_only_be_looked_at_is_refused_for_good(server: Postgres, act: Act) -> None:
-    async with acting(url_of(server, "observer")) as backend:
-        await refused_for_good(
-            backend, lambda backend: backend.queue("orders").stats(), act, "permission denied for table message"
-        )
-
-
-async def test_a_right_that_is_revoked_for_a_while_is_no_reason_to_give_up(server: Postgres) -> None:
-    change = "UPDATE ON tenure.lease"
-    async with acting(url_of(server, "candidate")) as backend, native(server.url) as connection:
-        await lead(backend, "revoked")
-        await connection.execute(f"REVOKE {change} FROM candidate")
-        try:
-            with pytest.raises(tenure.Unavailable, match="it worked before, so tenure tries again"):
-                await lead(backend, "revoked")
-        finally:
-            await connection.execute(f"GRANT {change} TO candidate")

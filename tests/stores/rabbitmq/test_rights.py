@@ -20,7 +20,7 @@ from tests.docs.pages import commands
 from tests.durations import PATIENCE, until
 from tests.servers import RabbitMQ, private
 from tests.servers.rabbitmq import ROOT, US
-from tests.stores.rights import Act, acting, refused, refused_for_good
+from tests.stores.rights import Act, acting, refused
 
 
 def order(server: RabbitMQ, line: str) -> None:
@@ -144,16 +144,6 @@ async def test_all_else_is_refused_with_the_name_of_the_queue(server: RabbitMQ, 
     user, act = REFUSED[what]
     async with acting(url_of(server, user)) as backend:
         await refused(backend, act, f"refused for user '{user}'", "access to queue '", "rabbitmqctl set_permissions")
-
-
-async def test_a_queue_whose_settings_can_be_read_is_refused_for_good(server: RabbitMQ) -> None:
-    async with acting(url_of(server, "producer")) as backend:
-        await refused_for_good(
-            backend,
-            lambda backend: backend.queue("orders").settings(),
-            lambda backend: backend.queue("orders").receive(),
-            "access to queue 'orders'",
-        )
 
 
 # --- delayed messages ---

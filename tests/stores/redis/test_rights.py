@@ -17,7 +17,7 @@ from tenure._backends import redis
 from tenure._url import Url
 from tests.docs.pages import commands
 from tests.servers import Redis, patient, private
-from tests.stores.rights import Act, acting, lead, refused, refused_for_good
+from tests.stores.rights import Act, acting, lead, refused
 
 PERMIT = "does not permit this user", "docs/redis.md"
 
@@ -151,20 +151,3 @@ async def test_no_role_reads_passwords_or_changes_what_runs_for_others(
     async with aioredis.Redis.from_url(url_of(server, user)) as client:
         with pytest.raises(NoPermissionError):
             await client.execute_command(*command)  # type: ignore[no-untyped-call]
-
-
-async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: Redis) -> None:
-    async with acting(url_of(server, "observer")) as backend:
-        await refused_for_good(
-            backend, lambda backend: backend.leaders(), lambda backend: lead(backend, "led"), PERMIT[0]
-        )
-
-
-@pytest.mark.parametrize(
-    "act",
-    [lambda backend: backend.queue("others").send(b"x"), lambda backend: backend.queue("others").receive()],
-    ids=["send", "receive"],
-)
-async def test_a_queue_that_may_only_be_looked_at_is_refused_for_good(server: Redis, act: Act) -> None:
-    async with acting(url_of(server, "observer")) as backend:
-        await refused_for_good(backend, lambda backend: backend.queue("others").stats(), act, PERMIT[0])

@@ -16,7 +16,7 @@ import tenure
 from tests.docs.pages import commands
 from tests.durations import until
 from tests.servers import ZooKeeper, private
-from tests.stores.rights import TTL, Act, acting, lead, refused, refused_for_good
+from tests.stores.rights import TTL, Act, acting, lead, refused
 
 TICK = 0.1
 RIGHTS = {"c": 4, "d": 8, "r": 1, "w": 2, "a": 16}
@@ -90,13 +90,6 @@ async def test_all_else_is_refused(server: ZooKeeper, what: str) -> None:
     path, act = REFUSED[what]
     async with acting(url_of(server, "looks").replace("/apps", path)) as backend:
         await refused(backend, act, "does not permit this client", "docs/zookeeper.md")
-
-
-async def test_a_campaign_without_the_right_fails_although_reading_has_worked(server: ZooKeeper) -> None:
-    async with acting(url_of(server, "looks")) as backend:
-        await refused_for_good(
-            backend, lambda backend: backend.leaders(), lambda backend: lead(backend, "led"), "docs/zookeeper.md"
-        )
 
 
 def nodes_below(client: KazooClient, path: str) -> list[str]:

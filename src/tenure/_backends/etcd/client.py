@@ -32,7 +32,6 @@ from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
 from tenure._tls_context import tls_context
-from tenure._worked import Kind, Worked
 from tenure.errors import ConfigError, TenureError
 
 TEXT_MAX = 1_000
@@ -206,7 +205,7 @@ class Client:
         """Of the present login; empty if the servers have no users, None if the login is still to be made."""
         self._login_turn = asyncio.Lock()
         self._worked = False
-        self._permitted = Worked()
+        self._permitted = False
         self._closed = False
 
     def until(self, within: float | None = None) -> float:
@@ -371,12 +370,12 @@ class Client:
             has_certificate=self.options.cert is not None,
             prefix=self.options.prefix,
             worked=self._worked,
-            permitted=self._permitted.was_permitted(Kind.LEAD),
+            permitted=self._permitted,
         )
 
     def note_permitted(self) -> None:
         """Note that a write was permitted: if one is refused later, rights are being changed."""
-        self._permitted.note(Kind.LEAD)
+        self._permitted = True
 
     def require_open(self) -> None:
         """Raise ``ConfigError`` after :meth:`close`."""

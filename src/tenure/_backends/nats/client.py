@@ -40,7 +40,6 @@ from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._tls_context import tls_context
-from tenure._worked import Kind, Worked
 from tenure.errors import TenureError, Unavailable
 
 T = TypeVar("T")
@@ -92,23 +91,15 @@ class Client:
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._connecting: dict[asyncio.AbstractEventLoop, asyncio.Task[Connection]] = {}
         self._closing = Tasks()
-        self._worked = Worked()
+        self._worked = False
         self._closed = False
         self._first = 0  # the server to try first: the one that was reached last, or the next one if it gave no answer
         domain = f"$JS.{options.domain}.API" if options.domain else "$JS.API"
         self.api: str = domain
         """The beginning of the subjects of JetStream's requests."""
 
-    async def run(
-        self, ask: Callable[[Connection], Awaitable[T]], *, within: float | None = None, kind: Kind = Kind.QUEUE
-    ) -> T:
+    async def run(self, ask: Callable[[Connection], Awaitable[T]], *, within: float | None = None) -> T:
         """Return the result of *ask*, which may send several requests, within *within* seconds.
-
-        Args:
-            ask: Sends the requests.
-            within: Seconds; the option timeout if None.
-            kind: Which rights they need. That leases may be changed is noted by :meth:`note_permitted`: a candidate
-                that finds a leader only reads.
 
         Raises:
             Unavailable: There was no answer: the request may have been executed, wholly or in part, or not.
@@ -124,29 +115,19 @@ class Client:
         except FAILURES as error:
             if isinstance(error, TimeoutError) and connection is not None:  # of this limit, or of one request
                 self._retire(connection)
-            raise self._translated(error, within, kind) from error
-        self._worked.note(Kind.READ if kind is Kind.LEAD else kind)
+            raise self._translated(error, within) from error
+        self._worked = True
         return answer
-
-    def note_permitted(self, kind: Kind) -> None:
-        """Note that a request of this *kind* was permitted."""
-        self._worked.note(kind)
 
     def translate(self, error: Exception) -> TenureError:
         """Return an error of a request as one of ours."""
         if isinstance(error, TenureError):
             return error
-        return self._translated(error, self.options.timeout, Kind.QUEUE)
+        return self._translated(error, self.options.timeout)
 
-    def _translated(self, error: Exception, within: float, kind: Kind) -> TenureError:
-        return translate(
-            error,
-            self.address,
-            within,
-            worked=bool(self._worked),
-            permitted=self._worked.was_permitted(kind),
-            has_certificate=self.options.cert is not None,
-        )
+    def _translated(self, error: Exception, within: float) -> TenureError:
+        shows = self.options.cert is not None
+        return translate(error, self.address, within, worked=self._worked, has_certificate=shows)
 
     async def connection(self) -> Connection:
         """Return the open connection of this loop, or open one.

@@ -12,7 +12,6 @@ from tenure._backends.nats.leases import SERIALIZABLE, is_reporting
 from tenure._foreign import a_count, a_list, an_object, read_or
 from tenure._opened import Fact
 from tenure._tls_facts import tls_fact
-from tenure._worked import Kind
 from tenure.errors import TenureError
 
 Version = tuple[int, int, int]
@@ -55,7 +54,7 @@ async def diagnose(client: Client) -> list[Fact]:
     facts.append(tls_fact("certificate and name" if is_encrypted else None, hosts, authority=client.options.ca))
     streams: list[Json] | TenureError
     try:
-        streams = await client.run(lambda connection: _streams(client, connection), kind=Kind.READ)
+        streams = await client.run(lambda connection: _streams(client, connection))
     except TenureError as error:
         streams = error
     replicas = max((_replicas(one) for one in streams), default=0) if isinstance(streams, list) else 0
@@ -115,7 +114,7 @@ def _written(version: Version) -> str:
 
 async def _jetstream(client: Client) -> Fact:
     try:
-        found = await client.run(lambda connection: client.call(connection, "INFO"), kind=Kind.READ)
+        found = await client.run(lambda connection: client.call(connection, "INFO"))
     except TenureError as error:
         return Fact("JetStream", "can't be asked", str(error), error.code)
     used, limits = read_or(a_count, found.get("storage"), 0), read_or(an_object, found.get("limits"), {})
@@ -236,7 +235,7 @@ async def _hints(client: Client, streams: Iterable[Json]) -> Fact:
         return connection.may_subscribe(subject)
 
     try:
-        is_permitted = await client.run(may_subscribe, kind=Kind.READ)
+        is_permitted = await client.run(may_subscribe)
     except TenureError as error:
         return Fact("hints", "can't be tried", str(error), error.code)
     if is_permitted:

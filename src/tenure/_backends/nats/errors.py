@@ -82,18 +82,12 @@ _ADVICE = TlsAdvice(plain="turn TLS on there; or, if clear text is meant, remove
 
 
 def translate(
-    error: Exception,
-    address: Address,
-    timeout: float,
-    *,
-    worked: bool,
-    permitted: bool,
-    has_certificate: bool = False,
+    error: Exception, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
 ) -> TenureError:
     """Turn an error of the client, of the connection or of JetStream at *address* into one of ours.
 
-    A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
-    servers are being changed, and may work again.
+    A permanent error is a ``ConfigError``, unless the client *worked* before: then the servers are being changed, and
+    may work again.
     """
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     text = str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
@@ -101,10 +95,9 @@ def translate(
         case Refusal():
             return _refusal(error, address, lasting)
         case NotPermitted():
-            forbidden = (
-                f"{address} does not permit this user what tenure needs: {error}; see docs/nats.md for the subjects"
+            return lasting(
+                f"{address} does not permit this user what tenure needs: {text}; see docs/nats.md for the subjects"
             )
-            return Unavailable(f"{forbidden} (it was permitted before)") if permitted else ConfigError(forbidden)
         case BadLoginFile():
             return lasting(f"{text}, so there is no login for {address}")
         case NoJetStream():

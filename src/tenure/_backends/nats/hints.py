@@ -28,7 +28,6 @@ from tenure._backends.nats.observations import Observations
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
-from tenure._worked import Kind
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class Hints:
 
     async def run(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
         """Return the result of *ask*, within a time limit."""
-        return await self._client.run(ask, kind=Kind.READ)
+        return await self._client.run(ask)
 
     def notify(self, name: str) -> None:
         """Give the listeners of *name* a hint."""

@@ -54,7 +54,6 @@ from tenure._foreign import a_count, an_object, read_or
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.clock import Clock
 from tenure._runtime.together import together
-from tenure._worked import Kind
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -129,7 +128,7 @@ class NatsLeases:
                 seen = await self._read_again(connection, name, number)
             raise self._changed_too_often(name)
 
-        return await self._client.run(acquire, within=self._patience(ttl), kind=Kind.LEAD)
+        return await self._client.run(acquire, within=self._patience(ttl))
 
     # --- an existing term ---
 
@@ -143,9 +142,7 @@ class NatsLeases:
 
         async def renew(grant: Grant) -> Granted | Lost | NoAnswer | TenureError:
             try:
-                return await self._client.run(
-                    lambda connection: self._renew(connection, grant, ttl), within=within, kind=Kind.LEAD
-                )
+                return await self._client.run(lambda connection: self._renew(connection, grant, ttl), within=within)
             except ForeignRecord as error:
                 return NoAnswer(str(error))
             except TenureError as error:
@@ -189,7 +186,7 @@ class NatsLeases:
                 seen = await self._read_again(connection, grant.name, number)
             raise self._changed_too_often(grant.name)
 
-        return await self._client.run(release, kind=Kind.LEAD)
+        return await self._client.run(release)
 
     # --- questions ---
 
@@ -197,7 +194,7 @@ class NatsLeases:
         """Return the holder of *name*, without changing anything. A process that asks for the first time can't know
         whether the holder is still alive, so ``remaining`` is None then."""
         require_name(name)
-        seen = await self._client.run(lambda connection: self._read(connection, name), kind=Kind.READ)
+        seen = await self._client.run(lambda connection: self._read(connection, name))
         return self._told(name, seen, self._observed.now)
 
     async def inspect_many(self, names: Sequence[str]) -> Sequence[HeldBy | Vacant]:
@@ -219,7 +216,7 @@ class NatsLeases:
         async def look(connection: Connection) -> Sequence[Observation | None]:
             return await together(partial(self._read_any, connection), names, READ_AT_ONCE)
 
-        return await self._client.run(look, kind=Kind.READ)
+        return await self._client.run(look)
 
     async def _read_any(self, connection: Connection, name: str) -> Observation | None:
         try:
@@ -237,7 +234,7 @@ class NatsLeases:
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
-        return usable_names(sorted(await self._client.run(self._listed, kind=Kind.READ)))
+        return usable_names(sorted(await self._client.run(self._listed)))
 
     async def _listed(self, connection: Connection) -> set[str]:
         """Read the list of keys in pages, and the names of those that are cut."""
@@ -280,7 +277,7 @@ class NatsLeases:
                     return True
             raise self._changed_too_often(name)
 
-        return await self._client.run(ask, kind=Kind.LEAD)
+        return await self._client.run(ask)
 
     def hints(self, name: str) -> AsyncIterator[None]:
         """Yield when something changed for *name*; a mere renewal gives no hint."""
@@ -377,7 +374,6 @@ class NatsLeases:
                 if last:
                     return None  # the bucket was deleted, or has no leader: reading it will tell
             else:
-                self._client.note_permitted(Kind.LEAD)
                 return int(answer["seq"])
         raise Refusal(NO_LEADER, f"no server takes {subject!r}, or this user's account does not import it")
 

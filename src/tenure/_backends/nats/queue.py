@@ -53,7 +53,6 @@ from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
-from tenure._worked import Kind
 from tenure.errors import MessageRefused
 
 QUEUE_TRAITS = QueueTraits(
@@ -160,14 +159,12 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings of *queue*."""
-        record, _ = await self._client.run(
-            lambda connection: self._places.read_record(connection, queue), kind=Kind.READ
-        )
+        record, _ = await self._client.run(lambda connection: self._places.read_record(connection, queue))
         return QueueSettings(**record.settings)
 
     async def names(self) -> Sequence[str]:
         """List every queue that has a stream, sorted."""
-        return sorted(await self._client.run(self._places.queues, kind=Kind.READ))
+        return sorted(await self._client.run(self._places.queues))
 
     # --- deletion ---
 
@@ -234,7 +231,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
                 await self._clock.ensure_known(connection, self._places.place_of(next(iter(records))).stream)
             return records
 
-        records = await self._client.run(ask, within=LONG, kind=Kind.READ)
+        records = await self._client.run(ask, within=LONG)
         now = self._clock.now()
         return [queue for queue, one in records.items() if one.idle_at is not None and one.idle_at <= now][:100]
 
@@ -243,7 +240,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Store *messages*, up to ``SEND_MAX`` at a time; return their ids. On an exception, some may be stored."""
         self.refusals.check_messages(messages)
-        requests = await self._client.run(partial(self._requests, queue=queue, messages=messages), kind=Kind.READ)
+        requests = await self._client.run(partial(self._requests, queue=queue, messages=messages))
         numbers: list[int] = []
         for first in range(0, len(requests), SEND_MAX):
             store = partial(self._store, queue=queue, requests=requests[first : first + SEND_MAX])
@@ -420,14 +417,12 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*; those that are put off count as locked."""
-        return await self._client.run(lambda connection: self._live.stats(connection, queue), kind=Kind.READ)
+        return await self._client.run(lambda connection: self._live.stats(connection, queue))
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show the messages that are ready, or delayed and not put off yet."""
         self.refusals.check_selection(which)
-        return await self._client.run(
-            lambda connection: self._live.peek(connection, queue, which, limit), within=LONG, kind=Kind.READ
-        )
+        return await self._client.run(lambda connection: self._live.peek(connection, queue, which, limit), within=LONG)
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove messages that are not locked."""
@@ -441,7 +436,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
         return await self._client.run(
-            lambda connection: self._dead_letters.peek(connection, queue, which, limit), within=LONG, kind=Kind.READ
+            lambda connection: self._dead_letters.peek(connection, queue, which, limit), within=LONG
         )
 
     async def redrive(
@@ -463,4 +458,4 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Return which *ids* the queue's inbox remembers."""
-        return await self._client.run(lambda connection: self._inbox.handled(connection, queue, ids), kind=Kind.READ)
+        return await self._client.run(lambda connection: self._inbox.handled(connection, queue, ids))

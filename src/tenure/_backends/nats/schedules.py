@@ -13,7 +13,6 @@ from tenure._backends.nats.places import Places, Record
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._queue.broker import Schedules
 from tenure._queue.schedule_steps import Act
-from tenure._worked import Kind
 
 T = TypeVar("T")
 
@@ -33,7 +32,7 @@ class NatsSchedules:
 
     async def kept(self, queue: str) -> Schedules:
         """Return the texts that are kept of the schedules of *queue*."""
-        record, _ = await self._client.run(partial(self._read, queue=queue), kind=Kind.READ)
+        record, _ = await self._client.run(partial(self._read, queue=queue))
         return Schedules(record.schedules, self._clock.now())
 
     async def change(self, queue: str, schedule: str, act: Act[T]) -> T:

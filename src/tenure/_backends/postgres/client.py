@@ -30,7 +30,6 @@ from tenure._opened import Fact
 from tenure._runtime.closing import close_together
 from tenure._tls_failures import NoTls, TlsAdvice, tls_error
 from tenure._url import Url
-from tenure._worked import Kind, Worked
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -38,12 +37,11 @@ T = TypeVar("T")
 _ROLLED_BACK = {"40001", "40P01"}  # serialization failure, deadlock: the request may be repeated
 _NOT_SENT = ("cannot switch to state", "connection is closed")  # the driver's texts if an idle connection was closed
 
-_NO_RIGHT = "42501"
 _REFUSED = {
     "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
     "28000": "refused the login; check the user, the password and the server's pg_hba.conf",
     "3D000": "has no such database; create it with: createdb NAME",
-    _NO_RIGHT: "denied this user a right that tenure needs; GRANT USAGE on its schema, and on its tables what the role "
+    "42501": "denied this user a right that tenure needs; GRANT USAGE on its schema, and on its tables what the role "
     "needs, see docs/postgresql.md (Rights)",
     "0A000": "lacks a feature that tenure needs; use PostgreSQL 13 or newer",
 }
@@ -69,22 +67,14 @@ class RowLocked(Unavailable):
 
 
 def translate(
-    error: Exception,
-    url: Url,
-    options: Options,
-    encryption: Encryption,
-    *,
-    worked: bool,
-    permitted: bool,
-    waited: float,
+    error: Exception, url: Url, options: Options, encryption: Encryption, *, worked: bool, waited: float
 ) -> TenureError:
     """Turn an error of the driver or the server, after *waited* seconds, into one of ours.
 
-    A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
-    database is being changed, and may work again.
+    A permanent error is a ``ConfigError``, unless the client *worked* before: then the database is being changed, and
+    may work again.
     """
     code: str = getattr(error, "sqlstate", None) or ""
-    worked = permitted if code == _NO_RIGHT else worked
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
     match error:
@@ -168,7 +158,7 @@ class Client:
         self.warnings: tuple[Fact, ...] = self.encryption.warnings
         self._by_loop: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
         self._checked = False
-        self._worked = Worked()
+        self._worked = False
         self._closed = False
         self._accepts_settings = True  # until a pooler has refused them
 
@@ -179,7 +169,6 @@ class Client:
         within: float | None = None,
         queue_for: float | None = None,
         urgent: bool = False,
-        kind: Kind = Kind.QUEUE,
     ) -> list[asyncpg.Record]:
         """Return the rows of *statement*, run in a transaction of its own.
 
@@ -189,18 +178,13 @@ class Client:
             within: How many seconds it may take, if fewer than the option timeout.
             queue_for: How many of them it may wait for a connection, if fewer.
             urgent: Whether it uses the connection for urgent requests, and waits for no others.
-            kind: Which rights it needs.
 
         Raises:
             Unavailable: There was no answer in time: the statement may have been executed or not.
             ConfigError: The database can't be used as it is.
         """
         return await self.run(
-            lambda connection: connection.fetch(statement, *values),
-            within=within,
-            queue_for=queue_for,
-            urgent=urgent,
-            kind=kind,
+            lambda connection: connection.fetch(statement, *values), within=within, queue_for=queue_for, urgent=urgent
         )
 
     async def run(
@@ -210,7 +194,6 @@ class Client:
         within: float | None = None,
         queue_for: float | None = None,
         urgent: bool = False,
-        kind: Kind = Kind.QUEUE,
     ) -> T:
         """Return the result of *work* on a connection; it must leave no transaction open. Raises like :meth:`fetch`.
 
@@ -218,8 +201,8 @@ class Client:
         """
         if not self._checked:
             within = await self._check_first(self.bound(within))
-        answer = await self._run_unchecked(work, within, queue_for, urgent, kind)
-        self._worked.note(kind)
+        answer = await self._run_unchecked(work, within, queue_for, urgent)
+        self._worked = True
         return answer
 
     async def _run_unchecked(
@@ -228,7 +211,6 @@ class Client:
         within: float | None = None,
         queue_for: float | None = None,
         urgent: bool = False,
-        kind: Kind = Kind.READ,
     ) -> T:
         """Do the same as :meth:`run`, without a check of the schema."""
         if self._closed:
@@ -246,7 +228,7 @@ class Client:
                     raise
                 if attempt == 1 and _had_no_effect(error):
                     continue
-                raise self.translate(error, asked_at, within, kind) from error
+                raise self.translate(error, asked_at, within) from error
         raise AssertionError("the second attempt neither answered nor failed")
 
     def bound(self, within: float | None = None) -> float:
@@ -292,17 +274,10 @@ class Client:
             self._accepts_settings = False
         return await self.connect()
 
-    def translate(self, error: Exception, asked_at: float, within: float, kind: Kind = Kind.READ) -> TenureError:
+    def translate(self, error: Exception, asked_at: float, within: float) -> TenureError:
         """Turn the driver's *error* about a request sent at *asked_at*, for *within* seconds, into one of ours."""
-        return translate(
-            error,
-            self.url,
-            self.options,
-            self.encryption,
-            worked=bool(self._worked),
-            permitted=self._worked.was_permitted(kind),
-            waited=min(time.monotonic() - asked_at, within),
-        )
+        waited = min(time.monotonic() - asked_at, within)
+        return translate(error, self.url, self.options, self.encryption, worked=self._worked, waited=waited)
 
     async def close(self) -> None:
         """Close every connection, of every loop."""

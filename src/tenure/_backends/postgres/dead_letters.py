@@ -15,7 +15,6 @@ from tenure._backends.postgres.wake import Wake
 from tenure._queue.broker import Selection
 from tenure._queue.identity import spellings_of
 from tenure._queue.message import DeadMessage
-from tenure._worked import Kind
 
 REDRIVE_BATCH = 5_000
 """Dead letters that are put back or removed in one statement."""
@@ -62,7 +61,7 @@ class DeadLetters:
         which = await self._dated(which)
         batch = REDRIVE_BATCH if to is None else MOVE_BATCH
         if limit is None or limit > batch:  # a redriven message that dies again meanwhile is not redriven again
-            [[now]] = await self._client.fetch(f"SELECT {self._schema}.clock()", kind=Kind.READ)
+            [[now]] = await self._client.fetch(f"SELECT {self._schema}.clock()")
             which = replace(which, dead_before=now if which.dead_before is None else min(now, which.dead_before))
         total = 0
         while limit is None or total < limit:
@@ -97,7 +96,7 @@ class DeadLetters:
         """Return *which* with an absolute time, by the server's clock, in place of an age."""
         if which.dead_for is None:
             return which
-        [(now,)] = await self._client.fetch(f"SELECT {self._schema}.clock()", kind=Kind.READ)
+        [(now,)] = await self._client.fetch(f"SELECT {self._schema}.clock()")
         return which.at(now)
 
 

@@ -9,7 +9,6 @@ from tenure._backends.postgres.connections import Connection
 from tenure._backends.postgres.statements import VERSION
 from tenure._opened import Fact
 from tenure._tls_facts import Verifies, tls_fact
-from tenure._worked import Kind
 
 _FACTS = """
 SELECT current_setting('server_version') AS version,
@@ -24,7 +23,7 @@ SELECT current_setting('server_version') AS version,
 
 async def diagnose(client: Client) -> list[Fact]:
     """Return facts about the server of *client*."""
-    [row] = await client.fetch(_FACTS, kind=Kind.READ)
+    [row] = await client.fetch(_FACTS)
     risky = "" if row["fsync"] == "on" else "a power failure can lose committed changes; set fsync = on"
     lazy = "" if row["commits"] != "off" else "a crash can lose the newest changes, tokens too; set it to on"
     old = row["oldest"] or 0.0
@@ -34,7 +33,7 @@ async def diagnose(client: Client) -> list[Fact]:
         Fact("schema", f"{client.options.schema}, version {VERSION}"),
         Fact("synchronous_commit", row["commits"], lazy, "postgres-synchronous-commit"),
         Fact("fsync", row["fsync"], risky, "postgres-fsync"),
-        await client.run(lambda connection: _tls(client, connection), kind=Kind.READ),
+        await client.run(lambda connection: _tls(client, connection)),
         Fact("connections", f"{row['used']} of {row['most']}; {client.options.pool} for each loop here"),
         Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else "", "postgres-long-transaction"),
     ]

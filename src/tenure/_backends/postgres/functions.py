@@ -13,7 +13,6 @@ from tenure._queue.checks import COUNT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Died
 from tenure._queue.notes import read_deliveries, read_reason
-from tenure._worked import Kind
 
 DIED_MAX = 10_000
 """The newest deaths of a queue that are kept at most until this process's next claim reports them."""
@@ -27,10 +26,6 @@ _DEATHS = "nullif(current_setting('tenure.died', true), '')"
 
 _FREED = "nullif(current_setting('tenure.freed', true), '')"
 """Not NULL if the transaction has freed places of a queue with ``max_locked``; see ``_note_freed`` in limits.sql."""
-
-
-_READING = frozenset({"names", "schedules", "peek_dead", "peek_deferred", "counts", "catch_up", "idle", "read_state"})
-"""Functions that users may call who may only read: with ``catch_up``, they apply nothing that is due."""
 
 
 class QueueFunctions:
@@ -56,23 +51,18 @@ class QueueFunctions:
 
     async def rows(self, name: str, *values: object) -> list[Any]:
         """Return the rows of a function."""
-        return await self._client.fetch(
-            f"SELECT * FROM {self.call_text(name, len(values))}", *values, kind=_kind_of(name)
-        )
+        return await self._client.fetch(f"SELECT * FROM {self.call_text(name, len(values))}", *values)
 
     async def call(self, name: str, *values: object) -> Any:
         """Return the result of a function."""
-        [row] = await self._client.fetch(f"SELECT {self.call_text(name, len(values))}", *values, kind=_kind_of(name))
+        [row] = await self._client.fetch(f"SELECT {self.call_text(name, len(values))}", *values)
         return row[0]
 
     async def rows_with_deaths(self, name: str, queue: str, *values: object) -> list[Any]:
         """Return the rows of a function, and note the deaths of *queue* that it found; without rows, one of NULLs."""
         call = self.call_text(name, 1 + len(values))
         rows = await self._client.fetch(
-            f"SELECT (SELECT {_DEATHS}), f.* FROM (SELECT) AS x LEFT JOIN LATERAL {call} AS f ON true",
-            queue,
-            *values,
-            kind=_kind_of(name),
+            f"SELECT (SELECT {_DEATHS}), f.* FROM (SELECT) AS x LEFT JOIN LATERAL {call} AS f ON true", queue, *values
         )
         self.deaths.note(queue, rows[0][0])
         return [row[1:] for row in rows]
@@ -80,24 +70,19 @@ class QueueFunctions:
     async def call_with_deaths(self, name: str, queue: str, *values: object) -> Any:
         """Return the result of a function, and note the deaths of *queue* that it found."""
         statement = self.call_text_with_deaths(name, 1 + len(values))
-        [(answer, deaths)] = await self._client.fetch(statement, queue, *values, kind=_kind_of(name))
+        [(answer, deaths)] = await self._client.fetch(statement, queue, *values)
         self.deaths.note(queue, deaths)
         return answer
 
     async def call_with_freed(self, name: str, *values: object) -> tuple[Any, bool]:
         """Return the result of a function, and whether it has freed places of a queue with ``max_locked``."""
-        statement = self.call_text_with_freed(name, len(values))
-        [(answer, freed)] = await self._client.fetch(statement, *values, kind=_kind_of(name))
+        [(answer, freed)] = await self._client.fetch(self.call_text_with_freed(name, len(values)), *values)
         return answer, freed is not None
 
     async def apply_due(self, queue: str) -> None:
         """Apply all that is due, in steps, each of which ends long before the server's time limit."""
         while await self.call_with_deaths("catch_up", queue):
             pass
-
-
-def _kind_of(name: str) -> Kind:
-    return Kind.READ if name in _READING else Kind.QUEUE
 
 
 def _read_deaths(text: str) -> list[tuple[int, str | None, int, str]]:

@@ -13,7 +13,6 @@ from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._foreign import clipped, read_json, read_or, texts
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure._worked import Kind
 from tenure.errors import ConfigError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -72,7 +71,6 @@ class PostgresLeases:
                     within=within,
                     # Soon after, the candidate has given up: a late request would win a lease that is released at once.
                     queue_for=ttl / 8,
-                    kind=Kind.LEAD,
                 )
             except ConfigError as error:
                 if getattr(error.__cause__, "sqlstate", None) != OUT_OF_RANGE:
@@ -103,15 +101,11 @@ class PostgresLeases:
         within = self._client.bound(_patience(ttl))
         wait = milliseconds(min(LOCK_WAIT, ttl / 15, within))
         try:
-            rows = await self._client.fetch(
-                self._sql["renew"], *columns, ttl, wait, within=within, urgent=True, kind=Kind.LEAD
-            )
+            rows = await self._client.fetch(self._sql["renew"], *columns, ttl, wait, within=within, urgent=True)
         except RowLocked as error:
             if len(grants) == 1:
                 raise
-            rows = await self._client.fetch(
-                self._sql["renew_unlocked"], *columns, ttl, within=within, urgent=True, kind=Kind.LEAD
-            )
+            rows = await self._client.fetch(self._sql["renew_unlocked"], *columns, ttl, within=within, urgent=True)
             return [
                 NoAnswer(str(error)) if is_locked else _renewed(grant, resign_asked)
                 for grant, (resign_asked, is_locked) in zip(grants, rows, strict=True)
@@ -134,12 +128,12 @@ class PostgresLeases:
             require_name(name)
         if not names:
             return []
-        rows = await self._client.fetch(self._sql["inspect"], list(names), kind=Kind.READ)
+        rows = await self._client.fetch(self._sql["inspect"], list(names))
         return [_seen(name, *row) for name, row in zip(names, rows, strict=True)]
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""
-        return [name for (name,) in await self._client.fetch(self._sql["names"], kind=Kind.READ)]
+        return [name for (name,) in await self._client.fetch(self._sql["names"])]
 
     async def ask_to_resign(self, name: str) -> bool:
         """Request that the present holder resigns; False if there is none."""
@@ -154,8 +148,7 @@ class PostgresLeases:
     async def _change(self, statement: str, *values: object, topic: str) -> bool:
         """Run a statement that notifies other processes if it has changed a row; return whether it has."""
         wait = milliseconds(self._client.bound())
-        given = *values, self._channel, f":{topic}", wait
-        changed = bool(await self._client.fetch(self._sql[statement], *given, kind=Kind.LEAD))
+        changed = bool(await self._client.fetch(self._sql[statement], *values, self._channel, f":{topic}", wait))
         if changed:
             self._wake.notify_here(topic)
         return changed

@@ -19,7 +19,6 @@ from tenure._queue.broker import LiveSelection
 from tenure._queue.checks import INT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import Delivery, LiveMessage, State
-from tenure._worked import Kind
 
 PURGE_BATCH = 1_000
 """Live messages that are purged in one transaction."""
@@ -50,7 +49,7 @@ class LiveMessages:
     async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages for good, some of one priority or state in each step."""
         await self._functions.apply_due(queue)
-        [[now]] = await self._client.fetch(f"SELECT {self._schema}.clock()", kind=Kind.READ)
+        [[now]] = await self._client.fetch(f"SELECT {self._schema}.clock()")
         which = replace(which, sent_before=now if which.sent_before is None else min(now, which.sent_before))
         if dry_run:
             states = [state for state in _states(which) if state != _LOCKED]
@@ -106,7 +105,7 @@ class LiveMessages:
                 raise asyncpg.ReadOnlySQLTransactionError("it can only be read")
             return [holds for holds, _ in rows]
 
-        return await self._client.run(look, kind=Kind.READ)
+        return await self._client.run(look)
 
     async def _planned(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of one of the statements about live messages."""
@@ -116,7 +115,7 @@ class LiveMessages:
                 await connection.execute(PLANNED)
                 return await connection.fetch(live_statements(self._schema)[statement], *values)
 
-        return await self._client.run(fetch, kind=Kind.READ)
+        return await self._client.run(fetch)
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""

@@ -73,7 +73,6 @@ from tenure._queue.verdicts import (
     Settlement,
     Verdict,
 )
-from tenure._worked import Kind
 from tenure.errors import ConfigError
 
 QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True, surveys=True)
@@ -123,7 +122,6 @@ class PostgresBroker:
                 f"SELECT {_SETTINGS}, ARRAY(SELECT d.setting FROM {self._schema}.declared AS d WHERE d.queue = q.id) "
                 f"FROM {self._schema}.queue AS q WHERE name = $1",
                 queue,
-                kind=Kind.READ,
             )
             if rows and not undeclared(changes, rows[0][-1]):
                 return _settings_of(tuple(rows[0])[:-1])
@@ -149,9 +147,7 @@ class PostgresBroker:
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings that hold for *queue*."""
-        rows = await self._client.fetch(
-            f"SELECT {_SETTINGS} FROM {self._schema}.queue WHERE name = $1", queue, kind=Kind.READ
-        )
+        rows = await self._client.fetch(f"SELECT {_SETTINGS} FROM {self._schema}.queue WHERE name = $1", queue)
         return _settings_of(rows[0]) if rows else QueueSettings()
 
     async def names(self) -> Sequence[str]:
@@ -475,7 +471,6 @@ class PostgresBroker:
             f"SELECT counts.*, (SELECT q.paused FROM {self._schema}.queue AS q WHERE q.name = $1) "
             f"FROM {self._functions.call_text('counts', 1)} AS counts",
             queue.removesuffix(DEAD_SUFFIX),
-            kind=Kind.READ,
         )
         if not rows:
             return Stats()
@@ -517,7 +512,6 @@ class PostgresBroker:
             f"WHERE q.name = $1 AND i.id = ANY ($2) AND i.until > {self._schema}.clock()",
             queue,
             list(ids),
-            kind=Kind.READ,
         )
         known = {row[0] for row in rows}
         return [one in known for one in ids]

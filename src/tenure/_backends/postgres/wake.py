@@ -19,7 +19,6 @@ from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, on_
 from tenure._opened import Fact
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Notifier
-from tenure._worked import Kind
 from tenure.errors import TenureError
 
 PAUSES = (0.001, 0.005)
@@ -188,7 +187,7 @@ class _Sender:
         while self._topics:
             topics, self._topics = sorted(self._topics), set()
             with suppress(TenureError):  # a hint may be absent
-                await self._client.fetch(_NOTIFY, self._channel, self._sender, topics, kind=Kind.READ)
+                await self._client.fetch(_NOTIFY, self._channel, self._sender, topics)
             now = time.monotonic()
             self._pause, self._notified_at = pause_after(self._pause, now - self._notified_at), now
             await asyncio.sleep(self._pause)

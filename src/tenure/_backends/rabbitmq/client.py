@@ -25,7 +25,6 @@ from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
-from tenure._worked import Kind, Worked
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -66,19 +65,12 @@ missing_allowed = MissingAllowed()
 
 
 def translate(
-    error: Exception,
-    url: Url,
-    address: Address,
-    timeout: float,
-    *,
-    worked: bool,
-    permitted: bool,
-    has_certificate: bool = False,
+    error: Exception, url: Url, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
 ) -> TenureError:
     """Turn an error of the connection or the server into one of ours.
 
-    A permanent error is a ``ConfigError``, unless the server *worked* before (for rights: was *permitted*): then rights
-    are being changed, or it is being set up anew, and may fit soon.
+    A permanent error is a ``ConfigError``, unless the server *worked* before: then rights are being changed, or it is
+    being set up anew, and may fit soon.
     """
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
@@ -97,11 +89,10 @@ def translate(
                 f"add_vhost, and give the user rights in it{before}"
             )
         case ChannelLost(code=403):
-            forbidden = (
+            return lasting(
                 f"{url} refuses the request for lack of rights: {error.text}; give the user {address.username!r} the "
-                "rights to configure, write and read with rabbitmqctl set_permissions"
+                f"rights to configure, write and read with rabbitmqctl set_permissions{before}"
             )
-            return Unavailable(f"{forbidden}{before}") if permitted else ConfigError(forbidden)
         case ChannelLost(code=406) if CONSUMER_TIMEOUT.search(error.text):
             return Unavailable(f"{url} has closed a channel, with all its locks: {error.text}")
         case ChannelLost(code=405):
@@ -142,7 +133,7 @@ class Client:
         self._idle: list[AmqpChannel] = []  # for the next requests
         self._tasks = Tasks()
         self._to_end = Tasks()
-        self._worked = Worked()
+        self._worked = False
         self._closed = False
         self.consumer_timeout = options.consumer_timeout
         """Seconds for which the server lets a message be unacknowledged, as configured here or learned from it."""
@@ -157,26 +148,21 @@ class Client:
         return self._home
 
     async def run(
-        self,
-        request: Callable[[], Coroutine[Any, Any, T]],
-        *,
-        within: float | None = None,
-        to_end: bool = False,
-        kind: Kind = Kind.QUEUE,
+        self, request: Callable[[], Coroutine[Any, Any, T]], *, within: float | None = None, to_end: bool = False
     ) -> T:
         """Return the result of *request*, carried out on the loop of the connections, within *within* seconds.
 
-        *kind* says which rights it needs. With *to_end*, it is carried out to its end, also if the caller gives it up:
-        it has several steps, and would leave a copy too many between them.
+        With *to_end*, it is carried out to its end, also if the caller gives it up: it has several steps, and would
+        leave a copy too many between them.
 
         Raises:
             Unavailable: There was no answer: the request may have been executed, wholly or in part, or not.
             ConfigError: The server can't be used as it is.
         """
         if asyncio.get_running_loop() is self.home:
-            return await self._run(request, within, to_end, kind)
+            return await self._run(request, within, to_end)
         try:
-            future = asyncio.run_coroutine_threadsafe(self._run(request, within, to_end, kind), self.home)
+            future = asyncio.run_coroutine_threadsafe(self._run(request, within, to_end), self.home)
         except RuntimeError:
             raise self.closed_error() from None
         return await asyncio.wrap_future(future)
@@ -192,9 +178,7 @@ class Client:
 
     # --- on the loop of the connections ---
 
-    async def _run(
-        self, request: Callable[[], Coroutine[Any, Any, T]], within: float | None, to_end: bool, kind: Kind
-    ) -> T:
+    async def _run(self, request: Callable[[], Coroutine[Any, Any, T]], within: float | None, to_end: bool) -> T:
         if self._closed:
             raise self.closed_error()
         within = self.options.timeout if within is None else within
@@ -202,8 +186,8 @@ class Client:
             async with asyncio.timeout(within):
                 answer = await (self.begin(request(), "request") if to_end else request())
         except FAILURES as error:
-            raise self._translated(error, within, kind) from error
-        self._worked.note(kind)
+            raise self._translated(error, within) from error
+        self._worked = True
         return answer
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -220,18 +204,11 @@ class Client:
 
     def translated(self, error: Exception) -> TenureError:
         """Return one of our errors for one of the connection's."""
-        return self._translated(error, self.options.timeout, Kind.QUEUE)
+        return self._translated(error, self.options.timeout)
 
-    def _translated(self, error: Exception, within: float, kind: Kind) -> TenureError:
-        return translate(
-            error,
-            self.url,
-            self.address,
-            within,
-            worked=bool(self._worked),
-            permitted=self._worked.was_permitted(kind),
-            has_certificate=self.options.cert is not None,
-        )
+    def _translated(self, error: Exception, within: float) -> TenureError:
+        shows = self.options.cert is not None
+        return translate(error, self.url, self.address, within, worked=self._worked, has_certificate=shows)
 
     def note_consumer_timeout(self, seconds: float) -> None:
         """Note the server's own limit, which it tells when it closes a channel for it."""

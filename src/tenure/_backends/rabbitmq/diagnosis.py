@@ -9,7 +9,6 @@ from tenure._backends.rabbitmq.queue import RabbitBroker
 from tenure._opened import Fact
 from tenure._tls_facts import Verifies, tls_fact
 from tenure._url import is_loopback
-from tenure._worked import Kind
 
 OLDEST = (3, 10)
 """The first version whose quorum queues have a time to live, and dead-letter at least once."""
@@ -26,7 +25,7 @@ def version_of(text: str) -> tuple[int, ...]:
 async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
     """Return facts about the server."""
     names = await broker.names()
-    connection = await client.run(lambda: client.connection("receiving"), kind=Kind.READ)
+    connection = await client.run(lambda: client.connection("receiving"))
     version = str(connection.server.get("version", "unknown"))
     advice = f"tenure needs 3.10 or newer, not {version}" if () < version_of(version) < OLDEST else ""
     cluster = str(connection.server.get("cluster_name", "unknown"))

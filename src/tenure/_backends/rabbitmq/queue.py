@@ -75,7 +75,6 @@ from tenure._queue.schedule_steps import ScheduleSteps
 from tenure._queue.verdicts import GIVE_BACK, LAPSED, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Listener, Notifier
-from tenure._worked import Kind
 from tenure.errors import ConfigError, MessageRefused
 
 QUEUE_TRAITS = QueueTraits(
@@ -277,7 +276,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             record = (await self._records.read()).get(queue)
             return QueueSettings() if record is None else QueueSettings(**record.settings)
 
-        return await self._client.run(read, kind=Kind.READ)
+        return await self._client.run(read)
 
     async def _max_deliveries(self, queue: str) -> int:
         return QueueSettings(**(await self._records.last_known(queue)).settings).max_deliveries
@@ -288,7 +287,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         async def names() -> list[str]:
             return sorted(name for name, record in (await self._records.read()).items() if record.is_there)
 
-        return await self._client.run(names, kind=Kind.READ)
+        return await self._client.run(names)
 
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
         """Delete *queue* and the queue of its dead letters, if both are empty and nobody uses them, or by *force*.
@@ -364,7 +363,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             now, records = time.time(), await self._records.read()
             return [name for name, one in records.items() if one.idle_at is not None and one.idle_at <= now][:100]
 
-        return await self._client.run(read, kind=Kind.READ)
+        return await self._client.run(read)
 
     # --- sending ---
 
@@ -619,7 +618,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def stats(self, queue: str) -> Stats:
         """Count what RabbitMQ shows: ready messages and dead letters; of those that are locked, only this process's."""
-        return await self._client.run(partial(self._stats, queue), kind=Kind.READ)
+        return await self._client.run(partial(self._stats, queue))
 
     async def _stats(self, queue: str) -> Stats:
         places = queue, dead_letters_of(queue)

@@ -10,7 +10,6 @@ from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.records import Record, Records, RecordStore
 from tenure._queue.broker import Schedules
 from tenure._queue.schedule_steps import Act
-from tenure._worked import Kind
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ class RabbitSchedules:
 
     async def kept(self, queue: str) -> Schedules:
         """Return the texts that are kept of the schedules of *queue*."""
-        records = await self._client.run(self._records.read, kind=Kind.READ)
+        records = await self._client.run(self._records.read)
         return Schedules(records.get(queue, Record()).schedules, time.time())
 
     async def change(self, queue: str, schedule: str, act: Act[T]) -> T:

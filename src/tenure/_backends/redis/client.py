@@ -30,7 +30,6 @@ from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
 from tenure._tls_context import tls_context
 from tenure._tls_failures import TlsAdvice, tls_error
-from tenure._worked import Kind, Worked
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -213,7 +212,7 @@ class Client:
         """Called on the loop of a request that had no answer."""
         self._closed = False
         self._worked = False
-        self._permitted = Worked()  # by scripts: other commands may be permitted to all users
+        self._permitted = False  # whether a script has run: a user without rights to write can still read
 
     async def endpoint_of(self, channel: str) -> Endpoint | None:
         """Return the node to listen to for *channel*; None if there is only one server."""
@@ -244,24 +243,18 @@ class Client:
         if self._closed:
             raise ConfigError("this backend was closed; connect again")
 
-    def translated(self, error: Exception, kind: Kind = Kind.READ) -> TenureError:
-        """Turn an error of redis-py about a request of this *kind* into one of ours."""
+    def translated(self, error: Exception) -> TenureError:
+        """Turn an error of redis-py into one of ours."""
         return translate(
             error,
             str(self.address),
             worked=self._worked,
-            permitted=self._permitted.was_permitted(kind),
+            permitted=self._permitted,
             is_cluster=self.is_cluster,
             has_certificate=self.options.cert is not None,
         )
 
-    async def send(
-        self,
-        request: Callable[[aioredis.Redis], Awaitable[T]],
-        *,
-        within: float | None = None,
-        kind: Kind = Kind.READ,
-    ) -> T:
+    async def send(self, request: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
         """Return the result of *request* within *within* seconds, if those are fewer than the timeout.
 
         Raises:
@@ -269,11 +262,9 @@ class Client:
             ConfigError: The request can't work as it is, or the client was closed.
         """
         connections = self._connections()
-        return await self._bounded(lambda limit: connections.send(request, limit), within, kind)
+        return await self._bounded(lambda limit: connections.send(request, limit), within)
 
-    async def _bounded(
-        self, request: Callable[[asyncio.Timeout], Awaitable[T]], within: float | None, kind: Kind = Kind.READ
-    ) -> T:
+    async def _bounded(self, request: Callable[[asyncio.Timeout], Awaitable[T]], within: float | None) -> T:
         """Return the result of *request* within *within* seconds; it gets the time limit. Raises like :meth:`send`."""
         within = self.options.timeout if within is None else min(within, self.options.timeout)
         try:
@@ -285,17 +276,9 @@ class Client:
         except exceptions.RedisError as error:
             if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)):
                 self._note_unanswered()
-            raise self.translated(error, kind) from without_arguments(error)
+            raise self.translated(error) from without_arguments(error)
         self._worked = True
         return answer
-
-    def note_permitted(self, kind: Kind) -> None:
-        """Note that a request of this *kind* was permitted."""
-        self._permitted.note(kind)
-
-    def _note_run(self, script: Script) -> None:
-        # A script about a lease may have had nothing to write.
-        self.note_permitted(Kind.READ if script.kind is Kind.LEAD else script.kind)
 
     def _note_unanswered(self) -> None:
         if self.on_unanswered is not None:
@@ -320,8 +303,8 @@ class Client:
             except exceptions.NoScriptError:  # it was not executed, so it can be sent again; EVAL stores it
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
 
-        answer = await self.send(run, within=within, kind=script.kind)
-        self._note_run(script)
+        answer = await self.send(run, within=within)
+        self._permitted = True
         return answer
 
     async def run_all(self, calls: Sequence[Call], *, within: float | None = None) -> list[Answer | Unavailable]:
@@ -329,20 +312,20 @@ class Client:
 
         Their keys may be in several slots. The answer of a script whose server can't be reached is ``Unavailable``.
         """
-        return self._each(calls, await self.send(lambda redis: run_scripts(redis, calls), within=within))
+        return self._each(await self.send(lambda redis: run_scripts(redis, calls), within=within))
 
-    def _each(self, calls: Sequence[Call], answers: Sequence[Answer]) -> list[Answer | Unavailable]:
+    def _each(self, answers: Sequence[Answer]) -> list[Answer | Unavailable]:
         """Return *answers* with temporary errors as ``Unavailable``; raise that if all are."""
         results: list[Answer | Unavailable] = []
-        for call, answer in zip(calls, answers, strict=True):
+        for answer in answers:
             if isinstance(answer, exceptions.RedisError):
-                error = self.translated(answer, call.script.kind)
+                error = self.translated(answer)
                 error.__cause__ = answer
                 if not isinstance(error, Unavailable):
                     raise error
                 results.append(error)
             else:
-                self._note_run(call.script)
+                self._permitted = True
                 results.append(answer)
         if results and all(isinstance(one, Unavailable) for one in results):
             raise results[0]

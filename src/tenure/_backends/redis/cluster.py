@@ -28,7 +28,6 @@ from tenure._backends.redis.client import Client, cluster_code, without_argument
 from tenure._backends.redis.connections import LoopConnections, first_answer, is_unanswered, run_scripts
 from tenure._backends.redis.scripts import Answer, Argument, Call, Script
 from tenure._runtime.closing import close_together
-from tenure._worked import Kind
 from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
@@ -160,10 +159,10 @@ class ClusterClient(Client):
         """Run *script*, and return its answer."""
         rest = (len(keys), *keys, *arguments)
         try:
-            answer = await self._untranslated_at(keys[0], "EVALSHA", script.sha, *rest, within=within, kind=script.kind)
+            answer = await self._untranslated_at(keys[0], "EVALSHA", script.sha, *rest, within=within)
         except exceptions.NoScriptError:  # it was not executed, so it can be sent again; EVAL stores it
-            answer = await self._command_at(keys[0], "EVAL", script.text, *rest, within=within, kind=script.kind)
-        self._note_run(script)
+            answer = await self._command_at(keys[0], "EVAL", script.text, *rest, within=within)
+        self._permitted = True
         return answer
 
     async def run_all(self, calls: Sequence[Call], *, within: float | None = None) -> list[Answer | Unavailable]:
@@ -209,7 +208,7 @@ class ClusterClient(Client):
             if isinstance(answer, exceptions.NoScriptError) or _is_moved(answer):
                 return await self.run(call.script, call.keys, *call.arguments, within=within)
             if isinstance(answer, exceptions.RedisError):
-                raise self.translated(answer, call.script.kind) from answer
+                raise self.translated(answer) from answer
         except Unavailable as error:
             return error
         return answer
@@ -243,17 +242,13 @@ class ClusterClient(Client):
             nodes = self._nodes[loop] = Nodes(self.address, self.options, self._tls)
         return nodes
 
-    async def _command_at(
-        self, key: str, *words: Argument, within: float | None = None, kind: Kind = Kind.READ
-    ) -> Answer:
+    async def _command_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:
         try:
-            return await self._untranslated_at(key, *words, within=within, kind=kind)
+            return await self._untranslated_at(key, *words, within=within)
         except exceptions.RedisError as error:
-            raise self.translated(error, kind) from without_arguments(error)
+            raise self.translated(error) from without_arguments(error)
 
-    async def _untranslated_at(
-        self, key: str, *words: Argument, within: float | None = None, kind: Kind = Kind.READ
-    ) -> Answer:
+    async def _untranslated_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:
         """Run a command on the node that has *key*; the caller handles NoScriptError."""
         slot = key_slot(key.encode())
 
@@ -270,17 +265,12 @@ class ClusterClient(Client):
                     nodes.move(slot, _moved_to(error, endpoint[0]))
             raise exceptions.ClusterDownError(f"slot {slot} was redirected {REDIRECTS_MAX} times")
 
-        answer = await self._send(follow, within, kind)
+        answer = await self._send(follow, within)
         if isinstance(answer, exceptions.NoScriptError):
             raise answer
         return answer
 
-    async def _send(
-        self,
-        request: Callable[[Nodes, asyncio.Timeout], Awaitable[T]],
-        within: float | None = None,
-        kind: Kind = Kind.READ,
-    ) -> T:
+    async def _send(self, request: Callable[[Nodes, asyncio.Timeout], Awaitable[T]], within: float | None = None) -> T:
         """Return the result of *request* within *within* seconds; if a node doesn't answer, forget the slot map."""
         nodes = self._nodes_here()
 
@@ -296,4 +286,4 @@ class ClusterClient(Client):
                     nodes.forget()
                 raise
 
-        return await self._bounded(send, within, kind)
+        return await self._bounded(send, within)

@@ -25,7 +25,6 @@ from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._foreign import digits, read_json, read_or, texts
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, TOKEN_MAX, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure._worked import Kind
 from tenure.errors import ConfigError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -77,11 +76,10 @@ class RedisLeases:
             answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
         else:
             # The list of names is in another slot, so the script can't write it. It is written first, to miss none.
-            note = Call(replace(NOTE, kind=Kind.LEAD), [self._names], [name])
+            note = Call(NOTE, [self._names], [name])
             answer, is_noted = await self._client.run_noted(note, call, within=patience(ttl))
             if is_noted:
                 self._listed.add(name)
-                self._client.note_permitted(Kind.LEAD)
         if not answer[0]:
             return _held(name, answer)
         token = None if answer[0] == UNREADABLE else read_or(digits, answer[1], None)
@@ -90,7 +88,6 @@ class RedisLeases:
                 f"the token of the lease {name!r} can't rise: the field token of the key {keys[1]} is no whole number "
                 f"from 0 to {TOKEN_MAX - 1}; set it to the highest token that was ever given for this name"
             )
-        self._client.note_permitted(Kind.LEAD)
         return Granted(Grant(name, holder, token), answer[2] == b"1")
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:

@@ -13,7 +13,6 @@ from typing import Any
 from tenure._queue.broker import CLAIM_BYTES
 from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
 from tenure._queue.notes import HISTORY_JSON_MAX
-from tenure._worked import Kind
 
 Argument = str | bytes | int
 Answer = Any
@@ -29,21 +28,15 @@ class Script:
 
     text: str
     sha: str
-    kind: Kind = Kind.QUEUE
-    """Which rights it needs."""
 
     @classmethod
-    def of(cls, text: str, kind: Kind = Kind.QUEUE) -> Script:
-        return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest(), kind)
+    def of(cls, text: str) -> Script:
+        return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 GROWING = frozenset({"send", "advance"})
 """Scripts that a server without memory refuses before their first write. All others work there: they free memory, or
 keep leases and locks."""
-
-
-READING = frozenset({"inspect", "stats", "waiting", "peek_deferred", "handled", "idle", "holding", "schedules"})
-"""Scripts that users can run who may only read."""
 
 
 SHARED_VALUES = {
@@ -100,10 +93,7 @@ def scripts(files: tuple[str, ...], *, is_cluster: bool = False) -> dict[str, Sc
         heads.append(head)
         shared += (_Shared.of(one) for one in some)
     return {
-        name: Script.of(
-            _with_shard_commands(_flags(name) + "".join((*heads, *_used(shared, text), text)), is_cluster),
-            Kind.READ if name in READING else Kind.LEAD if files == LEASES else Kind.QUEUE,
-        )
+        name: Script.of(_with_shard_commands(_flags(name) + "".join((*heads, *_used(shared, text), text)), is_cluster))
         for name, text in named.items()
     }
 

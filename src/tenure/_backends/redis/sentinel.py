@@ -21,7 +21,6 @@ from tenure._backends.redis.connections import LoopConnections, TlsConnection, c
 from tenure._secret import Secret
 from tenure._tls_failures import tls_error
 from tenure._url import Url
-from tenure._worked import Kind
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 PORT = 26_379
@@ -118,14 +117,14 @@ class SentinelClient(Client):
         kind = TlsPrimaryConnection if address.is_tls else PrimaryConnection
         return connected(address, options, tls, kind, find=self.find_primary)
 
-    def translated(self, error: Exception, kind: Kind = Kind.READ) -> TenureError:
+    def translated(self, error: Exception) -> TenureError:
         """Turn an error of redis-py into one of ours; an error about the sentinels is its cause already."""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, TenureError):
                 return Unavailable(str(cause)) if self._worked else cause
             cause = cause.__cause__
-        return super().translated(error, kind)
+        return super().translated(error)
 
     async def find_primary(self) -> Endpoint:
         """Return the primary, as the first sentinel names it that knows the service.

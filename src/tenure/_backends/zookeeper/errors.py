@@ -24,20 +24,17 @@ class Broken(Unavailable):
     """The connection broke before the answer; on the next one, the request can be repeated at once."""
 
 
-def translate(
-    error: Exception, place: str, *, login: str = "", worked: bool = False, permitted: bool = False
-) -> TenureError:
+def translate(error: Exception, place: str, *, login: str = "", worked: bool = False) -> TenureError:
     """Turn an error of kazoo about the ensemble at *place* into one of ours.
 
-    A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
-    ensemble is being changed, and may work again.
+    A permanent error is a ``ConfigError``, unless the client *worked* before: then the ensemble is being changed, and
+    may work again.
 
     Args:
         error: The error.
         place: The addresses of the ensemble.
         login: The option ``auth`` of a client that has a user; empty without one.
         worked: Whether a request that needs rights was carried out before.
-        permitted: Whether one of the same kind was.
     """
     if isinstance(error, exceptions.SessionClosedRequireSaslError) and login == "sasl":
         # A refused password, too, if the server closes the session before kazoo reads the refusal.
@@ -48,7 +45,7 @@ def translate(
                 f"{place} does not permit this client an operation that tenure needs; grant it the rights that "
                 "docs/zookeeper.md lists on the path of the URL and the nodes below it, or give the user in the URL"
             )
-            return Unavailable(f"{forbidden} (it was permitted before)") if permitted else ConfigError(forbidden)
+            return Unavailable(f"{forbidden} (it was permitted before)") if worked else ConfigError(forbidden)
         case exceptions.AuthFailedError() | exceptions.SASLException():
             refused = f"{place} refused the user or the password; check both, and the option auth, in the URL"
             return Unavailable(refused) if worked else ConfigError(refused)

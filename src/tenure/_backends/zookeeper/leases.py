@@ -43,7 +43,6 @@ from tenure._backends.zookeeper.session import Session
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
-from tenure._worked import Kind
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 TRAITS = LeaseTraits(
@@ -221,8 +220,6 @@ class ZooKeeperLeases:
             return None
         if failure is not None:
             raise session.translated(failure) from failure
-        if is_new:
-            session.note_permitted(Kind.LEAD)
         await note_readings(place, readings, request.until)
         age = await proven(self._client, [place], request, is_checked=True)
         if age is None:

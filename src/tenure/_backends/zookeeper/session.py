@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from tenure._backends.zookeeper.requests import Send, exists
 from tenure._backends.zookeeper.touches import EVERY, EVERY_SHARE, Touches
 from tenure._runtime.clock import Clock
 from tenure._runtime.threads import in_thread
-from tenure._worked import Kind, Worked
 from tenure.errors import TenureError, Unavailable
 
 SILENCE_SHARE = 1 / 6
@@ -45,8 +44,6 @@ class Reply:
     error: Exception | None = None
     had_worked: bool = False
     """Whether a request that needs rights was carried out before this one was sent."""
-    was_permitted: bool = False
-    """Whether one of the same kind was."""
 
 
 @dataclass(slots=True)
@@ -60,7 +57,7 @@ class Ensemble:
         is_tls: Whether they are asked by TLS.
         login: How this client logs in, as in the option ``auth``; empty if it has no user.
         has_certificate: Whether it shows one.
-        worked: Which kinds of requests that need rights were carried out before.
+        has_worked: Whether a request that needs rights was carried out before.
     """
 
     place: str
@@ -69,7 +66,7 @@ class Ensemble:
     is_tls: bool
     login: str
     has_certificate: bool = False
-    worked: Worked = field(default_factory=Worked)
+    has_worked: bool = False
 
 
 class Session:
@@ -149,7 +146,7 @@ class Session:
         while not self._is_connected.is_set():
             news, failure, known = self._news, self._driver.failure, self._ensemble
             # Of several servers, another one may accept the certificate: then each has its turn.
-            is_over = not known.worked and known.servers == 1 and is_hopeless(failure)
+            is_over = not known.has_worked and known.servers == 1 and is_hopeless(failure)
             if is_over or self._clock.now() >= until:
                 raise self._not_connected(failure, until - began) from failure
             with suppress(TimeoutError):
@@ -163,7 +160,7 @@ class Session:
         if self._over == KeeperState.AUTH_FAILED:
             is_told = isinstance(failure, KazooException)
             refused = failure if failure is not None and is_told else AuthFailedError()
-            return self.translated(refused, had_worked=bool(known.worked))
+            return self.translated(refused, had_worked=known.has_worked)
         if self._over == KeeperState.CLOSED and failure is not None:
             return self._not_connected(failure, 0.0)
         return self.translated(SessionExpiredError())
@@ -174,7 +171,7 @@ class Session:
             failure,
             known.place,
             within,
-            worked=bool(known.worked),
+            worked=known.has_worked,
             is_tls=known.is_tls,
             tried=self._driver.tried,
             has_certificate=known.has_certificate,
@@ -220,19 +217,9 @@ class Session:
 
     # --- requests ---
 
-    def translated(
-        self, error: Exception, *, had_worked: bool = True, was_permitted: bool | None = None
-    ) -> TenureError:
-        """Return an error of the driver as one of ours; by default, one about a lease that is claimed or kept."""
-        if was_permitted is None:
-            was_permitted = self._ensemble.worked.was_permitted(Kind.LEAD)
-        return translate(
-            error, self._ensemble.place, login=self._ensemble.login, worked=had_worked, permitted=was_permitted
-        )
-
-    def note_permitted(self, kind: Kind) -> None:
-        """Note that a request of this *kind* was permitted."""
-        self._ensemble.worked.note(kind)
+    def translated(self, error: Exception, *, had_worked: bool = True) -> TenureError:
+        """Return an error of the driver as one of ours."""
+        return translate(error, self._ensemble.place, login=self._ensemble.login, worked=had_worked)
 
     async def ask(
         self, send: Send, until: float, *, after: Send | None = None, writes: bool = False, arms: Watched | None = None
@@ -305,9 +292,9 @@ class Session:
         """Send a request now; several of them are carried out in this order. There must be a connection."""
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._sent_at = sent_at = self._clock.now()
-        worked = self._ensemble.worked
-        before = bool(worked), worked.was_permitted(Kind.LEAD if writes else Kind.READ)
-        note = partial(self._note, reply, sent_at, self.connections, writes, arms, needs_rights, before)
+        note = partial(
+            self._note, reply, sent_at, self.connections, writes, arms, needs_rights, self._ensemble.has_worked
+        )
         self._unanswered[reply] = sent_at
         send(self._driver).rawlink(note)
         if self._watchdog is None:
@@ -333,8 +320,7 @@ class Session:
             raise reply.error
         if not isinstance(reply.error, KazooException):
             raise reply.error  # a bug, in tenure or in the driver
-        error = self.translated(reply.error, had_worked=reply.had_worked, was_permitted=reply.was_permitted)
-        raise error from reply.error
+        raise self.translated(reply.error, had_worked=reply.had_worked) from reply.error
 
     def _note(
         self,
@@ -344,7 +330,7 @@ class Session:
         writes: bool,
         arms: Watched | None,
         needs_rights: bool,
-        before: tuple[bool, bool],
+        had_worked: bool,
         result: Any,
     ) -> None:
         """Note the outcome of a request; called on the loop."""
@@ -354,14 +340,13 @@ class Session:
             self._heard_at = now
             self.touches.answered(sent_at, now)
             if error is None:
-                if needs_rights:
-                    self.note_permitted(Kind.READ)  # for a lease, several writes are needed: see the caller
+                self._ensemble.has_worked |= needs_rights
                 if writes:
                     self.touches.written(sent_at)
                 if arms is not None:
                     self._armed.add(arms)
         if not reply.done():
-            reply.set_result(Reply(result.value, error, *before))
+            reply.set_result(Reply(result.value, error, had_worked))
 
     def _watch_silence(self) -> None:
         """Leave a server that answers nothing: it may be cut off, and another one may answer in time."""
