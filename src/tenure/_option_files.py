@@ -26,6 +26,9 @@ from tenure.errors import ConfigError
 SIZE_MAX = 4 * 2**20
 """Bytes that a file may have: some times as many as all certificates that a system trusts."""
 
+UNMAPPED = 65_534
+"""The owner that Linux shows in a rootless container for users without a number there, root of the machine among them."""
+
 _SECRETS = frozenset({"key", "sslkey", "tls_key", "creds", "nkey"})
 _PRIVATE_KEY = b"PRIVATE KEY-----"
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -138,7 +141,7 @@ def _access_of_others(about: os.stat_result) -> str:
 
 def other_owner(about: os.stat_result) -> int | None:
     """Return the id of the user that owns a file, and so can change it, unless that is this process's user or root."""
-    if not hasattr(os, "geteuid") or about.st_uid in (0, os.geteuid()):
+    if not hasattr(os, "geteuid") or about.st_uid in (0, os.geteuid(), UNMAPPED):
         return None
     return about.st_uid
 

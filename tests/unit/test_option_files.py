@@ -122,6 +122,14 @@ def test_a_file_that_another_user_owns_is_told_although_nobody_else_may_use_it(f
 
 
 @as_root
+def test_an_owner_without_a_number_in_a_container_is_not_told(file: Path) -> None:
+    """It is root of the machine, as a rule."""
+    os.chown(file, 65_534, 0)
+    file.chmod(0o400)
+    assert read_own_secret("key_file", str(file)) == (SECRET, ())
+
+
+@as_root
 def test_a_file_of_root_is_told_to_nobody(file: Path) -> None:
     """As orchestrators mount it."""
     about = file.stat()

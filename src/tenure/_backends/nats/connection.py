@@ -307,13 +307,13 @@ class Connection:
         # must not reach a request that was permitted since.
         token = next((one for one, subject in self._asked.items() if f'"{subject.lower()}"' in text), None)
         if token is not None:
-            del self._asked[token]
+            subject = self._asked.pop(token)
             if (answer := self._awaited(token)) is not None:
-                answer.set_exception(NotPermitted(text))
+                answer.set_exception(_not_permitted(subject))
         for subject, acts in list(self._on_refused.items()):
             if f'"{subject.lower()}"' in text:
                 for act in list(acts):
-                    act(NotPermitted(text))
+                    act(_not_permitted(subject))
 
     def _awaited(self, token: str) -> asyncio.Future[Msg] | None:
         """Return the future of an answer; None if the request was given up."""
@@ -333,6 +333,11 @@ class Connection:
         for act in list(self._on_lost):
             act()
         self._on_lost.clear()
+
+
+def _not_permitted(subject: str) -> NotPermitted:
+    """Return the refusal of a request in the server's words, with the *subject* as it was sent."""
+    return NotPermitted(f'permissions violation for publish to "{subject}"')
 
 
 def _of_tls(error: Exception) -> Exception | None:

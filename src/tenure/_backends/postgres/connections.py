@@ -31,9 +31,13 @@ OPEN_PAUSE_FIRST, OPEN_PAUSE_MAX = 0.02, 0.5
 CHECK_WITHIN = 3.0
 """Seconds within which a connection whose request was given up must answer again."""
 
-_CLOSED_AFTER = {"25006", "26000", "42P05", "42501"}
-"""A connection to a standby, or one whose statements a pooler mixes up; or one without rights: those of a role that was
-removed get none again, also if a role of this name is made anew."""
+_CLOSED_AFTER = {"25006", "26000", "42P05"}  # a connection to a standby, or one whose statements a pooler mixes up
+
+_NO_RIGHT = "42501"
+REFUSED_FOR = 5.0
+"""Seconds after which a connection that is refused a right is closed: that of a role that was removed gets none again,
+also if a role of this name is made anew. Not at once, as a role that has never had the right would open one connection
+for each request."""
 
 
 @asynccontextmanager
@@ -162,7 +166,10 @@ class LoopConnections:
         try:
             answer = await work(connection)
         except asyncpg.PostgresError as error:
-            if error.sqlstate in _CLOSED_AFTER or (not connection.is_closed() and connection.is_in_transaction()):
+            is_of_no_use = error.sqlstate in _CLOSED_AFTER or (
+                error.sqlstate == _NO_RIGHT and loop.time() - self._opened_at[connection] > REFUSED_FOR
+            )
+            if is_of_no_use or (not connection.is_closed() and connection.is_in_transaction()):
                 connection.terminate()
             elif connection.is_closed():
                 self._check_idle()
