@@ -14,6 +14,7 @@ import pytest
 
 from tenure._backends import postgres
 from tenure._backends.postgres.client import Client
+from tenure._backends.postgres.connections import REFUSED_FOR
 from tenure._lease import Grant, Granted
 from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
@@ -253,6 +254,26 @@ async def test_a_connection_that_was_closed_while_idle_costs_no_answer(server: P
         [connection] = line._idle
         await until(connection.is_closed)
         assert [tuple(row) for row in await client.fetch("SELECT 7")] == [(7,)]
+
+
+async def test_a_refusal_ends_a_connection_that_is_old_only(server: Postgres) -> None:
+    """One of a role that was made anew is old; a role without a right must not open a connection for each request."""
+    async with opened(server.url + "?pool=1&listen=false") as backend:
+        client = backend.leases._client
+
+        async def refused_on() -> int:
+            """Return the process of the server that refuses a request."""
+            [[pid]] = await client.fetch("SELECT pg_backend_pid()")
+            with pytest.raises(Unavailable, match="permission denied"):
+                await client.fetch("DO $$BEGIN RAISE insufficient_privilege USING MESSAGE = 'permission denied'; END$$")
+            return int(pid)
+
+        first = await refused_on()
+        assert await refused_on() == first
+        [line] = client._by_loop.values()
+        line._opened_at[line._idle[0]] -= 2 * REFUSED_FOR
+        assert await refused_on() == first
+        assert await refused_on() != first
 
 
 class RoundTrips:
