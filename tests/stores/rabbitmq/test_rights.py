@@ -171,6 +171,21 @@ async def test_a_delay_may_have_any_length(server: RabbitMQ) -> None:
             await producer.queue("orders").send(b"later", delay=STEP * 2**level)
 
 
+async def test_a_queue_of_delays_that_is_away_is_no_missing_right(server: RabbitMQ) -> None:
+    """Nor a missing queue of messages: it may come back, as one does whose server was away."""
+    connection = await aiormq.connect(server.url)
+    try:
+        await (await connection.channel()).queue_delete(delay_name(3))
+        async with acting(url_of(server, "producer")) as producer:
+            with pytest.raises(tenure.Unavailable, match="tenure migrate"):
+                await producer.queue("orders").send(b"later", delay=3_600)
+            await migrate(server)
+            await producer.queue("orders").send(b"later", delay=3_600)
+    finally:
+        await connection.close()
+        await migrate(server)
+
+
 OTHERS = delay_name(LEVELS - 1)
 KEY = ".".join(["*"] * LEVELS)
 

@@ -27,7 +27,7 @@ from aiormq import spec
 from tenure._backends.rabbitmq.client import ACCESS_REFUSED, NOT_FOUND, Client
 from tenure._backends.rabbitmq.errors import ChannelLost
 from tenure._backends.rabbitmq.names import ALL_DELAYS, DUE, GONE, amqp_name, delay_name
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 
 STEP = 0.05
 """Seconds of the shortest delay; every other one is rounded up to a multiple."""
@@ -102,10 +102,21 @@ class Delays:
         self._note(level, {level})
 
     async def _require_all(self, refused: ChannelLost) -> None:
-        """Check that all exchanges and queues are there, which this user may not declare: that was *refused*."""
+        """Check that all exchanges and queues are there, which this user may not declare: that was *refused*.
+
+        Raises:
+            ChannelLost: They were never made.
+            Unavailable: One of them isn't there just now.
+        """
+        advice = "for delays, a user with all rights must run 'tenure migrate' once"
+        try:
+            await self._client.request(_all_are_made(passive=True))
+        except ChannelLost as error:
+            if error.code != NOT_FOUND:
+                raise
+            raise ChannelLost(refused.code, f"{refused.text} ({advice})") from error
         levels = [delay_name(level) for level in range(LEVELS)]
         methods = [
-            _all_are_made(passive=True),
             *(spec.Exchange.Declare(0, name, passive=True) for name in (DUE, GONE, *levels)),
             *(spec.Queue.Declare(0, name, passive=True) for name in (GONE, *levels)),
         ]
@@ -114,8 +125,8 @@ class Delays:
         except ChannelLost as error:
             if error.code != NOT_FOUND:
                 raise
-            advice = "for delays, a user with all rights must run 'tenure migrate' once"
-            raise ChannelLost(refused.code, f"{refused.text} ({advice})") from error
+            # A queue whose node is away may be told so, too. 404 would mean here that the queue of the message is gone.
+            raise Unavailable(f"{error.text}; unless a server of the cluster is away: {advice}") from error
 
     def _missing(self, top: int, levels: Collection[int]) -> list[Any]:
         """Return what declares the exchanges up to *top*, and the queues of *levels*, that aren't known to be there."""
