@@ -27,7 +27,7 @@ SIZE_MAX = 4 * 2**20
 """Bytes that a file may have: some times as many as all certificates that a system trusts."""
 
 UNMAPPED = 65_534
-"""The owner that Linux shows in a rootless container for users without a number there, root of the machine among them."""
+"""The owner that Linux shows in a rootless container for users without a number there: for root of the machine, too."""
 
 _SECRETS = frozenset({"key", "sslkey", "tls_key", "creds", "nkey"})
 _PRIVATE_KEY = b"PRIVATE KEY-----"
