@@ -20,7 +20,7 @@ from tenure._cli import codes
 from tenure._cli.exits import Exit
 from tenure._cli.explanations import Section, code_of, sections
 from tenure._cli.group import group
-from tenure._cli.work_run import HEADERS_TOO_LARGE
+from tenure._cli.work_run import UNFIT_VARIABLE
 from tenure._opened import Fact
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, UNDECODABLE
 from tenure._queue.requests import REQUEST_ENDED
@@ -138,7 +138,7 @@ def owned() -> set[str]:
         *(kind.code for kind in error_classes()),
         *(f"exit-{int(code)}" for code in (*Exit, codes.REJECT)),
         *(code_of(name) for name in event_names() if name not in NO_FAILURES),
-        *map(code_of, (MAX_DELIVERIES, EXPIRED, UNDECODABLE, REQUEST_ENDED, HEADERS_TOO_LARGE)),
+        *map(code_of, (MAX_DELIVERIES, EXPIRED, UNDECODABLE, REQUEST_ENDED, UNFIT_VARIABLE)),
         *warnings(),
     }
 

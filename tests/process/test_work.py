@@ -12,6 +12,7 @@ import re
 import shlex
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,11 +136,24 @@ def test_headers_that_fit_in_no_variable_fail_their_own_message_alone(setup: Wor
     assert setup.said() == ["fitssmall"]
     with tenure.sync.connect(setup.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
-    assert (letter.id, letter.delivery_count, letter.reason) == ("large", 1, "headers_too_large")
-    assert letter.description.startswith(
-        f"the headers have {room + 1:,} bytes as JSON, and the variable TENURE_HEADERS "
-    )
-    assert f"can hold {room:,}; " in letter.description
+    assert (letter.id, letter.delivery_count, letter.reason) == ("large", 1, "unfit_variable")
+    told = f"the variable TENURE_HEADERS of the command would have {room + 1:,} bytes, and can have {room:,}; "
+    assert letter.description.startswith(told)
+
+
+def test_texts_of_another_program_that_fit_in_no_variable_fail_their_own_message_alone(setup: WorkerSetup) -> None:
+    setup.send("one", "two", "three")
+    with closing(sqlite3.connect(setup.folder / "work.db")) as file, file:
+        for body, text in ((b"one", "a\0b"), (b"two", "x" * 200_000)):
+            file.execute("UPDATE tenure_message SET correlation_id = ? WHERE body = ?", (text, body))
+    worker = setup.work("--until-empty", "--", "sh", "-c", "cat >> said")
+    assert worker.wait(PATIENCE) == 0
+    assert setup.said() == ["three"]
+    with tenure.sync.connect(setup.url) as backend:
+        letters = backend.queue("orders").dead_letters.peek()
+    assert [(one.delivery_count, one.reason) for one in letters] == [(1, "unfit_variable")] * 2
+    assert "TENURE_CORRELATION_ID of the command would have a NUL, and can have none; " in letters[0].description
+    assert "TENURE_CORRELATION_ID of the command would have 200,000 bytes, and " in letters[1].description
 
 
 # --- what a command writes to stderr -----------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def command(
 
     The environment of CMD has TENURE_QUEUE, TENURE_MESSAGE_ID, TENURE_SEQUENCE, TENURE_DELIVERY_COUNT; if the
     message has them, TENURE_SESSION, TENURE_CORRELATION_ID, TENURE_REPLY_TO and TENURE_HEADERS (JSON); and TENURE_URL
-    if it holds no password. A message whose headers fit in no variable is dead-lettered at once.
+    if it holds no password. A message whose headers, or other texts, fit in no variable is dead-lettered at once.
 
     At the start it prints which queue it consumes, at the end how many deliveries were done, failed and given back; not
     with --quiet.

@@ -42,8 +42,8 @@ VARIABLE_MAX: float = 32 * os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux"
 for all variables together only, which depends on the environment of this process."""
 
 
-HEADERS_TOO_LARGE = "headers_too_large"
-"""The reason of a dead letter whose headers fit in no variable."""
+UNFIT_VARIABLE = "unfit_variable"
+"""The reason of a dead letter that has something for a variable which no variable can hold."""
 
 
 class CommandFailed(Exception):
@@ -260,16 +260,8 @@ class WorkRun:
         """Return the environment of the command for *message*.
 
         Raises:
-            Reject: The headers fit in no variable, at no delivery.
+            Reject: The headers, or something else of the message, fit in no variable, at no delivery.
         """
-        headers = json.dumps(dict(message.headers)) if message.headers else None
-        room = VARIABLE_MAX - len("TENURE_HEADERS=") - 1
-        if headers is not None and len(headers) > room:
-            raise tenure.Reject(
-                HEADERS_TOO_LARGE,
-                f"the headers have {len(headers):,} bytes as JSON, and the variable TENURE_HEADERS of a command can "
-                f"hold {room:,.0f}; send fewer, or receive them by a function (--handler)",
-            )
         env = {
             "TENURE_QUEUE": message.queue,
             "TENURE_MESSAGE_ID": message.id,
@@ -278,9 +270,25 @@ class WorkRun:
             "TENURE_SESSION": message.session,
             "TENURE_CORRELATION_ID": message.correlation_id,
             "TENURE_REPLY_TO": message.reply_to,
-            "TENURE_HEADERS": headers,
+            "TENURE_HEADERS": json.dumps(dict(message.headers)) if message.headers else None,
         }
+        for name, value in env.items():
+            if value is not None:
+                _require_fit(name, value)
         return environment(self._url, env)
+
+
+def _require_fit(name: str, value: str) -> None:
+    """Raise ``Reject`` if no variable of this *name* can have this *value*."""
+    size, room = len(os.fsencode(value)), VARIABLE_MAX - len(f"{name}=") - 1
+    if size <= room and "\0" not in value:
+        return
+    found = f"{size:,} bytes, and can have {room:,.0f}" if size > room else "a NUL, and can have none"
+    raise tenure.Reject(
+        UNFIT_VARIABLE,
+        f"the variable {name} of the command would have {found}; send another one, or receive the message by a "
+        "function (--handler)",
+    )
 
 
 def _with_stderr(error: Exception, stderr: str) -> Exception:
