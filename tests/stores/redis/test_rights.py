@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -16,23 +17,31 @@ import tenure
 from tenure._backends import redis
 from tenure._url import Url
 from tests.docs.pages import commands
+from tests.durations import until
 from tests.servers import Redis, patient, private
-from tests.stores.rights import Act, acting, lead, refused
+from tests.stores.rights import TTL, Act, acting, lead, refused
 
 PERMIT = "does not permit this user", "docs/redis.md"
+USERS = ["tenure", "candidate", "orders", "observer"]
+"""All that the page has."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Redis]:
-    """Yield a server with the users of the page, two queues, and a name that was led."""
+    """Yield a server with the users of the page, two queues, a dead letter, a schedule, and a name that was led."""
 
     async def prepare(own: Redis) -> None:
         async with aioredis.Redis.from_url(own.url) as client:
-            for line in commands("docs/redis.md", "Rights", "ACL SETUSER candidate").splitlines():
-                await client.execute_command(*line.split())  # type: ignore[no-untyped-call]
+            for begin in ("ACL SETUSER tenure", "ACL SETUSER candidate"):
+                for line in commands("docs/redis.md", "Rights", begin).splitlines():
+                    await client.execute_command(*line.split())  # type: ignore[no-untyped-call]
         async with acting(own.url) as owner:
             await owner.queue("orders").send_batch([tenure.Outgoing(b"first"), tenure.Outgoing(b"second")])
+            await owner.queue("others").send(b"dead")
+            [message] = await owner.queue("others").receive()
+            await message.dead_letter("bad")
             await owner.queue("others").send(b"x")
+            await plan(owner, "hourly")
             await lead(owner, "led")
 
     with private(Redis) as own:
@@ -40,8 +49,47 @@ def server() -> Iterator[Redis]:
         yield own
 
 
+async def plan(backend: tenure.Backend, name: str) -> None:
+    """Let a schedule begin, which sends nothing before the next hour."""
+    running = asyncio.create_task(backend.schedule(name, 3600, queue="others").run())
+
+    async def is_there() -> bool:
+        return name in [one.name for one in await backend.schedules()]
+
+    await until(is_there)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
 def url_of(server: Redis, user: str) -> str:
     return server.url.replace("redis://", f"redis://{user}:password@")
+
+
+async def test_the_first_user_does_all(server: Redis) -> None:
+    async with acting(url_of(server, "tenure")) as backend, backend.election("held", ttl=TTL).campaign():
+        assert await backend.election("held").ask_to_resign()
+        assert {"held", "led"} <= set(await backend.leaders())
+        queue = backend.queue("all", max_deliveries=5)
+        await queue.declare(lock=99)
+        await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(4)])
+        [one, two, three] = await queue.receive(max=3)
+        await one.complete()
+        await two.abandon()
+        await three.renew()
+        await three.dead_letter("bad")
+        assert await queue.dead_letters.redrive()
+        assert (await queue.stats()).ready == 3
+        await plan(backend, "daily")
+        await backend.queue("others").schedules.remove("daily")
+        assert "all" in await backend.queues()
+        assert await queue.purge() == 3
+        await queue.delete()
+        assert (await backend.diagnose()).traits
+    opened = redis.open(Url.parse(patient(url_of(server, "tenure"))))
+    await anext(opened.leases.hints("job"))
+    assert opened.leases.traits.hints
+    await opened.close()
 
 
 async def test_a_candidate_leads_and_gets_hints(server: Redis) -> None:
@@ -109,7 +157,7 @@ async def test_an_observer_sees_leaders_settings_and_numbers(server: Redis) -> N
         assert (await backend.queue("others").stats()).ready == 1
         assert [one.body for one in await backend.queue("others").peek()] == [b"x"]
         assert (await backend.queue("others").settings()).lock
-        assert await backend.schedules() == []
+        assert [one.name for one in await backend.schedules()] == ["hourly"]
         assert (await backend.diagnose()).traits
 
 
@@ -121,27 +169,99 @@ async def test_an_observer_sees_leaders_settings_and_numbers(server: Redis) -> N
         lambda backend: backend.queue("others").receive(),
         lambda backend: backend.queue("others").purge(),
         lambda backend: backend.queue("others").declare(lock=99),
+        lambda backend: backend.queue("others").delete(force=True),
+        lambda backend: backend.queue("others").dead_letters.receive(),
+        lambda backend: backend.queue("others").dead_letters.redrive(),
+        lambda backend: backend.queue("others").dead_letters.purge(),
+        lambda backend: backend.schedule("another", 3600, queue="others").run(),
+        lambda backend: backend.queue("others").schedules.pause("hourly"),
+        lambda backend: backend.queue("others").schedules.remove("hourly"),
+        lambda backend: backend.election("held").ask_to_resign(),
     ],
-    ids=["lead", "send", "receive", "purge", "declare"],
+    ids=[
+        *("lead", "send", "receive", "purge", "declare", "delete"),
+        *("receive dead letters", "redrive", "purge dead letters", "schedule", "pause a schedule", "remove a schedule"),
+        "resign",
+    ],
 )
 async def test_an_observer_changes_nothing(server: Redis, act: Act) -> None:
-    async with aioredis.Redis.from_url(server.url) as client:
-        before = {key: await client.dump(key) for key in await client.keys("*others*")}
-        async with acting(url_of(server, "observer")) as backend:
-            await refused(backend, act, *PERMIT)
-        assert {key: await client.dump(key) for key in await client.keys("*others*")} == before
+    async with (
+        aioredis.Redis.from_url(server.url) as client,
+        acting(server.url) as owner,
+        owner.election("held", ttl=TTL).campaign(),
+        acting(url_of(server, "observer")) as backend,
+    ):
+        before = {key: await client.dump(key) for key in await client.keys()}
+        await refused(backend, act, *PERMIT)
+        assert {key: await client.dump(key) for key in await client.keys()} == before
 
 
-@pytest.mark.parametrize("user", ["candidate", "orders", "observer"])
+async def test_an_observer_reads_no_numbers_while_a_delay_that_has_ended_waits_for_another_process(
+    server: Redis,
+) -> None:
+    async with (
+        aioredis.Redis.from_url(server.url) as client,
+        acting(server.url) as owner,
+        acting(url_of(server, "observer")) as backend,
+    ):
+        await owner.queue("delays").send(b"x", delay=3600)
+        assert (await backend.queue("delays").stats()).delayed == 1
+        [number] = await client.zrange("tenure:queue:{delays}:delayed", 0, -1)
+        assert isinstance(number, bytes)
+        await client.zadd("tenure:queue:{delays}:delayed", {number: 1})  # as if the hour were over
+        with pytest.raises(tenure.Unavailable, match=PERMIT[0]):  # it was permitted before
+            await backend.queue("delays").stats()
+        assert (await owner.queue("delays").stats()).ready == 1
+        assert (await backend.queue("delays").stats()).ready == 1
+        await owner.queue("delays").delete(force=True)
+
+
+@pytest.mark.parametrize(
+    ("user", "key"), [("orders", "tenure:queues"), ("candidate", "tenure:leases")], ids=["queues", "elections"]
+)
+async def test_a_user_can_hide_the_names_of_what_it_has_no_right_on(server: Redis, user: str, key: str) -> None:
+    """As the page says of what Redis can't keep apart: all names are in one key."""
+    async with aioredis.Redis.from_url(server.url) as client, acting(server.url) as owner:
+        names = await client.smembers(key)
+        look = owner.queues if user == "orders" else owner.leaders
+        assert len(await look()) == len(names) > 0
+        try:
+            async with aioredis.Redis.from_url(url_of(server, user)) as own:
+                assert await own.delete(key) == 1
+            assert not await look()
+        finally:
+            await client.sadd(key, *names)
+
+
+@pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize(
     "command",
     [
         ("CONFIG", "GET", "requirepass"),
+        ("CONFIG", "SET", "requirepass", "mine"),
         ("ACL", "LIST"),
+        ("ACL", "GETUSER", "default"),
+        ("ACL", "SETUSER", "mine", "on", "nopass", "+@all"),
         ("FUNCTION", "FLUSH"),
         ("FUNCTION", "LOAD", "REPLACE", "#!lua name=mine"),
+        ("SCRIPT", "KILL"),
+        ("SCRIPT", "DEBUG", "SYNC"),
         ("SCRIPT", "FLUSH"),
+        ("CLIENT", "KILL", "TYPE", "normal"),
+        ("CLIENT", "PAUSE", "1"),
+        ("CLIENT", "UNBLOCK", "1"),
+        ("CLIENT", "LIST"),
+        ("CLUSTER", "RESET"),
+        ("MEMORY", "PURGE"),
+        ("LATENCY", "RESET"),
+        ("PUBSUB", "CHANNELS"),
+        ("MODULE", "LIST"),
+        ("SLOWLOG", "GET"),
+        ("MONITOR",),
+        ("KEYS", "*"),
         ("FLUSHALL",),
+        ("FLUSHDB",),
+        ("SWAPDB", "0", "1"),
     ],
     ids=" ".join,
 )
@@ -151,3 +271,70 @@ async def test_no_role_reads_passwords_or_changes_what_runs_for_others(
     async with aioredis.Redis.from_url(url_of(server, user)) as client:
         with pytest.raises(NoPermissionError):
             await client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+OF_CONTAINERS = {
+    "acl": {"cat", "genpass", "whoami"},
+    "client": {  # all of them about the user's own connection
+        *("caching", "capa", "getname", "getredir", "id", "info", "no-touch", "reply", "setinfo", "setname"),
+        *("tracking", "trackinginfo"),
+    },
+    "cluster": {  # they show the nodes and the slots
+        *("countkeysinslot", "getkeysinslot", "info", "keyslot", "links", "myid", "myshardid", "nodes", "shards"),
+        *("slot-stats", "slots"),
+    },
+    "command": {"count", "docs", "getkeys", "getkeysandflags", "info", "list"},
+    "script": {"load"},
+}
+"""The commands of Redis 7.0 to 8, and of Valkey, that consist of two words, concern no key, and may be permitted."""
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_no_command_of_a_container_is_permitted_but_these(server: Redis, user: str) -> None:
+    """Also none that a later version of Redis adds, before somebody has looked at it."""
+    async with aioredis.Redis.from_url(server.url) as client:
+        client.response_callbacks.clear()
+        permitted, containers = set(), set()
+        for *_, parts in await client.execute_command("COMMAND"):  # type: ignore[no-untyped-call]
+            for name, arity, *_, keys, _ in parts:
+                container, _, word = name.decode().partition("|")
+                containers.add(container)
+                words = (container, word, *["x"] * (abs(arity) - 2))
+                answer = await client.execute_command("ACL", "DRYRUN", user, *words)  # type: ignore[no-untyped-call]
+                if answer == b"OK" and not keys and word != "help":
+                    permitted.add((container, word))
+    assert {"acl", "client", "cluster", "config", "function", "latency", "memory", "pubsub", "script"} <= containers
+    assert {one for one in permitted if one[1] not in OF_CONTAINERS.get(one[0], ())} == set()
+    assert ("script", "load") in permitted
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("category", ["admin", "dangerous"])
+async def test_no_command_that_redis_calls_dangerous_is_permitted_but_info(
+    server: Redis, user: str, category: str
+) -> None:
+    async with aioredis.Redis.from_url(server.url) as client:
+        permitted = set()
+        client.response_callbacks.clear()
+        for found in await client.execute_command("ACL", "CAT", category):  # type: ignore[no-untyped-call]
+            name = found.decode()
+            [[_, arity, *_]] = await client.execute_command("COMMAND", "INFO", name)  # type: ignore[no-untyped-call]
+            words = name.split("|")
+            words += ["x"] * (abs(arity) - len(words))
+            if await client.execute_command("ACL", "DRYRUN", user, *words) == b"OK":  # type: ignore[no-untyped-call]
+                permitted.add(name)
+    assert permitted == ({"info"} if category == "dangerous" and user in ("tenure", "observer") else set())
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_each_role_goes_on_when_redis_has_forgotten_the_scripts(server: Redis, user: str) -> None:
+    """Requests about several names load a script by SCRIPT LOAD; all others by EVAL."""
+    async with aioredis.Redis.from_url(server.url) as client, acting(url_of(server, user)) as backend:
+        for _ in range(2):
+            await client.script_flush()
+            if user == "orders":
+                await backend.queue("orders").send(b"x")
+                [message] = await backend.queue("orders").receive()
+                await message.complete()
+            else:
+                assert "led" in await backend.leaders()
