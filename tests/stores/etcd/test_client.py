@@ -15,7 +15,7 @@ pytest.importorskip("aiohttp")
 from tenure._backends import etcd
 from tenure._backends.etcd import requests
 from tenure._backends.etcd.address import address_of
-from tenure._backends.etcd.diagnosis import REVOKING, STALE, is_before, release_of
+from tenure._backends.etcd.diagnosis import ANONYMOUS, REVOKING, STALE, is_before, release_of
 from tenure._backends.etcd.errors import NoAnswerInTime, Refused, translate
 from tenure._backends.etcd.requests import (
     OPS_MAX,
@@ -294,4 +294,5 @@ def test_versions_with_faults_are_known(version: str, revokes: bool, is_stale: b
     release = release_of(version)
     assert release is not None
     assert (is_before(release, REVOKING), is_before(release, STALE)) == (revokes, is_stale)
+    assert is_before(release, ANONYMOUS) == is_stale  # mended in the same versions
     assert release_of("unknown") is None

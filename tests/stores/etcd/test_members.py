@@ -385,6 +385,7 @@ async def test_doctor_describes_the_cluster(cluster: EtcdCluster) -> None:
     if facts["version"].value.startswith("3.4.23"):
         assert "issue 15247" in facts["version"].advice
         assert "issue 20418" in facts["version"].advice
+        assert "CVE-2026-33413" in facts["version"].advice
     assert "require a login" in facts["users"].advice
 
 

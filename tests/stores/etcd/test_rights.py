@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterator
+import urllib.error
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 pytest.importorskip("aiohttp")
 
+from tenure._backends import etcd
+from tenure._backends.etcd.diagnosis import ANONYMOUS, is_before, release_of
+from tenure._lease import Granted, HeldBy
+from tenure._url import Url
 from tests.docs.pages import commands
-from tests.servers import Etcd, private
-from tests.servers.etcd import end_of, in_base64
-from tests.stores.rights import Act, acting, lead, refused
+from tests.durations import until
+from tests.servers import Etcd, patient, private
+from tests.servers.etcd import end_of, from_base64, in_base64
+from tests.servers.turned_process import CAN_TURN
+from tests.stores.rights import TTL, Act, acting, lead, refused
 
 
 def order(server: Etcd, line: str) -> None:
@@ -71,6 +78,7 @@ async def test_an_observer_sees_leaders(server: Etcd) -> None:
 
 REFUSED: dict[str, tuple[str, str, Act]] = {
     "an observer leads": ("observer", "", lambda backend: lead(backend, "led")),
+    "an observer asks to resign": ("observer", "", lambda backend: backend.election("held").ask_to_resign()),
     "a candidate leads below another prefix": ("app", "billing/", lambda backend: lead(backend, "job")),
     "a candidate looks below another prefix": ("app", "billing/", lambda backend: backend.leaders()),
     "an observer looks below another prefix": ("observer", "billing/", lambda backend: backend.leaders()),
@@ -80,5 +88,82 @@ REFUSED: dict[str, tuple[str, str, Act]] = {
 @pytest.mark.parametrize("what", REFUSED)
 async def test_all_else_is_refused_with_the_prefix(server: Etcd, what: str) -> None:
     user, prefix, act = REFUSED[what]
-    async with acting(url_of(server, user, prefix)) as backend:
+    async with (
+        acting(url_of(server, "app")) as candidate,
+        candidate.election("held", ttl=TTL).campaign(),
+        acting(url_of(server, user, prefix)) as backend,
+    ):
         await refused(backend, act, "does not permit this user the keys", prefix or "tenure/", "docs/etcd.md")
+
+
+# --- leases without a login ---
+
+LEASE = 30
+"""Seconds of an etcd lease."""
+
+
+def leader_that_died(server: Etcd, name: str) -> str:
+    """Put the key of a leader that renews nothing; return the number of its etcd lease."""
+    token = server.login("app", "PASSWORD")
+    lease = str(server.call("lease/grant", {"TTL": LEASE}, token=token)["ID"])
+    key = {"key": in_base64(f"tenure/{name}/{int(lease):x}"), "value": in_base64("dead"), "lease": lease}
+    server.call("kv/put", key, token=token)
+    return lease
+
+
+def is_permitted(server: Etcd, path: str, body: Mapping[str, object], token: str = "") -> bool:
+    """Return whether etcd carries out a request; without a token, nobody is logged in."""
+    try:
+        answer = server.call(path, body, token=token)
+    except urllib.error.HTTPError:
+        return False
+    return "error" not in answer  # as of a stream
+
+
+async def test_whoever_reaches_the_port_keeps_a_dead_leaders_lease_alive_without_a_login(server: Etcd) -> None:
+    """A fact of etcd before 3.4.42, 3.5.28 and 3.6.9, tried with 3.4.23: if others differ, the pages are wrong."""
+    version = str(server.status()["version"])
+    release = release_of(version)
+    assert release is not None
+    lease = leader_that_died(server, "kept")
+    asked: dict[str, dict[str, object]] = {
+        "lease/leases": {},
+        "lease/timetolive": {"ID": lease, "keys": True},
+        "lease/keepalive": {"ID": lease},
+        "maintenance/alarm": {"action": "DEACTIVATE", "alarm": "NOSPACE"},
+    }
+    answers = {path: await asyncio.to_thread(is_permitted, server, path, body) for path, body in asked.items()}
+    assert answers == dict.fromkeys(asked, is_before(release, ANONYMOUS)), version
+    if not is_before(release, ANONYMOUS):
+        return
+    assert lease in [one["ID"] for one in server.call("lease/leases")["leases"]]
+    [key] = server.call("lease/timetolive", {"ID": lease, "keys": True})["keys"]
+    assert from_base64(key).startswith("tenure/kept/")
+    if not CAN_TURN:
+        return  # nothing waits for a lease to end in real time
+    backend = etcd.open(Url.parse(patient(url_of(server, "app"))))
+    for _ in range(3):  # in all, for more than its length
+        server.turn(LEASE * 0.6)
+        assert server.call("lease/keepalive", {"ID": lease})["result"]["TTL"] == str(LEASE)
+        found = await backend.leases.acquire("kept", "ann", TTL)
+        assert isinstance(found, HeldBy)
+        assert found.holder == "dead"
+    server.turn(LEASE * 1.1)
+
+    async def is_free() -> bool:
+        return isinstance(await backend.leases.acquire("kept", "ann", TTL), Granted)
+
+    await until(is_free)
+    await backend.close()
+
+
+async def test_who_may_not_write_the_keys_of_a_lease_can_not_end_it(server: Etcd) -> None:
+    lease = leader_that_died(server, "ended")
+    assert not is_permitted(server, "lease/revoke", {"ID": lease})
+    assert not is_permitted(server, "lease/revoke", {"ID": lease}, server.login("observer", "PASSWORD"))
+    async with acting(url_of(server, "app")) as backend:
+        leader = await backend.election("ended").leader()
+        assert leader is not None
+        assert leader.holder == "dead"
+        assert is_permitted(server, "lease/revoke", {"ID": lease}, server.login("app", "PASSWORD"))
+        assert await backend.election("ended").leader() is None

@@ -30,6 +30,8 @@ REVOKING: dict[int, int] = {4: 31, 5: 13}
 """The same for a former leader that ends no leases (etcd issue 15247)."""
 STALE: dict[int, int] = {4: 42, 5: 28, 6: 9}
 """The same for reads that are stale after a pause (etcd issue 20418)."""
+ANONYMOUS: dict[int, int] = {4: 42, 5: 28, 6: 9}
+"""The same for leases that are listed and renewed without a login (CVE-2026-33413)."""
 
 
 async def diagnose(client: Client) -> list[Fact]:
@@ -117,6 +119,12 @@ def _versions(versions: list[str]) -> list[Fact]:
         advice.append(
             "after a pause of a member, status and observe may show an earlier leader (etcd issue 20418); tenure "
             "decides nothing by such reads; upgrade to 3.4.42, 3.5.28, 3.6.9 or newer"
+        )
+    if is_before(oldest, ANONYMOUS):
+        advice.append(
+            "whoever reaches a member can renew the lease of a leader that died, without a login, so that no other "
+            "leads (CVE-2026-33413); restrict the network, require client certificates, or upgrade to 3.4.42, 3.5.28, "
+            "3.6.9 or newer"
         )
     return [Fact("version", shown, "; ".join(advice), "etcd-version")]
 
