@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
 import termios
+from base64 import b64encode
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,13 @@ from tests.servers import Authority
 from tests.servers.tls_listener import Protocol, TlsListener
 
 FILES = "cert={cert}&key={key}&ca={ca}"
+KUBECONFIGS = {
+    "files.json": {"client-certificate": "{cert}", "client-key": "{key}"},
+    "texts.json": {"client-certificate-data": "{cert_text}", "client-key-data": "{key_text}"},
+}
+"""The user of each kubeconfig: ``kubernetes:`` has no options for a certificate."""
 URLS: dict[str, Protocol] = {
+    **{f"kubernetes://default?kubeconfig={{folder}}/{name}": "tls" for name in KUBECONFIGS},
     f"etcds://{{at}}/?{FILES}": "tls",
     f"amqps://{{at}}/?{FILES}": "tls",
     f"rediss://{{at}}/?{FILES}": "tls",
@@ -73,7 +82,11 @@ def test_nobody_is_asked_for_the_password_of_a_key(tmp_path: Path) -> None:
     has = authority.issue(tmp_path / "server")
     with ExitStack() as stack:
         ports = {kind: stack.enter_context(TlsListener(kind, has)).port for kind in set(URLS.values())}
-        files = {"ca": authority.certificate, "cert": cert, "key": locked}
+        files = {"ca": authority.certificate, "cert": cert, "key": locked, "folder": tmp_path}
+        texts = {f"{name}_text": b64encode(files[name].read_bytes()).decode() for name in ("cert", "key")}
+        for name, written in KUBECONFIGS.items():
+            user = {option: value.format(**files, **texts) for option, value in written.items()}
+            (tmp_path / name).write_text(json.dumps(kubeconfig(ports["tls"], authority.certificate, user)))
         urls = [url.format(at=f"127.0.0.1:{ports[kind]}", **files) for url, kind in URLS.items()]
         lines = said_on_a_terminal([sys.executable, "-c", ASKING, *urls]).splitlines()
     assert len(lines) == len(urls), lines
@@ -81,6 +94,19 @@ def test_nobody_is_asked_for_the_password_of_a_key(tmp_path: Path) -> None:
         assert " ConfigError " in line
         # The driver of PostgreSQL takes the password from the URL (sslpassword), and tries none without it.
         assert ("has a password that is missing" if line.startswith("postgresql") else "the key has a password") in line
+
+
+def kubeconfig(port: int, authority: Path, user: dict[str, str]) -> dict[str, Any]:
+    """Return a kubeconfig for a server at *port*, in which the *user* has its certificate."""
+    cluster = {"server": f"https://127.0.0.1:{port}", "certificate-authority": str(authority)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": cluster}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "now", "context": {"cluster": "here", "user": "me"}}],
+        "current-context": "now",
+    }
 
 
 def said_on_a_terminal(command: list[str]) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 from tests.docs.pages import ROOT, commands
 from tests.servers import Kubernetes, private
-from tests.stores.rights import Act, acting, lead, refused
+from tests.stores.rights import TTL, Act, acting, lead, refused
 
 NAME = "nightly-report"
 """The election of the example."""
@@ -72,3 +72,26 @@ async def test_all_else_is_refused_with_the_verb(server: Kubernetes, what: str) 
     server.set(roles=roles)
     async with acting(server.url) as backend:
         await refused(backend, act, f"'{verb}'", "leases")
+
+
+async def test_an_observer_can_not_ask_a_leader_to_resign(server: Kubernetes) -> None:
+    async with acting(server.url) as candidate, candidate.election(NAME, ttl=TTL).campaign():
+        server.set(roles=OBSERVER)
+        async with acting(server.url) as observer:
+            await refused(observer, lambda backend: backend.election(NAME).ask_to_resign(), "'update'", "leases")
+        server.set(roles=CANDIDATE)  # to release it
+
+
+async def test_who_may_update_a_lease_can_lower_its_token(server: Kubernetes) -> None:
+    """So a resource that refuses old tokens refuses the next leaders, or takes an old leader for the newest."""
+    server.set(roles=CANDIDATE)
+    async with acting(server.url) as witness:
+        high = [await lead(witness, NAME) for _ in range(5)][-1]
+        found = server.lease(NAME)
+        found["metadata"]["annotations"]["tenure/token"] = "1"
+        found["spec"]["leaseTransitions"] = 0
+        server.put(found)
+        async with acting(server.url) as fresh:
+            lowered = await lead(fresh, NAME)
+            assert lowered < high
+        assert await lead(witness, NAME) > high  # who has seen the higher one goes on from there

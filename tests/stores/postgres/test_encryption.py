@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +140,25 @@ async def test_with_a_certificate_of_the_client_nothing_is_told_in_the_clear(cer
     with TlsListener("postgres", None) as listener:
         await refused(f"postgresql://u:{SECRET}@127.0.0.1:{listener.port}/d?sslcert={file}&sslkey={key}")
         assert listener.told == []
+
+
+async def test_a_key_with_a_password_is_opened_by_the_one_in_the_url(
+    server: Postgres, authority: Authority, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file, key = certificate
+    locked = tmp_path / "locked.key"
+    command = ["openssl", "pkey", "-aes256", "-passout", f"pass:{SECRET}", "-in", str(key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    locked.chmod(0o600)
+    url = f"{server.url}?sslrootcert={authority.certificate}&sslcert={file}&sslkey={locked}"
+    await postgres.migrate(f"{url}&sslpassword={SECRET}")
+    backend = postgres.open(Url.parse(f"{url}&sslpassword={SECRET}"))
+    try:
+        assert await backend.leases.inspect("name") == Vacant("name", 0)
+    finally:
+        await backend.close()
+    assert "has a password that is missing or wrong" in str(await refused(f"{url}&sslpassword=another"))
+    assert "has a password that is missing or wrong" in str(await refused(url))
 
 
 async def refused(url: str) -> TenureError:
