@@ -15,7 +15,9 @@ from tests.docs.pages import ROOT, broken_links, section, table, text_of
 
 PAGE = "docs/security.md"
 UNTESTED = re.compile(r"\*Not tested\*: \S")
-PROOF = re.compile(r"\[(\w+(?:\.py)?|[a-z ]+)\]\(\.\./((?:tests|src/tenure/testing)/[^)#]+\.py)\)")
+PROOF = re.compile(r"\[([^\]]+)\]\(\.\./((?:tests|src/tenure/testing)/[^)#]+\.py)\)")
+SEVERAL = re.compile(r"\b(test_\w+): ((?:\[[^\]]+\]\([^)]+\)[,;.]?\s*)+)")
+"""A test that several stores have, with a link for each."""
 
 
 def claims(text: str) -> list[str]:
@@ -35,8 +37,9 @@ def proofs(claim: str) -> list[tuple[str, str]]:
 
 def unproved(text: str) -> list[str]:
     """Return the claims that name no test and don't say why there is none; and the links to tests that don't exist."""
+    several = [(name, file) for name, links in SEVERAL.findall(text) for _, file in PROOF.findall(links)]
     return [one for one in claims(text) if not (is_proved(one) or UNTESTED.search(one))] + [
-        f"{shown}: {file}" for shown, file in PROOF.findall(text) if not is_there(shown, file)
+        f"{shown}: {file}" for shown, file in [*PROOF.findall(text), *several] if not is_there(shown, file)
     ]
 
 
@@ -45,9 +48,12 @@ def is_proved(claim: str) -> bool:
 
 
 def is_there(shown: str, file: str) -> bool:
-    """Return whether a file has the test or the class that a link to it shows, if it shows one."""
-    names = [shown] if re.match(r"test_\w+$|[A-Z]\w+$", shown) else []
+    """Return whether a file has tests, and the test or the suite that a link to it shows, if it shows one."""
+    names = [shown] if re.match(r"test_\w+$|[A-Z]\w+(Tests|Suite)$", shown) else []
     if shown.endswith(".py") and shown != Path(file).name:
+        return False
+    is_suite = file.startswith("src/tenure/testing/_conformance/") and bool(names)
+    if not is_suite and not re.match(r"tests/(\w+/)*test_\w+\.py$", file):
         return False
     return targets.is_there("::".join([f"../{file}", *names]))
 
@@ -67,6 +73,12 @@ def test_each_claim_names_a_test_that_exists() -> None:
         "- It holds. [test_of_nothing](../tests/docs/test_security.py)\n",
         "- It holds. [test_security.py](../tests/docs/test_insecurity.py)\n",
         "- It holds. [test_proof.py](../tests/docs/test_security.py)\n",
+        "- It holds. [on each store](../tests/stores/rights.py)\n",
+        "- It holds. [refused](../tests/stores/rights.py)\n",
+        "- It holds. [the suites](../src/tenure/testing/_conformance/leases/foreign.py)\n",
+        "- It holds. test_of_nothing: [Redis](../tests/stores/redis/test_rights.py)\n",
+        "- It holds. test_an_observer_changes_nothing: [Redis](../tests/stores/redis/test_rights.py),\n"
+        "  [etcd](../tests/stores/etcd/test_rights.py)\n",
     ],
 )
 def test_a_claim_without_a_test_is_seen(planted: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,8 +13,11 @@ pytest.importorskip("yaml")
 
 import yaml
 
+import tenure
+from tenure.events import CampaignFailed, Event, StandingBy, TermBegan
 from tests.docs.pages import ROOT, commands
-from tests.servers import Kubernetes, private
+from tests.durations import until
+from tests.servers import Kubernetes, patient, private
 from tests.stores.rights import TTL, Act, acting, lead, refused
 
 NAME = "nightly-report"
@@ -80,6 +84,26 @@ async def test_an_observer_can_not_ask_a_leader_to_resign(server: Kubernetes) ->
         async with acting(server.url) as observer:
             await refused(observer, lambda backend: backend.election(NAME).ask_to_resign(), "'update'", "leases")
         server.set(roles=CANDIDATE)  # to release it
+
+
+async def work(term: tenure.Term) -> None:
+    term.check()
+
+
+async def test_a_candidate_that_has_stood_by_asks_again_without_the_right_to_lead(server: Kubernetes) -> None:
+    """To stand by is to read here: so it has worked before, and the right may come."""
+    events: list[Event] = []
+    spec = {"holderIdentity": "another program", "leaseDurationSeconds": 1}  # it renews nothing
+    server.put({"metadata": {"name": NAME}, "spec": spec})
+    server.set(roles=OBSERVER)
+    async with tenure.connect(patient(server.url), on_event=events.append) as backend:
+        campaign = asyncio.create_task(backend.election(NAME, ttl=TTL, retry_every=0.2).run(work))
+        await until(lambda: len([one for one in events if isinstance(one, CampaignFailed)]) > 1)
+        assert isinstance(events[0], StandingBy)
+        assert "'update'" in next(one.why for one in events if isinstance(one, CampaignFailed))
+        server.set(roles=CANDIDATE)
+        await campaign
+        assert [one for one in events if isinstance(one, TermBegan)]
 
 
 async def test_who_may_update_a_lease_can_lower_its_token(server: Kubernetes) -> None:

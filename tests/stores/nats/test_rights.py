@@ -290,3 +290,12 @@ async def test_an_account_needs_the_information_and_may_have_one_election_only()
 def test_an_inbox_is_one_word(inbox: str) -> None:
     with pytest.raises(tenure.ConfigError, match="inbox must be one word"):
         Url.parse(f"nats://127.0.0.1/?inbox={inbox}").options(Options)
+
+
+async def test_a_consumer_that_has_received_is_told_to_try_again_when_it_may_not_send(server: WithUsers) -> None:
+    """As docs/security.md says: to send and to receive are requests of one kind, and a right may come back."""
+    async with acting(url_of(server, "consumer")) as backend:
+        await backend.queue("orders").receive()
+        for _ in range(2):
+            with pytest.raises(tenure.Unavailable, match=server.says[0]):
+                await backend.queue("others").send(b"x")

@@ -77,6 +77,15 @@ async def test_a_path_that_was_made_for_a_user_is_led_by_this_user(server: ZooKe
         assert await lead(backend, "job")
 
 
+async def test_an_observer_can_not_ask_a_leader_to_resign(server: ZooKeeper) -> None:
+    async with (
+        acting(url_of(server, "leads")) as candidate,
+        candidate.election("held", ttl=TTL).campaign(),
+        acting(url_of(server, "looks")) as observer,
+    ):
+        await refused(observer, lambda backend: backend.election("held").ask_to_resign(), "does not permit this client")
+
+
 REFUSED: dict[str, tuple[str, Act]] = {
     "an observer leads": ("/apps", lambda backend: lead(backend, "led")),
     "an observer leads another name": ("/apps/led", lambda backend: lead(backend, "fresh")),
