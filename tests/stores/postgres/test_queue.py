@@ -163,7 +163,7 @@ async def test_only_a_message_that_is_ready_at_once_is_sent_by_the_short_stateme
     fetch = Client.fetch
 
     async def note(self: Client, statement: str, *values: object, **options: Any) -> list[asyncpg.Record]:
-        asked.extend(re.findall("send_many|WITH kept", statement))
+        asked.extend(re.findall("send_many|kept AS", statement))
         return await fetch(self, statement, *values, **options)
 
     monkeypatch.setattr(Client, "fetch", note)
@@ -175,7 +175,7 @@ async def test_only_a_message_that_is_ready_at_once_is_sent_by_the_short_stateme
         await backend.broker.send(name, [Outgoing()])
         asked.clear()
         await backend.broker.send(name, [Outgoing()])
-        assert asked == ["WITH kept"]
+        assert asked == ["kept AS"]
         asked.clear()
         for one in others:
             await backend.broker.send(name, [one])
@@ -1091,6 +1091,11 @@ async def test_deaths_found_on_one_loop_while_another_reports_them_are_reported_
 # --- rights ------------------------------------------------------------------------------------------------------
 
 
+def no_right_on(table: str) -> str:
+    """Return the pattern of one line that names the right and the table."""
+    return rf"\A[^\n]*GRANT[^\n]*permission denied for table {table}\b[^\n]*\Z"
+
+
 async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Postgres, url: str, name: str) -> None:
     written = (Path(__file__).parents[3] / "docs" / "postgresql.md").read_text()
     [grants] = re.findall(r"^```sql\n-- sends(.*?)^```$", written, re.MULTILINE | re.DOTALL)
@@ -1109,7 +1114,7 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
             for forbidden in ("SELECT body FROM tenure.message", "DELETE FROM tenure.message"):
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await connection.execute(forbidden)
-        with pytest.raises(Unavailable, match="GRANT"):
+        with pytest.raises(Unavailable, match=no_right_on("message")):
             await sender.broker.receive(name, 1, LOCK)
 
         broker = receiver.broker
@@ -1127,7 +1132,7 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         await broker.write_state(held, b"state")
         await broker.settle([Settlement(claim.deliveries[0], Abandon())])
         await broker.release(held)
-        await broker._housekeeping._tidy(name)
+        await broker._functions.call("tidy", name)
         received = housekeeping.Received(highest=got[-1].sequence)
         await broker._housekeeping._raise_marks(name, received, looks_ahead=True)
         async with native(url) as connection:
@@ -1135,16 +1140,16 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
             assert await connection.fetchval(raised, name) == 1
         stats = await broker.stats(name)
         assert (stats.locked, stats.deferred, stats.dead) == (0, 1, 0)
-        with pytest.raises(Unavailable, match="GRANT"):
+        with pytest.raises(Unavailable, match=no_right_on("message")):
             await broker.send(name, [Outgoing(b"x")])
-        with pytest.raises(Unavailable, match="GRANT"):
+        with pytest.raises(Unavailable, match=no_right_on("queue")):
             await broker.declare(name, {"lock": 9.0})
 
         async with opened(url) as owner:
             await owner.broker.send(f"{name}-2", [Outgoing(b"x")])
             claim = await owner.broker.receive(f"{name}-2", 1, LOCK)
             await owner.broker.settle([Settlement(claim.deliveries[0], DeadLetter("bad"))])
-        with pytest.raises(Unavailable, match="GRANT"):
+        with pytest.raises(Unavailable, match=no_right_on("message")):
             await broker.redrive(f"{name}-2", EVERYTHING, None)
 
         async with opened(url) as owner:
@@ -1156,7 +1161,7 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         assert (len(claim.deliveries), claim.is_held_back) == (1, True)
         assert not (await broker.receive_deferred(name, [got[5].sequence], LOCK)).deliveries
         assert isinstance(await broker.accept(name, None, LOCK), NoSession)
-        await broker._housekeeping._tidy(name)
+        await broker._functions.call("tidy", name)
         async with native(as_consumer) as connection:
             for forbidden in ("UPDATE tenure.queue SET max_locked = NULL", "SELECT FROM tenure.queue FOR UPDATE"):
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):

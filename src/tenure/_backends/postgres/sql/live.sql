@@ -156,14 +156,14 @@ WHERE m.seq BETWEEN a.seq AND a.seq
 -- Whether each of these queues holds messages, and whether this server can only be read. A queue whose counts are in many
 -- rows is in use: it counts as one that does.
 -- OFFSET 0: each queue is looked up by itself, whatever their number.
--- "pg_catalog" and "::bigint": so that nothing of another user fits the types better; see SEARCH_PATH.
+-- "pg_catalog" and "::numeric": so that nothing of another user fits the types better; see SEARCH_PATH.
 SELECT coalesce(found.holds, false), current_setting('transaction_read_only')::boolean
 FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS a (name, place)
 LEFT JOIN LATERAL (
     SELECT (
-        SELECT count(*) > 50 OR sum(live)::bigint > 0
+        SELECT count(*) > 50 OR sum(live) > 0::numeric
         FROM (
-            SELECT t.ready + t.locked + t.delayed AS live FROM {schema}.tally AS t WHERE t.queue = q.id LIMIT 51
+            SELECT t.ready::numeric + t.locked::numeric + t.delayed::numeric AS live FROM {schema}.tally AS t WHERE t.queue = q.id LIMIT 51
         ) AS counted
     ) AS holds
     FROM {schema}.queue AS q

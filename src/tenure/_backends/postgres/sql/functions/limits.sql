@@ -82,7 +82,7 @@ BEGIN
         free_at := NULL;
     ELSIF v_max_locked IS NOT NULL THEN
         v_first := ({schema}._marks(p_queue))[14]::bigint;
-        SELECT greatest(v_max_locked - coalesce(sum(t.locked), 0), 0), count(*) INTO v_places, v_rows
+        SELECT {schema}._count_of(greatest(v_max_locked - coalesce(sum(t.locked), 0), 0)), count(*) INTO v_places, v_rows
         FROM {schema}.tally AS t
         WHERE t.queue = p_queue AND t.n >= v_first;
         IF v_rows >= 50 THEN

@@ -116,7 +116,7 @@ LANGUAGE sql {plans} AS $$
         SELECT FROM {schema}.tally AS t
         WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
         GROUP BY t.queue
-        HAVING sum(t.ready + t.locked + t.delayed + t.deferred + t.dead) <> 0
+        HAVING sum(t.ready::numeric + t.locked + t.delayed + t.deferred + t.dead) <> 0
     )
     ORDER BY q.name
 $$;
@@ -139,7 +139,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT s.* INTO ready, locked, delayed, deferred, dead, oldest_age FROM {schema}.counts(p_queue) AS s;
-    is_deleted := p_force OR coalesce(ready + locked + delayed + deferred + dead, 0) = 0;
+    is_deleted := p_force OR coalesce(ready::numeric + locked + delayed + deferred + dead, 0) = 0;
     IF is_deleted AND p_force THEN  -- otherwise it was empty, and messages that have come since stay
         WITH gone AS (
             DELETE FROM {schema}.message AS m WHERE m.queue = v_queue RETURNING m.state
@@ -198,7 +198,7 @@ BEGIN
               SELECT FROM {schema}.tally AS t
               WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
               GROUP BY t.queue
-              HAVING sum(t.ready + t.locked + t.delayed + t.deferred + t.dead) <> 0
+              HAVING sum(t.ready::numeric + t.locked + t.delayed + t.deferred + t.dead) <> 0
           )
         RETURNING q.id
     )

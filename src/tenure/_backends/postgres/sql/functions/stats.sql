@@ -17,7 +17,8 @@ BEGIN
     END IF;
     v_keys := {schema}._marks(v_queue);
     PERFORM {schema}._sum_up(v_queue);
-    SELECT sum(t.ready), sum(t.locked), sum(t.delayed), sum(t.deferred), sum(t.dead)
+    SELECT {schema}._count_of(sum(t.ready)), {schema}._count_of(sum(t.locked)), {schema}._count_of(sum(t.delayed)),
+           {schema}._count_of(sum(t.deferred)), {schema}._count_of(sum(t.dead))
     INTO ready, locked, delayed, deferred, dead
     FROM {schema}.tally AS t
     WHERE t.queue = v_queue AND t.n >= v_keys[14]::bigint;

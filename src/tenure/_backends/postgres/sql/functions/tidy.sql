@@ -1,5 +1,10 @@
 -- Sums and clean-up.
 
+-- Return a sum of counts as a count, the largest there is if it is larger. A sender may have written any: an error would
+-- end claims on a queue with max_locked, and the housekeeping of the queue.
+CREATE OR REPLACE FUNCTION {schema}._count_of(p_sum numeric) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ SELECT least(greatest(p_sum, -{int_max}), {int_max})::bigint $$;
+
 -- Make one row of a queue's tally, if there are many. Rows that another transaction has locked are skipped.
 CREATE OR REPLACE FUNCTION {schema}._sum_up(p_queue integer) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -19,7 +24,10 @@ BEGIN
         RETURNING ready, locked, delayed, deferred, dead
     )
     INSERT INTO {schema}.tally (queue, ready, locked, delayed, deferred, dead)
-    SELECT p_queue, sum(ready), sum(locked), sum(delayed), sum(deferred), sum(dead) FROM old HAVING count(*) > 0;
+    SELECT p_queue, {schema}._count_of(sum(ready)), {schema}._count_of(sum(locked)), {schema}._count_of(sum(delayed)),
+           {schema}._count_of(sum(deferred)), {schema}._count_of(sum(dead))
+    FROM old
+    HAVING count(*) > 0;
 END
 $$;
 
