@@ -557,7 +557,7 @@ async def test_a_dead_letter_that_a_consumer_forges_is_sent_by_another_who_redri
         assert [one.body for one in await owner.queue("payments").peek()] == [b"forged"]
 
 
-# --- functions ---------------------------------------------------------------------------------------------------
+# --- functions, and who owns them --------------------------------------------------------------------------------
 
 
 async def test_each_role_needs_the_functions_where_they_were_taken_from_all(server: Postgres) -> None:
@@ -584,3 +584,37 @@ async def test_each_role_needs_the_functions_where_they_were_taken_from_all(serv
         for role, act in acts.items():
             async with acting(url.format(url_of(server, role))) as backend:
                 await act(backend)
+
+
+async def test_the_user_that_migrated_is_removed_once_its_tables_have_another_owner(server: Postgres) -> None:
+    url = f"{server.url}?schema=given"
+    async with native(server.url) as admin:
+        for role in ("former", "owner", "second"):
+            await admin.execute(f"CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}")
+        await postgres.migrate(url.replace("postgres@", "former@"))
+        async with acting(url.replace("postgres@", "former@")) as former:
+            await former.queue("orders").send(b"kept")
+            assert await lead(former, "job") == 1
+        grants = on_the_page("GRANT USAGE ON SCHEMA tenure TO worker").replace("worker", "second")
+        async with native(server.url.replace("postgres@", "former@")) as former:
+            await former.execute(grants.replace("SCHEMA tenure", "SCHEMA given"))
+        async with acting(url.replace("postgres@", "second@")) as second:
+            await second.queue("orders").stats()
+            await admin.execute(on_the_page("REASSIGN OWNED"))
+            assert await lead(second, "job") == 2
+            [message] = await second.queue("orders").receive()
+            assert message.body == b"kept"
+            await message.complete()
+            await second.queue("orders").send(b"x", priority=1)
+        await admin.execute("UPDATE given.migration SET functions = 'of another release'")
+        assert (await postgres.migrate(url.replace("postgres@", "owner@"))).rewritten
+        async with acting(url.replace("postgres@", "second@")) as second:
+            assert len(await second.queue("orders").receive(2)) == 1
+
+
+async def test_to_drop_what_the_user_that_migrated_owns_drops_the_tables(server: Postgres) -> None:
+    async with native(server.url) as admin:
+        await admin.execute("CREATE ROLE hasty LOGIN; GRANT CREATE ON DATABASE postgres TO hasty")
+        await postgres.migrate(f"{url_of(server, 'hasty')}?schema=dropped")
+        await admin.execute("DROP OWNED BY hasty; DROP ROLE hasty")
+        assert await admin.fetchval("SELECT to_regclass('dropped.lease')") is None
