@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import nats as driver
@@ -23,6 +24,7 @@ from nats.aio.msg import Msg
 from tenure._backends import nats
 from tenure._backends.nats.client import read, stored_in
 from tenure._backends.nats.connection import headers_of
+from tenure._backends.nats.copies import Copies
 from tenure._backends.nats.errors import BadAnswer, Refusal
 from tenure._backends.nats.inbox import DAY
 from tenure._backends.nats.lease_records import TTL_MAX, Record, written
@@ -45,16 +47,16 @@ from tenure._backends.nats.places import DURATION_MAX, NEXT_MAX, ack_wait_in, is
 from tenure._backends.nats.places import Record as QueueRecord
 from tenure._backends.nats.receiving import deliveries_before
 from tenure._backends.nats.store_clock import timestamp_of
-from tenure._backends.nats.storing import PUT_OFF_MAX, locks_for
+from tenure._backends.nats.storing import NAK, PUT_OFF_MAX, Storing, locks_for
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable
 from tenure._lease import TOKEN_MAX, Granted, HeldBy, Lost, NoAnswer, Vacant
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Selection
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.headers import HEADERS_MAX
-from tenure._queue.message import HISTORY_MAX, Delivery
+from tenure._queue.message import HISTORY_MAX, Delivery, Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, Abandon, DeadLetter, Settled, Settlement
+from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Renewed, Settled, Settlement
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tests.durations import until
@@ -413,23 +415,142 @@ async def test_the_same_sequence_twice_is_told_apart(backend: nats.NatsBackend, 
     assert [one.body for one in await broker.peek_dead("orders", EVERYTHING, 9)] == [b"a", b"b", b"c"]
 
 
+def copy_of(found: Found, copies: Copies, stored_as: int) -> Found:
+    return replace(found, stored_as=stored_as, native_id=copies.id_of(found))
+
+
+def test_a_copy_is_one_of_its_message_only_and_so_is_the_copy_of_a_copy() -> None:
+    copies = Copies("tenure_orders", "tenure-30250-abc")
+    original = Found("orders", "tenure.orders.=m.k", 5, 0.0, b"", NO_PROPERTIES)
+    copy = copy_of(original, copies, 9)
+    second = copy_of(copy, copies, 12)
+    assert [copies.first_of(one) for one in (original, copy, second)] == [5, 5, 5]
+    assert all(copies.has(one, later) for one, later in [(original, copy), (original, second), (copy, second)])
+    assert not any(copies.has(one, earlier) for one, earlier in [(copy, original), (second, copy), (copy, copy)])
+    theirs = replace(original, stored_as=7)  # on the same subject
+    assert not copies.has(original, theirs)
+    assert not copies.has(original, copy_of(theirs, copies, 10))
+    keys = {copies.key_aside(copy, 1), copies.key_aside(copy, 2), copies.key_aside(original, 1)}
+    assert len({*keys, copies.key_of_dead(copy), copies.key_of_dead(theirs)}) == 5
+    assert copies.key_of_dead(copy) == copies.key_of_dead(second)
+
+
+@pytest.mark.parametrize(
+    "native_id", ["", "order-17", f"tenure-5-5-{'0' * 32}", f"tenure-{'9' * 5_000}-5-{'0' * 32}", "tenure-\u0665-5-"]
+)
+def test_an_id_without_the_proof_is_that_of_no_copy(native_id: str) -> None:
+    copies = Copies("tenure_orders", "tenure-30250-abc")
+    original = Found("orders", "tenure.orders.=m.k", 5, 0.0, b"", NO_PROPERTIES)
+    assert not copies.has(original, replace(original, stored_as=9, native_id=native_id))
+    for other in (Copies("tenure_others", "tenure-30250-abc"), Copies("tenure_orders", "tenure-30250-abd")):
+        assert not copies.has(original, copy_of(original, other, 9))
+
+
+def found_of(broker: nats.NatsBroker, delivery: Delivery) -> Found:
+    held = broker._receipts.find(delivery)
+    assert held is not None
+    return held.found
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+@pytest.mark.parametrize("how", ["id", "subject"])
 async def test_nobody_else_can_send_what_is_taken_for_a_copy(
-    backend: nats.NatsBackend, native: Driver, prefix: str
+    backend: nats.NatsBackend, native: Driver, prefix: str, how: str, is_served: bool
 ) -> None:
     """As it was stored already, the original would be removed."""
     broker = backend.broker
-    await broker.send("orders", [Outgoing(b"warm")])
-    [warm] = await receive(broker)
-    stream, last = f"{prefix}_orders", warm.sequence
-    for number in range(last + 8, last + 16):  # of the next one, too
-        headers = {NATIVE_ID: f"tenure-{stream}-{number}"}
-        await native.jetstream().publish(f"{prefix}.orders.theirs", b"theirs", headers=headers)
     await broker.send("orders", [Outgoing(b"ours")])
-    assert await settle(broker, warm) == Settled()
-    ours = next(one for one in await receive(broker, limit=99) if one.body == b"ours")
+    await native.jetstream().publish(f"{prefix}.orders", b"other program's")
+    held = await receive(broker)
+    for number, one in enumerate(held, start=1):
+        found = found_of(broker, one)
+        subject = broker._storing.subject_of(found)
+        key = subject.rpartition(".")[2]
+        if how == "subject":
+            await store(native, subject.encode(), stated(sequence=number), b"theirs")
+        else:
+            for id_ in (f"tenure-{prefix}_orders-{number}-{key}", f"tenure-{number}-{number}-{'0' * 32}"):
+                await native.jetstream().publish(f"{prefix}.orders.x", b"theirs", headers={NATIVE_ID: id_})
+    theirs = await receive(broker) if is_served else []
+    assert [await settle(broker, one) for one in theirs] == [Settled()] * len(theirs)
+    assert [await settle(broker, one, Abandon()) for one in held] == [Settled()] * 2
+    again = [one for one in await receive(broker) if one.body != b"theirs"]
+    assert [(one.body, one.delivery_count) for one in again] == [(b"ours", 2), (b"other program's", 2)]
+    assert [await settle(broker, one, DeadLetter("bad")) for one in again] == [Settled()] * 2
+    assert [one.body for one in await broker.peek_dead("orders", EVERYTHING, 9)] == [b"ours", b"other program's"]
+
+
+@pytest.fixture
+def on_its_subject(native: Driver) -> Callable[[Found], Awaitable[None]]:
+    """Return what sends something to the subject of a message, as any sender can."""
+
+    async def send(found: Found) -> None:
+        await store(native, found.subject.encode(), b"NATS/1.0\r\nx: y\r\n\r\n", b"theirs")
+
+    return send
+
+
+async def test_another_message_of_the_same_subject_takes_no_ones_place(
+    backend: nats.NatsBackend, on_its_subject: Callable[[Found], Awaitable[None]]
+) -> None:
+    """Also when it has been stored again itself, or is a dead letter already."""
+    broker = backend.broker
+    await broker.send("orders", [Outgoing(b"ours")])
+    [ours] = await receive(broker)
+    await on_its_subject(found_of(broker, ours))
+    [theirs] = await receive(broker)
+    assert await settle(broker, theirs, Abandon()) == Settled()
     assert await settle(broker, ours, Abandon()) == Settled()
-    [again] = await receive(broker)
-    assert (again.body, again.delivery_count) == (b"ours", 2)
+    held = {one.body: one for one in await receive(broker)}
+    assert held.keys() == {b"ours", b"theirs"}
+    for body in (b"theirs", b"ours"):
+        assert await settle(broker, held[body], DeadLetter("bad")) == Settled()
+    assert sorted(one.body for one in await broker.peek_dead("orders", EVERYTHING, 9)) == [b"ours", b"theirs"]
+    assert await broker.redrive("orders", EVERYTHING, None) == 2
+    assert sorted(one.body for one in await receive(broker)) == [b"ours", b"theirs"]
+
+
+@pytest.mark.parametrize("is_just_removed", [False, True])
+async def test_a_message_that_is_gone_is_not_stored_again_beside_another_of_its_subject(
+    backend: nats.NatsBackend,
+    on_its_subject: Callable[[Found], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    is_just_removed: bool,
+) -> None:
+    broker = backend.broker
+    await broker.send("orders", [Outgoing(b"ours")])
+    [ours] = await receive(broker)
+    found, stream = found_of(broker, ours), broker._places.place_of("orders").stream
+    await on_its_subject(found)
+    await backend._client.run(lambda one: broker._storing.delete(one, stream, found.stored_as))
+    if is_just_removed:
+
+        async def exists(*_: object) -> bool:
+            return True  # when it was asked
+
+        monkeypatch.setattr(Storing, "exists", exists)
+    assert await settle(broker, ours, Abandon()) == LAPSED
+    assert [one.body for one in await receive(broker)] == [b"theirs"]
+
+
+async def test_a_locked_copy_is_renewed_and_completed_beside_another_message_of_its_subject(
+    backend: nats.NatsBackend, on_its_subject: Callable[[Found], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = backend.broker
+    await broker.send("orders", [Outgoing(b"ours")])
+    [first] = await receive(broker)
+    await backend._client.run(lambda one: broker._storing.acknowledge(one, [found_of(broker, first)], NAK))
+    [ours] = await receive(broker)
+    assert (ours.delivery_count, found_of(broker, ours).reply) == (2, "")
+    for _ in range(2):
+        await on_its_subject(found_of(broker, ours))
+        [renewed] = await broker.renew([ours], 2 * LOCK)
+        assert isinstance(renewed, Renewed)
+        monkeypatch.setattr(broker._receipts.find(ours), "locked_until", broker._local.now() + LOCK)
+    theirs = await receive(broker)
+    assert [one.body for one in theirs] == [b"theirs"] * 2
+    assert [await settle(broker, one) for one in [ours, *theirs]] == [Settled()] * 3
+    assert await broker.stats("orders") == Stats()
 
 
 async def test_what_is_sent_to_an_inbox_is_no_delivery(backend: nats.NatsBackend, native: Driver) -> None:

@@ -195,22 +195,38 @@ async def dying(where: str) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.parametrize("others", ["", "beside it", "served"])
 @pytest.mark.parametrize("copy_is_done", [False, True])
-async def test_an_original_that_was_left_behind_is_not_delivered(url: str, copy_is_done: bool) -> None:
+async def test_an_original_that_was_left_behind_is_not_delivered(
+    url: str, native: JetStreamContext, copy_is_done: bool, others: str
+) -> None:
+    """Nor if *others* have sent something to its subject, so that its copy has another one."""
     backends = [nats.open(Url.parse(url), clock=CLOCK) for _ in range(2)]
     broker, other = (one.broker for one in backends)
     await broker.send("orders", [Outgoing(b"a")])
     held = await receive(broker)
-    async with dying("_remove"):
+    if others:
+        found = broker._receipts.find(held[0])
+        assert found is not None
+        await native.publish(found.found.subject, b"theirs")
+    async with dying("_replaces" if others else "_remove"):
         with pytest.raises(Died):
             await settle(broker, held, Abandon())
-    [copy] = await receive(other)
+    received = await receive(other)
+    [copy] = [one for one in received if one.body == b"a"]
+    theirs = [one for one in received if one is not copy]
+    assert len(theirs) == bool(others)
     assert copy.delivery_count == 2
+    if others == "served":
+        assert await settle(other, theirs, COMPLETE) == [Settled()]
     if copy_is_done:
         assert await settle(other, [copy], COMPLETE) == [Settled()]
+    else:
+        assert await settle(broker, held, COMPLETE) == [LAPSED]  # it was abandoned
     await pass_time(LATE)  # the original is delivered again
     got = await receive(other)
-    assert [one.delivery_count for one in got] == ([] if copy_is_done else [3])
+    ours = [one for one in got if one.body == b"a"]
+    assert [one.delivery_count for one in ours] == ([] if copy_is_done else [3])
     assert await settle(other, got, COMPLETE) == [Settled()] * len(got)
     assert await other.stats("orders") == Stats()
     for backend in backends:

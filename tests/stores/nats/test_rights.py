@@ -9,7 +9,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -31,9 +32,6 @@ from tests.stores.rights import TTL, Act, acting, lead, refused
 class WithUsers(Nats):
     """A server that has the users of the page, in one account."""
 
-    says: ClassVar = ("does not permit this user", "permissions violation")
-    """What is in each refusal."""
-
     def configure(self) -> None:
         super().configure()
         settings = json.loads((self.folder / "nats.conf").read_text())
@@ -48,17 +46,24 @@ class WithUsers(Nats):
         """Return what a URL says of the inboxes of *user*."""
         return "" if user == "owner" else f"?inbox=_INBOX_{user}"
 
+    def refusal_of(self, one: Refused) -> str:
+        """Return the words of a refusal: the right that is missing."""
+        return f'does not permit this user what tenure needs: permissions violation for publish to "{one.subject}'
+
 
 class WithAccounts(WithUsers):
     """A server that has an account of its own for each of them."""
-
-    says = ("this user", "tenure")
 
     def of_page(self) -> str:
         return commands("docs/nats.md", "Rights", "accounts")
 
     def own(self, user: str) -> str:
         return ""
+
+    def refusal_of(self, one: Refused) -> str:
+        if one.subject == LEASE:
+            return f"this user's account does not import '{LEASE}'"
+        return f"has no JetStream for this user: nothing answers to '{one.in_account or one.subject}'"
 
 
 def url_of(server: WithUsers, user: str) -> str:
@@ -121,6 +126,24 @@ async def test_a_consumer_receives_and_settles_in_every_way(server: WithUsers) -
         assert (await queue.stats()).dead
 
 
+async def test_a_consumer_can_also_send_to_its_queue(server: WithUsers) -> None:
+    async with acting(url_of(server, "consumer")) as backend:
+        queue = backend.queue("orders")
+        await take_all(queue)
+        assert await queue.send(b"its own")
+        assert await take_all(queue) == [b"its own"]
+
+
+async def take_all(queue: tenure.Queue) -> list[bytes]:
+    """Complete all messages that can be received; return their bodies."""
+    bodies: list[bytes] = []
+    while messages := await queue.receive(max=999):
+        for message in messages:
+            await message.complete()
+            bodies.append(message.body)
+    return bodies
+
+
 async def test_an_observer_sees_leaders_names_and_settings(server: WithUsers) -> None:
     async with acting(url_of(server, "observer")) as backend:
         assert "led" in await backend.leaders()
@@ -128,37 +151,70 @@ async def test_an_observer_sees_leaders_names_and_settings(server: WithUsers) ->
         assert (await backend.queue("orders").settings()).lock
 
 
-REFUSED: dict[str, tuple[str, Act]] = {
-    "a candidate sends": ("candidate", lambda backend: backend.queue("orders").send(b"x")),
-    "a candidate receives": ("candidate", lambda backend: backend.queue("orders").receive()),
-    "a candidate peeks": ("candidate", lambda backend: backend.queue("orders").peek()),
-    "a candidate declares": ("candidate", lambda backend: backend.queue("orders").declare(lock=99)),
-    "a producer receives": ("producer", lambda backend: backend.queue("orders").receive()),
-    "a producer peeks": ("producer", lambda backend: backend.queue("orders").peek()),
-    "a producer purges": ("producer", lambda backend: backend.queue("orders").purge()),
-    "a producer sends elsewhere": ("producer", lambda backend: backend.queue("others").send(b"x")),
-    "a producer leads": ("producer", lambda backend: lead(backend, "led")),
-    "a producer declares": ("producer", lambda backend: backend.queue("orders").declare(lock=99)),
-    "a consumer receives elsewhere": ("consumer", lambda backend: backend.queue("others").receive()),
-    "a consumer sends elsewhere": ("consumer", lambda backend: backend.queue("others").send(b"x")),
-    "an observer counts": ("observer", lambda backend: backend.queue("orders").stats()),
-    "a consumer declares": ("consumer", lambda backend: backend.queue("orders").declare(lock=99)),
-    "a consumer purges dead letters": ("consumer", lambda backend: backend.queue("orders").dead_letters.purge()),
-    "a consumer leads": ("consumer", lambda backend: lead(backend, "led")),
-    "a consumer reads dead letters": ("consumer", lambda backend: backend.queue("orders").dead_letters.peek()),
-    "an observer leads": ("observer", lambda backend: lead(backend, "led")),
-    "an observer sends": ("observer", lambda backend: backend.queue("orders").send(b"x")),
-    "an observer receives": ("observer", lambda backend: backend.queue("orders").receive()),
-    "an observer purges": ("observer", lambda backend: backend.queue("orders").purge()),
-    "an observer declares": ("observer", lambda backend: backend.queue("orders").declare(lock=99)),
+class Refused(NamedTuple):
+    """What is refused to a user, and the subject to which it may not publish, or the beginning of it."""
+
+    user: str
+    act: Act
+    subject: str
+    in_account: str = ""
+    """That in an account of its own, if it is another one: where a message isn't taken, its stream is to be made."""
+
+
+NAMES, READ, CREATE = "$JS.API.CONSUMER.NAMES.tenure_", "$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE."
+RECORD, LEASE = "$KV.tenure-queues.orders", "$KV.tenure-leases.led"
+RECORDS, LEASES, DEAD = f"{READ}KV_tenure-queues", f"{READ}KV_tenure-leases", f"{READ}tenure_orders=24dead"
+NO_RECORD = f"{CREATE}KV_tenure-queues"
+
+REFUSED: dict[str, Refused] = {
+    "a candidate sends": Refused("candidate", lambda backend: backend.queue("orders").send(b"x"), RECORDS),
+    "a candidate receives": Refused("candidate", lambda backend: backend.queue("orders").receive(), RECORDS),
+    "a candidate peeks": Refused("candidate", lambda backend: backend.queue("orders").peek(), f"{NAMES}orders"),
+    "a candidate declares": Refused("candidate", lambda backend: backend.queue("orders").declare(lock=99), RECORDS),
+    "a producer receives": Refused("producer", lambda backend: backend.queue("orders").receive(), f"{NAMES}orders"),
+    "a producer peeks": Refused("producer", lambda backend: backend.queue("orders").peek(), f"{NAMES}orders"),
+    "a producer purges": Refused("producer", lambda backend: backend.queue("orders").purge(), f"{NAMES}orders"),
+    "a producer sends elsewhere": Refused(
+        "producer", lambda backend: backend.queue("others").send(b"x"), "tenure.others.=m.", f"{CREATE}tenure_others"
+    ),
+    "a producer leads": Refused("producer", lambda backend: lead(backend, "led"), LEASES),
+    "a producer declares": Refused(
+        "producer", lambda backend: backend.queue("orders").declare(lock=99), RECORD, NO_RECORD
+    ),
+    "a consumer receives elsewhere": Refused(
+        "consumer", lambda backend: backend.queue("others").receive(), f"{NAMES}others"
+    ),
+    "a consumer sends elsewhere": Refused(
+        "consumer", lambda backend: backend.queue("others").send(b"x"), "tenure.others.=m.", f"{CREATE}tenure_others"
+    ),
+    "a consumer declares": Refused(
+        "consumer", lambda backend: backend.queue("orders").declare(lock=99), RECORD, NO_RECORD
+    ),
+    "a consumer purges dead letters": Refused(
+        "consumer", lambda backend: backend.queue("orders").dead_letters.purge(), DEAD
+    ),
+    "a consumer reads dead letters": Refused(
+        "consumer", lambda backend: backend.queue("orders").dead_letters.peek(), DEAD
+    ),
+    "a consumer leads": Refused("consumer", lambda backend: lead(backend, "led"), LEASES),
+    "an observer counts": Refused("observer", lambda backend: backend.queue("orders").stats(), f"{NAMES}orders"),
+    "an observer leads": Refused("observer", lambda backend: lead(backend, "led"), LEASE),
+    "an observer sends": Refused(
+        "observer", lambda backend: backend.queue("orders").send(b"x"), "tenure.orders.=m.", f"{CREATE}tenure_orders"
+    ),
+    "an observer receives": Refused("observer", lambda backend: backend.queue("orders").receive(), f"{NAMES}orders"),
+    "an observer purges": Refused("observer", lambda backend: backend.queue("orders").purge(), f"{NAMES}orders"),
+    "an observer declares": Refused(
+        "observer", lambda backend: backend.queue("orders").declare(lock=99), RECORD, NO_RECORD
+    ),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 async def test_all_else_is_refused(server: WithUsers, what: str) -> None:
-    user, act = REFUSED[what]
-    async with acting(url_of(server, user)) as backend:
-        await refused(backend, act, *server.says)
+    one = REFUSED[what]
+    async with acting(url_of(server, one.user)) as backend:
+        await refused(backend, one.act, server.refusal_of(one))
 
 
 async def test_an_observer_can_not_ask_a_leader_to_resign(server: WithUsers) -> None:
@@ -186,7 +242,18 @@ async def connected(server: WithUsers, user: str, **more: Any) -> AsyncIterator[
         await driver.close()
 
 
-async def test_no_user_reads_the_answers_to_another(server: WithUsers) -> None:
+ASKS: dict[str, Act] = {
+    "owner": lambda backend: backend.queue("orders").stats(),
+    "candidate": lambda backend: backend.leaders(),
+    "producer": lambda backend: backend.queue("orders").settings(),
+    "consumer": lambda backend: backend.queue("orders").stats(),
+    "observer": lambda backend: backend.leaders(),
+}
+"""By user: what it may ask."""
+
+
+@pytest.mark.parametrize("user", [one for one in ASKS if one != "owner"])
+async def test_no_user_reads_the_answers_to_another(server: WithUsers, user: str) -> None:
     violations: list[str] = []
     heard: asyncio.Queue[str] = asyncio.Queue()
 
@@ -196,15 +263,22 @@ async def test_no_user_reads_the_answers_to_another(server: WithUsers) -> None:
     async def hear(message: Msg) -> None:
         heard.put_nowait(message.subject)
 
-    async with connected(server, "producer", error_cb=note) as driver:
-        for subject in ("_INBOX.>", "_INBOX_consumer.>", ">"):
+    others = [one for one in ASKS if one != user]
+    subjects = ["_INBOX.>", *(f"_INBOX_{one}.>" for one in others), ">"]
+    async with connected(server, user, error_cb=note) as driver:
+        for subject in subjects:
             await driver.subscribe(subject, cb=hear)
         await driver.flush()
-        async with acting(url_of(server, "consumer")) as backend:
-            await backend.queue("orders").stats()
+        for other in others:
+            async with acting(url_of(server, other)) as backend:
+                await ASKS[other](backend)
         if type(server) is WithUsers:
-            await until(lambda: len(violations) == 3)
-            assert all("permissions violation for subscription" in one for one in violations)
+            await until(lambda: len(violations) == len(subjects))
+            for subject in subjects:
+                assert any(
+                    f'permissions violation for subscription to "{subject.lower()}"' in one for one in violations
+                )
+            assert heard.empty()
         else:
             await driver.publish("own", b"last")
             assert await heard.get() == "own"  # and nothing before it
@@ -262,6 +336,94 @@ async def is_after(owner: Driver, subject: str, expected: int) -> bool:
 
 def stream_of(subject: str) -> str:
     return "KV_tenure-leases" if subject.startswith("$KV") else "tenure_others"
+
+
+class Forger:
+    """As a producer, sends what might be taken for the copy of any message of others."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._own_subjects: set[str] = set()
+        self._own_numbers: set[int] = set()
+
+    async def forge(self) -> None:
+        """Send copies, by their subjects and by their ids, of the messages that are there."""
+        wanted = json.dumps({"subjects_filter": ">", "deleted_details": True}).encode()
+        answer = await self._driver.request("$JS.API.STREAM.INFO.tenure_orders", wanted, timeout=TTL)
+        state = json.loads(answer.data)["state"]
+        gone = self._own_numbers.union(state.get("deleted", ()))
+        numbers = [one for one in range(state["first_seq"], state["last_seq"] + 1) if one not in gone]
+        subjects = state.get("subjects", {}).keys() - self._own_subjects
+        keys = {f"n{number}" for number in numbers}
+        keys |= {subject.rpartition("=m.")[2] for subject in subjects if "=m." in subject}
+        for key in list(keys):
+            dead = f"orders$dead/tenure.orders=24dead.=m.{key}"
+            keys.add(f"r{sha256(dead.encode()).hexdigest()[:32]}")
+        ids = [f"tenure-tenure_orders-{number}-{key}" for number in numbers for key in keys]
+        ids += [f"tenure-{number}-{first}-{'0' * 32}" for number in numbers for first in numbers]
+        for id_ in ids:
+            await self._driver.publish("tenure.orders.forged", b"forged", headers={"Nats-Msg-Id": id_})
+        state_of_a_copy = {"Tenure-State": json.dumps({"sequence": min(numbers, default=1), "deliveries": 1})}
+        for key in keys:
+            await self._driver.publish(f"tenure.orders.=m.{key}", b"forged", headers=state_of_a_copy)
+        # The others are stored before it.
+        answer = await self._driver.request("tenure.orders.forged", b"forged", timeout=TTL)
+        self._own_numbers |= set(range(state["last_seq"] + 1, json.loads(answer.data)["seq"] + 1))
+        self._own_subjects |= {"tenure.orders.forged", *(f"tenure.orders.=m.{key}" for key in keys)}
+
+
+@pytest.mark.parametrize("is_served", [False, True], ids=["what it sends waits", "what it sends is served"])
+@pytest.mark.parametrize("sender", ["tenure", "another program"])
+async def test_a_producer_can_send_nothing_that_is_taken_for_a_copy(
+    server: WithUsers, sender: str, is_served: bool
+) -> None:
+    """Of its messages, it knows all that one with its rights can learn: the number of each, and the subject."""
+    async with (
+        acting(url_of(server, "owner")) as owner,
+        acting(url_of(server, "consumer")) as backend,
+        connected(server, "owner") as other_program,
+        connected(server, "producer") as producer,
+    ):
+        queue, dead, attacker = backend.queue("orders"), owner.queue("orders").dead_letters, Forger(producer)
+
+        async def receive_true(forged: list[tenure.Message]) -> tenure.Message:
+            received = await queue.receive(max=999)
+            forged += [one for one in received if one.body != b"true"]
+            [found] = [one for one in received if one.body == b"true"]
+            return found
+
+        async def attack(forged: list[tenure.Message]) -> None:
+            await attacker.forge()
+            if is_served:
+                forged += await queue.receive(max=999)
+                for one in forged:
+                    await one.complete()
+                forged.clear()
+
+        await dead.purge()
+        await take_all(queue)
+        if sender == "tenure":
+            await owner.queue("orders").send(b"true")
+        else:
+            await other_program.request("tenure.orders.theirs", b"true", timeout=TTL)
+        forged: list[tenure.Message] = []
+        message = await receive_true(forged)
+        await attack(forged)
+        await message.abandon()
+        message = await receive_true(forged)
+        assert message.delivery_count == 2
+        await attack(forged)
+        await message.renew()
+        await message.dead_letter("bad")
+        assert [one.body for one in await dead.peek()] == [b"true"]
+        await attack(forged)
+        assert await dead.redrive() == 1
+        message = await receive_true(forged)
+        await message.complete()
+        for one in forged:
+            await one.complete()
+        assert set(await take_all(queue)) <= {b"forged"}
+        assert not await dead.peek()
 
 
 class WithLess(WithAccounts):

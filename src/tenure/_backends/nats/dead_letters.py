@@ -8,7 +8,6 @@ which are locked: those that are redriven or purged must not be.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -229,8 +228,8 @@ class DeadLetters:
             properties = replace(found.properties, id=found.id, due=0.0, expires_in=float("inf"), state=state)
             headers = encode_to_fit(properties, found.body, connection.max_payload)
             # One key for this dead letter, whatever becomes of it there: once, also if this is repeated.
-            life = hashlib.sha256(f"{found.queue}/{found.subject}".encode()).hexdigest()[:32]
-            await self._storing.store_new(connection, home, f"r{life}", found.body, headers)
+            copies = await self._storing.copies_of(connection, replace(found, queue=queue))
+            await self._storing.store_new(connection, home, copies.key_of_redriven(found), found.body, headers)
 
         return await self._remove(connection, queue, which, limit, put_back, dry_run=dry_run)
 

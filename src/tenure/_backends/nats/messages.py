@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from tenure._backends.nats.client import Json, stored_in
 from tenure._backends.nats.connection import headers_of
-from tenure._backends.nats.message_format import LOCK_MAX, NO_PROPERTIES, Properties, State, decode
+from tenure._backends.nats.message_format import LOCK_MAX, NATIVE_ID, NO_PROPERTIES, Properties, State, decode
 from tenure._backends.nats.places import is_own
 from tenure._backends.nats.store_clock import timestamp_of
 from tenure._foreign import read_or
@@ -53,7 +53,9 @@ class Found:
     delivered: int = 0
     """How often NATS has delivered it since it was stored, this time included."""
     consumer: str = ""
-    """The consumer that has delivered it."""
+    """The consumer that has delivered it, or the message of which it is a copy."""
+    native_id: str = ""
+    """What its stream remembers it by: of a copy, see ``copies``."""
 
     @property
     def state(self) -> State:
@@ -124,14 +126,17 @@ def delivered_message(queue: str, message: Msg) -> Found | None:
         message.reply,
         int(delivered),
         consumer,
+        (message.headers or {}).get(NATIVE_ID, ""),
     )
 
 
 def read_message(queue: str, answer: Json) -> Found:
     """Return a message that was read from its stream, not delivered."""
     one = stored_in(answer)
-    properties = decode(headers_of(one.headers) if one.headers else None, is_ours=is_own(one.subject))
-    return Found(queue, one.subject, one.number, read_or(timestamp_of, one.time, 0.0), one.body, properties)
+    headers = headers_of(one.headers) if one.headers else {}
+    properties = decode(headers, is_ours=is_own(one.subject))
+    stored_at, native_id = read_or(timestamp_of, one.time, 0.0), headers.get(NATIVE_ID, "")
+    return Found(queue, one.subject, one.number, stored_at, one.body, properties, native_id=native_id)
 
 
 def delivery_of(found: Found, token: Token, locked_until: float) -> Delivery:

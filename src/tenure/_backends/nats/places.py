@@ -382,8 +382,9 @@ class Places:
                 return found
             await self.make(connection, queue)
             milliseconds = round((lock + slack_of(lock)) * 1000)
-            # The last word tells it from the one of a stream that was deleted, whose locks are over.
-            name = f"tenure-{milliseconds}-{secrets.token_hex(3)}"
+            # The last word tells it from the one of a stream that was deleted, whose locks are over; and senders can't
+            # guess it, see ``copies``.
+            name = f"tenure-{milliseconds}-{secrets.token_hex(16)}"
             stream = self.place_of(queue).stream
             config: Json = {
                 "durable_name": name,

@@ -236,7 +236,9 @@ class Settling:
             try:
                 for queue, message in _complete(settlements[number].verdict).sends:
                     await self._send(queue, [message])
-                if held.found.reply and held.was_tried and not await self._is_there(connection, held):
+                # After a verdict without an answer, a copy may have taken its place.
+                is_unsure = held.found.reply and held.was_tried
+                if is_unsure and not await self._storing.is_as_found(connection, held.found):
                     outcomes[number] = LAPSED
                 else:
                     ready[number] = held
@@ -278,13 +280,6 @@ class Settling:
         if newest is not None and _is_renewed(newest, found):
             was_there = await self._storing.delete(connection, stream, newest.stored_as) or was_there
         return SETTLED if was_there else LAPSED
-
-    async def _is_there(self, connection: Connection, held: Held) -> bool:
-        """Whether a message is there as it was delivered, after a verdict without an answer: no copy took its place."""
-        newest = await self._storing.newest(connection, held.found)
-        if self._storing.subject_of(held.found) == held.found.subject:
-            return newest is not None and newest.stored_as == held.found.stored_as
-        return newest is None and await self._storing.exists(connection, held.found)
 
     async def _pass(self, connection: Connection, held: Held, verdict: Verdict, most: int) -> Settled | Lapsed:
         """Store a message again, or dead-letter it."""

@@ -12,9 +12,11 @@ message once more, and completed by deleting it, which tells whether it was ther
 
 - The copy has the subject of the original, which no other message has, and is stored only if the original is the last
   message of that subject. That comparison decides, in one step of the server, between two who do this at the same time.
-- Then the original is acknowledged. If that is lost, it is delivered again; its receiver finds that it is not the last
-  message of its subject, and removes it. If the copy is gone by then, the copy's id, which the server remembers for
-  some minutes, tells that there was one.
+- Then the original is acknowledged. If that is lost, it is delivered again; its receiver finds the copy, and removes
+  the original. If the copy is gone by then, the copy's id, which the server remembers for some minutes, tells that
+  there was one.
+- Only a copy that proves by its id that it is one has the original removed; see ``copies``. If others have sent
+  something to its subject, the copy gets another one.
 - The server could do both in one step (``Nats-Rollup``). But then it forgets which other messages it has to deliver
   again, up to 2.15 at least: its purge moves a consumer's floors past messages that are still pending.
 
@@ -29,9 +31,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection, has_no_stream
+from tenure._backends.nats.copies import Copies
 from tenure._backends.nats.errors import NO_LEADER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal, is_wrong_sequence
 from tenure._backends.nats.message_format import NATIVE_ID, Properties, encode_to_fit
 from tenure._backends.nats.messages import Found, read_message
@@ -103,12 +107,12 @@ class Storing:
         Then every earlier delivery of it is over, and it can be pulled, as one that was never delivered. With
         ``locked_for`` it is locked at the same time: whoever pulls it puts it off.
         """
-        place = self._places.place_of(found.queue)
+        place, copies = self._places.place_of(found.queue), await self.copies_of(connection, found)
         headers = encode_to_fit(properties, found.body, connection.max_payload)
-        headers[NATIVE_ID] = self._copy_id(found)
-        last = found.stored_as if place.key_of(found.subject) is not None else 0
-        subject = self.subject_of(found)
+        headers[NATIVE_ID] = id_ = copies.id_of(found)
+        subject, last = self.subject_of(found), found.stored_as if place.key_of(found.subject) is not None else 0
         copy: Found | None = None
+        aside = 0
         pauses = self._client.pauses(connection)
         while True:
             try:
@@ -116,43 +120,74 @@ class Storing:
                 answer = await self._places.store(connection, require, subject, found.body, headers, last=last)
                 if not answer.get("duplicate"):
                     stored = int(answer["seq"])
-                    copy = Found(found.queue, subject, stored, found.stored_at, found.body, properties)
+                    copy = replace(
+                        found, subject=subject, stored_as=stored, properties=properties, reply="", delivered=0,
+                        native_id=id_,
+                    )  # fmt: skip
                 break
             except NoJetStream:
                 return None  # the queue was deleted
             except Refusal as error:
                 if not is_wrong_sequence(error):
                     raise
-                # Before 2.11, a copy that too few replicas have is the reason, too; and it may still be lost.
-                if not self._client.is_spread(connection) or await self._is_replaced(connection, found):
+                newest = await self._newest_of(connection, found, subject)
+                if newest is not None and copies.has(found, newest):
                     break
+                if last and (newest is None or newest.stored_as < last):
+                    break  # it is gone
+                if newest is not None and newest.stored_as != last:  # others have sent it
+                    if not await self.exists(connection, found):
+                        return None
+                    aside += 1
+                    subject, last = place.subject_of(copies.key_aside(found, aside)), 0
+                    continue
+                # Before 2.11, a copy that too few replicas have is the reason, too; and it may still be lost.
                 pause = next(pauses, None)
                 if pause is None:
                     raise
             await asyncio.sleep(pause)
+        if copy is not None and aside:
+            return copy if await self._replaces(connection, place.stream, found, copy) else None
         # Also if there was a copy before: then this delivery is of the original, which was left behind.
         await self._remove(connection, found)
         return copy
 
-    async def _is_replaced(self, connection: Connection, found: Found) -> bool:
-        """Whether a message is not the last one any more of the subject that its copies have."""
-        newest = await self.newest(connection, found)
-        if newest is None:
-            return self.subject_of(found) == found.subject  # else a copy may never have been there
-        return newest.stored_as != found.stored_as
+    async def _replaces(self, connection: Connection, stream: str, found: Found, copy: Found) -> bool:
+        """Remove the original of a *copy* that has another subject; if it was gone already, remove the copy instead.
+
+        The server has not compared them: what took the original away meanwhile decides.
+        """
+        if await self.delete(connection, stream, found.stored_as):
+            return True
+        await self.delete(connection, stream, copy.stored_as)
+        return False
+
+    async def is_as_found(self, connection: Connection, found: Found) -> bool:
+        """Whether a message is there as it was found, and has no copy."""
+        place, copies = self._places.place_of(found.queue), await self.copies_of(connection, found)
+        if not await self.exists(connection, found):
+            return False
+        for aside in count():
+            subject = place.subject_of(copies.key_aside(found, aside)) if aside else self.subject_of(found)
+            newest = await self._newest_of(connection, found, subject)
+            if newest is not None and copies.has(found, newest):
+                return False
+            if newest is None and aside:
+                break
+        return True
 
     def subject_of(self, found: Found) -> str:
-        """Return the subject of the copy of a message."""
+        """Return the subject that the copy of a message has, unless others have sent something there."""
         place = self._places.place_of(found.queue)
         return found.subject if place.key_of(found.subject) is not None else place.subject_of(f"n{found.stored_as}")
 
-    def _copy_id(self, found: Found) -> str:
-        """Return the id of the copy of a message.
-
-        It holds the message's key, which other senders don't know: one with the same id would be taken for the copy.
-        """
-        place = self._places.place_of(found.queue)
-        return f"tenure-{place.stream}-{found.stored_as}-{place.key_of(self.subject_of(found))}"
+    async def copies_of(self, connection: Connection, found: Found) -> Copies:
+        """Return what tells the copies of a message."""
+        stream = self._places.place_of(found.queue).stream
+        if found.consumer:
+            return Copies(stream, found.consumer)
+        consumer = await self._places.consumer_of(connection, found.queue)
+        return Copies(stream, consumer.name if consumer is not None else "")
 
     async def _remove(self, connection: Connection, found: Found) -> None:
         """Remove the original of a message that was stored again."""
@@ -163,16 +198,17 @@ class Storing:
 
     async def newest(self, connection: Connection, found: Found) -> Found | None:
         """Return what is the last message now of the subject that copies of *found* have; None if there is none."""
+        return await self._newest_of(connection, found, self.subject_of(found))
+
+    async def _newest_of(self, connection: Connection, found: Found, subject: str) -> Found | None:
         stream = self._places.place_of(found.queue).stream
         try:
-            answer = await self._client.call(
-                connection, f"STREAM.MSG.GET.{stream}", {"last_by_subj": self.subject_of(found)}
-            )
+            answer = await self._client.call(connection, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
         except Refusal as error:
             if error.code in (NO_MESSAGE, NO_STREAM):
                 return None
             raise
-        return read_message(found.queue, answer)
+        return replace(read_message(found.queue, answer), consumer=found.consumer)
 
     async def exists(self, connection: Connection, found: Found) -> bool:
         """Whether a message is still there."""
@@ -250,18 +286,19 @@ class Storing:
 
     async def finish(self, connection: Connection, found: Found) -> bool:
         """Finish the move of a message that is marked as dead; return whether this call has removed it."""
-        place, dead = self._places.place_of(found.queue), dead_letters_of(found.queue)
-        key = place.key_of(self.subject_of(found))
-        assert key is not None
+        place, copies = self._places.place_of(found.queue), await self.copies_of(connection, found)
         headers = encode_to_fit(found.properties, found.body, connection.max_payload)
-        headers[NATIVE_ID] = self._copy_id(found)
-        await self.store_new(connection, dead, key, found.body, headers)
+        headers[NATIVE_ID] = copies.id_of(found)
+        await self.store_new(connection, dead_letters_of(found.queue), copies.key_of_dead(found), found.body, headers)
         return await self.delete(connection, place.stream, found.stored_as)
 
     async def store_new(
         self, connection: Connection, queue: str, key: str, body: bytes, headers: dict[str, str]
     ) -> None:
-        """Store a message with *key* in *queue*, which is made if it is missing, unless there is one already."""
+        """Store a message with *key*, which no sender can guess, in *queue*, unless there is one already.
+
+        The queue is made if it is missing.
+        """
         subject = self._places.place_of(queue).subject_of(key)
         try:
             make = partial(self._places.make, connection, queue)
