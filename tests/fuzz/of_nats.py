@@ -17,7 +17,7 @@ from tenure._backends.nats.client import names_in, number_in, part_of, read, sto
 from tenure._backends.nats.connection import headers_of
 from tenure._backends.nats.errors import NO_STREAM, BadAnswer, Refusal, TooLarge
 from tenure._backends.nats.inbox import Inbox
-from tenure._backends.nats.leases import NatsLeases, is_reporting
+from tenure._backends.nats.leases import NatsLeases, is_reporting, takes_rollup
 from tenure._backends.nats.message_format import NO_STATE, State, decode, encode, encode_to_fit, properties_of
 from tenure._backends.nats.messages import (
     Found,
@@ -292,6 +292,7 @@ def read_leases(given: Any) -> None:
         config = through_json(one.get("config")) if isinstance(one, dict) else None
         if isinstance(config, dict):
             assert isinstance(is_reporting(config, "tenure-leases"), bool)
+            assert isinstance(takes_rollup(config), bool)
 
 
 def read_inbox(given: Any) -> None:

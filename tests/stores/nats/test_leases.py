@@ -125,7 +125,7 @@ async def test_the_bucket_is_one_that_other_clients_can_read(server: Nats, prefi
         config = (await called(backend, f"STREAM.INFO.KV_{prefix}-leases"))["config"]
         assert config["subjects"] == [f"$KV.{prefix}-leases.>"]
         assert (config["max_msgs_per_subject"], config["discard"], config["storage"]) == (1, "new", "file")
-        assert config["allow_rollup_hdrs"]
+        assert not config["allow_rollup_hdrs"]  # unlike theirs
         assert config["deny_delete"]
         assert short_word_of("orders/eu") == "orders=2Feu"  # "%" and many others are not for keys
 
@@ -583,6 +583,7 @@ async def test_doctor_on_one_server(server: Nats, prefix: str) -> None:
         await granted(backend, "job")
         facts = await backend.describe()
         assert fact_of(facts, "leases") == Fact("leases", f"in the bucket {prefix}-leases")
+        assert fact_of(facts, "roll-ups") == Fact("roll-ups", "refused")
         assert fact_of(facts, "replicas").value == "1, of 1 streams"
         assert "run a cluster of three" in fact_of(facts, "replicas").advice
         assert "sync_interval: always" in fact_of(facts, "on disk").advice
@@ -618,6 +619,19 @@ async def test_doctor_finds_a_bucket_that_forgets(server: Nats, prefix: str, con
         usual = {"name": stream, "subjects": [f"$KV.{prefix}-leases.>"], "max_msgs_per_subject": 1, "discard": "new"}
         await called(backend, f"STREAM.CREATE.{stream}", usual | config)
         assert advice in fact_of(await backend.describe(), "leases").advice
+
+
+async def test_a_bucket_of_another_program_keeps_its_roll_ups_and_doctor_tells(server: Nats, prefix: str) -> None:
+    async with opened(at(server, prefix)) as backend:
+        names = [f"KV_{prefix}-{bucket}" for bucket in ("leases", "queues")]
+        for stream in names:
+            subjects = [f"$KV.{stream.removeprefix('KV_')}.>"]
+            config = {"name": stream, "subjects": subjects, "max_msgs_per_subject": 1, "allow_rollup_hdrs": True}
+            await called(backend, f"STREAM.CREATE.{stream}", config)
+        await anext(backend.leases.hints("job"))
+        fact = fact_of(await backend.describe(), "roll-ups")
+        assert (fact.value, fact.code) == (f"taken by {' and '.join(names)}", "nats-rollup")
+        assert all(f"nats stream edit {name} --no-allow-rollup" in fact.advice for name in names)
 
 
 async def test_doctor_names_servers_that_do_not_answer(server: Nats, prefix: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -18,13 +18,16 @@ pytest.importorskip("nats")
 
 from nats.aio.client import Client as Driver
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 import tenure
 from tenure._backends import nats
 from tenure._backends.nats.address import Options
+from tenure._lease import Granted, Released
 from tenure._url import Url
 from tests.docs.pages import commands
-from tests.durations import until
+from tests.durations import stretched, until
+from tests.explained import facts_by_name
 from tests.servers import Nats, patient, private
 from tests.stores.rights import TTL, Act, acting, lead, refused
 
@@ -448,6 +451,119 @@ async def test_an_account_needs_the_information_and_may_have_one_election_only()
             await refused(backend, lambda backend: lead(backend, "other"), "this user", "tenure-leases.other")
 
 
+@pytest.fixture(scope="module")
+def less() -> Iterator[WithUsers]:
+    """Yield a server whose candidate may write to the election ``led`` only."""
+    with private(WithLess) as own:
+        asyncio.run(prepare(own))
+        yield own
+
+
+OTHER = "$KV.tenure-leases.other"
+
+HEADERS: dict[str, dict[str, str]] = {
+    "a roll-up of all": {"Nats-Rollup": "all"},
+    "a roll-up of its own": {"Nats-Rollup": "sub"},
+    "as nats kv purge": {"Nats-Rollup": "sub", "KV-Operation": "PURGE"},
+    "a purge": {"KV-Operation": "PURGE"},
+    "a deletion": {"KV-Operation": "DEL"},
+    "an age": {"Nats-TTL": "1"},
+    "a marker": {"Nats-Marker-Reason": "MaxAge"},
+    "another stream": {"Nats-Expected-Stream": "tenure_orders"},
+    "the last of another": {
+        "Nats-Expected-Last-Subject-Sequence": "1",
+        "Nats-Expected-Last-Subject-Sequence-Subject": OTHER,
+    },
+    "the last of all": {"Nats-Expected-Last-Sequence": "1"},
+    "a schedule": {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": OTHER},
+    "a schedule by another": {
+        "Nats-Schedule": "@every 1s",
+        "Nats-Schedule-Target": OTHER,
+        "Nats-Schedule-Source": OTHER,
+        "Nats-Schedule-Rollup": "sub",
+    },
+    "the end of a schedule": {"Nats-Scheduler": OTHER, "Nats-Schedule-Next": "purge"},
+    "a batch": {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
+    "a counter": {"Nats-Incr": "+1"},
+    "a trace": {"Nats-Trace-Dest": OTHER},
+}
+"""By what is tried: the headers of a message to the own election."""
+
+
+@pytest.mark.parametrize("what", HEADERS)
+async def test_a_candidate_of_one_election_ends_no_other(less: WithUsers, what: str) -> None:
+    opened = nats.open(Url.parse(patient(url_of(less, "owner"))))
+    try:
+        answer = await opened.leases.acquire("other", f"by {what}", TTL)
+        assert isinstance(answer, Granted)
+        async with connected(less, "candidate") as driver, connected(less, "owner") as owner:
+            before = await newest(owner, OTHER)
+            with suppress(TimeoutError, NatsError):  # one that is only traced has no answer
+                await driver.request("$KV.tenure-leases.led", b"{}", headers=HEADERS[what], timeout=stretched(1.0))
+            assert await newest(owner, OTHER) == before
+        assert list(await opened.leases.renew([answer.grant], TTL)) == [Granted(answer.grant)]
+        assert await opened.leases.release(answer.grant) == Released(answer.grant)
+    finally:
+        await opened.close()
+
+
+async def newest(owner: Driver, subject: str) -> object:
+    """Return the newest message to *subject*, with its number; None if there is none."""
+    request = json.dumps({"last_by_subj": subject}).encode()
+    answer = await owner.request("$JS.API.STREAM.MSG.GET." + stream_of(subject), request)
+    return json.loads(answer.data).get("message")
+
+
+async def config_of(owner: Driver, stream: str) -> dict[str, Any]:
+    answer = await owner.request(f"$JS.API.STREAM.INFO.{stream}", b"")
+    return dict(json.loads(answer.data)["config"])
+
+
+async def test_no_stream_of_tenure_lets_a_header_reach_other_subjects(less: WithUsers) -> None:
+    async with acting(url_of(less, "owner")) as backend:
+        queue = backend.queue("more")
+        await queue.declare(lock=30)
+        await queue.send(b"x", id="x")
+        [message] = await queue.receive()
+        await message.complete(remember=3600)
+    async with connected(less, "owner") as owner:
+        answer = await owner.request("$JS.API.STREAM.NAMES", b"")
+        names = json.loads(answer.data)["streams"]
+        kinds = {"KV_tenure-leases", "KV_tenure-queues", "KV_tenure-inbox", "tenure_orders", "tenure_orders=24dead"}
+        assert kinds <= set(names)
+        for name in names:
+            config = await config_of(owner, name)
+            assert not config.get("allow_rollup_hdrs"), name
+            assert not config.get("allow_msg_schedules"), name
+
+
+async def test_a_bucket_of_an_early_version_is_told_and_takes_no_roll_up_from_now_on(server: WithUsers) -> None:
+    stream = "KV_tenure-leases"
+    async with connected(server, "owner") as owner, connected(server, "candidate") as driver:
+        early = await config_of(owner, stream) | {"allow_rollup_hdrs": True}
+        await owner.request(f"$JS.API.STREAM.UPDATE.{stream}", json.dumps(early).encode())
+        assert (await config_of(owner, stream))["allow_rollup_hdrs"]
+        await hear_of_changes(server, "candidate")  # may not change the bucket, and has its hints all the same
+        assert (await config_of(owner, stream))["allow_rollup_hdrs"]
+        backend = nats.open(Url.parse(patient(url_of(server, "owner"))))
+        told = facts_by_name(await backend.describe())["roll-ups"]
+        await backend.close()
+        assert told.code == "nats-rollup"
+        assert told.advice.endswith(f"run nats stream edit {stream} --no-allow-rollup")
+        await hear_of_changes(server, "owner")
+        assert await config_of(owner, stream) == early | {"allow_rollup_hdrs": False}
+        answer = await driver.request("$KV.tenure-leases.led", b"{}", headers={"Nats-Rollup": "all"})
+        assert "rollup" in json.loads(answer.data)["error"]["description"]
+
+
+async def hear_of_changes(server: WithUsers, user: str) -> None:
+    """Wait for a hint about an election as *user*."""
+    backend = nats.open(Url.parse(patient(url_of(server, user))))
+    await anext(backend.leases.hints("led"))
+    assert backend.leases.traits.hints
+    await backend.close()
+
+
 @pytest.mark.parametrize("inbox", ["", "a.b", "a*", ">", "a b", "x" * 91])
 def test_an_inbox_is_one_word(inbox: str) -> None:
     with pytest.raises(tenure.ConfigError, match="inbox must be one word"):
@@ -455,9 +571,9 @@ def test_an_inbox_is_one_word(inbox: str) -> None:
 
 
 async def test_a_consumer_that_has_received_is_told_to_try_again_when_it_may_not_send(server: WithUsers) -> None:
-    """As docs/security.md says: to send and to receive are requests of one kind, and a right may come back."""
+    """As docs/security.md says: what has worked shows that the login is right, and a right may come back."""
     async with acting(url_of(server, "consumer")) as backend:
         await backend.queue("orders").receive()
         for _ in range(2):
-            with pytest.raises(tenure.Unavailable, match=server.says[0]):
+            with pytest.raises(tenure.Unavailable, match="this user"):
                 await backend.queue("others").send(b"x")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from tenure._backends.nats.client import Client, Json, part_of
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_STREAM, Refusal
-from tenure._backends.nats.leases import SERIALIZABLE, is_reporting
-from tenure._foreign import a_count, a_list, an_object, read_or
+from tenure._backends.nats.leases import SERIALIZABLE, is_reporting, takes_rollup
+from tenure._foreign import a_count, a_list, a_text, an_object, read_or
 from tenure._opened import Fact
 from tenure._tls_facts import tls_fact
 from tenure.errors import TenureError
@@ -165,6 +165,7 @@ def _kept(client: Client, servers: Sequence[Server], streams: list[Json] | Tenur
         yield Fact("leases", f"the bucket {bucket} is made by the first leader")
     else:
         yield Fact("leases", f"in the bucket {bucket}", "; ".join(_wrong(leases)), "nats-lease-bucket")
+    yield _rollup(streams)
     copies = sorted({_replicas(one) for one in streams}) or [client.options.replicas]
     has_few = copies[0] < REPLICAS_MIN
     is_cluster = any(one.cluster for one in servers)
@@ -173,6 +174,20 @@ def _kept(client: Client, servers: Sequence[Server], streams: list[Json] | Tenur
     yield Fact("replicas", value, few if has_few else "", "nats-few-replicas")
     value = "within sync_interval: by default 2 minutes; it is not told to clients"
     yield Fact("on disk", value, _UNSYNCED if has_few else "", "nats-unsynced")
+
+
+def _rollup(streams: Iterable[Json]) -> Fact:
+    taking = sorted(read_or(a_text, one.get("name"), "?") for one in streams if takes_rollup(one))
+    if not taking:
+        return Fact("roll-ups", "refused")
+    commands = ", ".join(f"nats stream edit {name} --no-allow-rollup" for name in taking)
+    return Fact(
+        "roll-ups",
+        f"taken by {' and '.join(taking)}",
+        "who may write to one subject there can empty the whole stream, by the header Nats-Rollup, which tenure never "
+        f"uses; run {commands}",
+        "nats-rollup",
+    )
 
 
 def _few(*, is_cluster: bool, are_made: bool) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
@@ -32,6 +33,7 @@ from tenure._backends.nats.errors import (
     NO_STREAM,
     STREAM_EXISTS,
     NoJetStream,
+    NotPermitted,
     Refusal,
     is_wrong_sequence,
 )
@@ -403,11 +405,19 @@ class NatsLeases:
                 if error.code != NO_STREAM:
                     raise
                 return True
-            self._reports = is_reporting(part_of(answer, "config"), self._bucket)
+            config = part_of(answer, "config")
+            self._reports = is_reporting(config, self._bucket)
+            if self._reports and takes_rollup(config):  # an older version of tenure has made it
+                await self._refuse_rollup(connection, config)
         return self._reports
 
+    async def _refuse_rollup(self, connection: Connection, config: Json) -> None:
+        """Let the bucket refuse ``Nats-Rollup``, if this user may change it; otherwise ``doctor`` tells."""
+        with suppress(Refusal, NotPermitted, NoJetStream):
+            await self._client.call(connection, f"STREAM.UPDATE.{self._stream}", {**config, "allow_rollup_hdrs": False})
+
     async def _make_bucket(self, connection: Connection) -> None:
-        """Make the bucket as other clients of NATS do, unless it is there."""
+        """Make the bucket as other clients of NATS do, but for roll-ups, unless it is there."""
         settings = {
             "name": self._stream,
             "subjects": [f"$KV.{self._bucket}.>"],
@@ -422,7 +432,7 @@ class NatsLeases:
             "storage": "file",
             "num_replicas": self._client.options.replicas,
             "duplicate_window": 120 * 10**9,
-            "allow_rollup_hdrs": True,
+            "allow_rollup_hdrs": False,  # who may write to one key could empty the bucket (Nats-Rollup: all)
             "deny_delete": True,
             "deny_purge": False,
             "allow_direct": True,
@@ -450,6 +460,11 @@ def is_reporting(config: Json, bucket: str) -> bool:
     """Return whether a *bucket* with this configuration reports what it stores, as hints need it."""
     found = read_or(an_object, config.get("republish"), {})
     return found.get("dest") == f"{bucket}.>" and not found.get("headers_only")
+
+
+def takes_rollup(config: Json) -> bool:
+    """Return whether one message may empty a whole stream with this configuration: by its header ``Nats-Rollup``."""
+    return config.get("allow_rollup_hdrs") is True
 
 
 def _new_stamp() -> str:
