@@ -186,6 +186,16 @@ async def test_a_queue_of_delays_that_is_away_is_no_missing_right(server: Rabbit
         await migrate(server)
 
 
+async def test_part_of_the_rights_to_make_delays_is_refused_for_good(server: RabbitMQ) -> None:
+    """Though the first requests worked."""
+    order(server, "rabbitmqctl add_user part PASSWORD")
+    order(server, "rabbitmqctl set_permissions part '^tenure:(delay:0.|due|gone|records.*)$' '.*' '.*'")
+    async with acting(url_of(server, "part")) as backend:
+        for _ in range(2):
+            with pytest.raises(tenure.ConfigError, match=r"'tenure:delay:10'.*'part'.*configure.*set_permissions$"):
+                await backend.migrate()
+
+
 OTHERS = delay_name(LEVELS - 1)
 KEY = ".".join(["*"] * LEVELS)
 

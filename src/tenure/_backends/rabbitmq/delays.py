@@ -35,6 +35,9 @@ STEP = 0.05
 GONE_KEPT, GONE_MAX = 86_400, 1_000
 """Seconds for which messages whose queue was deleted are kept, for an operator to look at, and how many of them."""
 
+RIGHTS = "^tenure:(delay:[0-9]+|delays|due|gone)$"
+"""The names of all exchanges and queues of delays, as a pattern of RabbitMQ's."""
+
 LEVELS = 24
 DELAY_MAX = STEP * (2**LEVELS - 1)
 
@@ -94,11 +97,24 @@ class Delays:
         """Declare a *level*, and the exchanges below it; with the highest one, note that all are there.
 
         To be called for one level after the other.
+
+        Raises:
+            ConfigError: This user may not.
         """
         methods = self._missing(level, {level})
         if level == LEVELS - 1:
             methods.append(_all_are_made(passive=False))
-        await self._client.request(*methods)
+        try:
+            await self._client.request(*methods)
+        except ChannelLost as error:
+            if error.code != ACCESS_REFUSED:
+                raise
+            # Also if requests worked before: the first of these may be permitted, and nothing is tried again.
+            raise ConfigError(
+                f"{self._client.url} refuses to make what delayed messages go through: {error.text}; give the user "
+                f"{self._client.address.username!r} the rights to configure, write and read {RIGHTS!r} with "
+                "rabbitmqctl set_permissions"
+            ) from error
         self._note(level, {level})
 
     async def _require_all(self, refused: ChannelLost) -> None:
