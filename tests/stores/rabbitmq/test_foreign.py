@@ -5,6 +5,7 @@ Properties are written here as bytes: the clients of Python refuse some of what 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import secrets
@@ -52,7 +53,8 @@ from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import HISTORY_MAX, Attempt
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import GIVE_BACK, Abandon, DeadLetter, Settled, Settlement
-from tenure.errors import ConfigError, MessageRefused
+from tenure.errors import ConfigError, MessageRefused, Unavailable
+from tests.durations import until
 from tests.servers import RabbitMQ, patient, url_of
 from tests.stores.rabbitmq.opened import complete, opened, received, until_found
 
@@ -650,6 +652,60 @@ async def test_unreadable_records_are_told_and_their_elders_stay(name: str, monk
             await theirs.close()
         assert (await broker.settings(name)).max_deliveries == 3
         assert (await broker.declare(name, {"max_deliveries": 4})).max_deliveries == 4
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_queue_in_place_of_the_lock_of_the_records_is_told(
+    name: str, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """It would be refused for ever, as a lock is that another process has."""
+    place = f"tenure:records:{name}:lock"
+    monkeypatch.setattr(records, "RECORDS_LOCK", place)
+    monkeypatch.setattr(records, "LOCK_LOOK", 0.0)
+    theirs = await aiormq.connect(url_of(RabbitMQ))
+    try:
+        channel = await theirs.channel()
+        await channel.queue_declare(place, durable=durable)
+        async with tenure.connect(patient(url_of(RabbitMQ))) as backend:
+            queue = backend.queue(name)
+            for act in (queue.declare, queue.settings, backend.queues, lambda: queue.send(b"x")):
+                with pytest.raises(Unavailable, match=f"'{place}' that is not exclusive.*delete_queue -p / {place}"):
+                    await act()
+            found = await backend.diagnose(write=False)
+            [fact] = [one for one in found.facts if one.name == "queues"]
+            assert (fact.value, fact.code) == ("unknown", "rabbitmq-records")
+            assert place in fact.advice
+            assert (await backend.diagnose(write=True)).failure is not None
+
+            await channel.queue_delete(place)
+            await queue.declare(max_deliveries=3)
+            assert (await queue.settings()).max_deliveries == 3
+    finally:
+        await (await theirs.channel()).queue_delete(place)
+        await theirs.close()
+
+
+async def test_who_keeps_the_lock_of_the_records_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"tenure:records:{name}:lock"
+    monkeypatch.setattr(records, "RECORDS_LOCK", place)
+    monkeypatch.setattr(records, "LOCK_LOOK", 0.0)
+    theirs = await aiormq.connect(url_of(RabbitMQ))
+    try:
+        await (await theirs.channel()).queue_declare(place, exclusive=True)
+        keeps = f"another connection keeps the exclusive queue '{place}'"
+        async with opened(*[url_of(RabbitMQ)] * 2) as (one, other):
+            asking = asyncio.ensure_future(one.settings(name))
+            await until(lambda: one._client.waits_for)
+            with pytest.raises(Unavailable, match=f"could not do it within .*: {keeps}"):
+                await one._client.run(one._records.read, within=0.0)
+            monkeypatch.setattr(records, "LOCK_WAIT", 0.0)
+            with pytest.raises(Unavailable, match=f"can't change its records: {keeps}"):
+                await other.settings(name)
+            await theirs.close()
+            assert await asking
+            assert not one._client.waits_for
+    finally:
+        await theirs.close()
 
 
 async def test_a_routing_key_that_is_no_text_disturbs_nothing(name: str) -> None:

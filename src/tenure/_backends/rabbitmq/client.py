@@ -137,6 +137,8 @@ class Client:
         self._closed = False
         self.consumer_timeout = options.consumer_timeout
         """Seconds for which the server lets a message be unacknowledged, as configured here or learned from it."""
+        self.waits_for = ""
+        """Why requests may be waiting although the server answers, to be told when one times out."""
 
     # --- on any loop ---
 
@@ -207,6 +209,8 @@ class Client:
         return self._translated(error, self.options.timeout)
 
     def _translated(self, error: Exception, within: float) -> TenureError:
+        if isinstance(error, TimeoutError) and self.waits_for:
+            return Unavailable(f"{self.url} could not do it within {within:g} s (option timeout): {self.waits_for}")
         shows = self.options.cert is not None
         return translate(error, self.url, self.address, within, worked=self._worked, has_certificate=shows)
 

@@ -9,6 +9,7 @@ from tenure._backends.rabbitmq.queue import RabbitBroker
 from tenure._opened import Fact
 from tenure._tls_facts import Verifies, tls_fact
 from tenure._url import is_loopback
+from tenure.errors import TenureError
 
 OLDEST = (3, 10)
 """The first version whose quorum queues have a time to live, and dead-letter at least once."""
@@ -24,7 +25,6 @@ def version_of(text: str) -> tuple[int, ...]:
 
 async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
     """Return facts about the server."""
-    names = await broker.names()
     connection = await client.run(lambda: client.connection("receiving"))
     version = str(connection.server.get("version", "unknown"))
     advice = f"tenure needs 3.10 or newer, not {version}" if () < version_of(version) < OLDEST else ""
@@ -34,7 +34,7 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
         _tls(client, connection.tls_version),
         Fact("virtual host", client.address.vhost),
         Fact("login", client.address.username, _login_advice(client), "rabbitmq-guest"),
-        Fact("queues", f"{len(names)}, without those that only other programs use"),
+        await _queues(broker),
         Fact(
             "heartbeat",
             f"{connection.heartbeat:g} s: a process that hangs keeps its messages for up to three times as long",
@@ -44,6 +44,14 @@ async def diagnose(client: Client, broker: RabbitBroker) -> Sequence[Fact]:
             f"{client.consumer_timeout:g} s, as the URL says: a handler runs for that long at most, less its lock",
         ),
     ]
+
+
+async def _queues(broker: RabbitBroker) -> Fact:
+    """Return how many queues there are; the server can be examined without its records, too."""
+    try:
+        return Fact("queues", f"{len(await broker.names())}, without those that only other programs use")
+    except TenureError as error:
+        return Fact("queues", "unknown", str(error), "rabbitmq-records")
 
 
 def _tls(client: Client, version: str) -> Fact:

@@ -27,7 +27,7 @@ from tenure._backends.rabbitmq.properties import Properties
 from tenure._foreign import Unreadable, a_count, a_flag, a_text, an_object, read_object, read_or, seconds
 from tenure._queue.broker import QueueOptions, read_settings
 from tenure._queue.checks import COUNT_MAX, read_name
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
 
@@ -46,8 +46,14 @@ LOCK_RETRY = 0.03
 TURN_MAX = 16
 """The callers that share a turn: some of them declare queues in it."""
 
+LOCK_LOOK = 0.25
+"""Seconds after which it is looked at what keeps the lock away, each time: longer than a turn of another process."""
+
 LOCK_MAX = 10.0
 """Seconds after which a lock ends whose owner could not end it. What it has read stays with it as long as it lives."""
+
+LOCK_WAIT = 2.0
+"""Times ``LOCK_MAX`` for which a turn waits for the lock: by then, one that is not being misused has ended."""
 
 EMPTY_AFTER = 1.0
 """Seconds for which nothing must be found before the records count as empty: a process may have died that made their
@@ -217,18 +223,55 @@ class RecordStore:
         self._cache, self._cached_until = records, read_at + CACHED
 
     async def _lock(self) -> AmqpConnection:
-        """Take the lock; return the connection with which it ends."""
+        """Take the lock; return the connection with which it ends.
+
+        Raises:
+            Unavailable: What has the name is no lock; or its owner doesn't let it end.
+        """
         lock = spec.Queue.Declare(0, RECORDS_LOCK, exclusive=True, arguments={"x-expires": int(LOCK_MAX * 1_000)})
-        while True:
-            connection = await self._client.connection("receiving")
-            try:
-                await self._client.request(lock)
-            except ChannelLost as error:
-                if error.code != RESOURCE_LOCKED or RECORDS_LOCK not in error.text:
-                    raise
-            else:
-                return connection
-            await asyncio.sleep(random.uniform(0.002, LOCK_RETRY))
+        now = self._client.home.time
+        give_up_at, look_at = now() + LOCK_WAIT * LOCK_MAX, now() + LOCK_LOOK
+        try:
+            while True:
+                connection = await self._client.connection("receiving")
+                try:
+                    await self._client.request(lock)
+                except ChannelLost as error:
+                    if error.code != RESOURCE_LOCKED or RECORDS_LOCK not in error.text:
+                        raise
+                else:
+                    return connection
+                if now() >= look_at:
+                    self._client.waits_for = await self._examine_lock()
+                    look_at = now() + LOCK_LOOK
+                if now() >= give_up_at:
+                    raise Unavailable(f"{self._client.url} can't change its records: {self._client.waits_for}")
+                await asyncio.sleep(random.uniform(0.002, LOCK_RETRY))
+        finally:
+            self._client.waits_for = ""
+
+    async def _examine_lock(self) -> str:
+        """Return why the lock can't be had, if it has an owner; RabbitMQ refuses it likewise where it has none.
+
+        Raises:
+            Unavailable: It has no owner with whom it could end: another program has declared a queue of that name.
+        """
+        try:
+            is_shared = await self._client.has_queue(RECORDS_LOCK)
+        except ChannelLost as error:
+            if error.code != RESOURCE_LOCKED:
+                raise
+            return (
+                f"another connection keeps the exclusive queue {RECORDS_LOCK!r}, under which the records of all queues "
+                "are changed; if that goes on, close it: rabbitmqctl list_queues name owner_pid tells which"
+            )
+        if is_shared:
+            raise Unavailable(
+                f"{self._client.url} has a queue {RECORDS_LOCK!r} that is not exclusive, so another program has "
+                "declared it: nobody can read or change the records of queues; delete it with rabbitmqctl "
+                f"delete_queue -p {self._client.address.vhost} {RECORDS_LOCK}, and see who may configure it"
+            )
+        return ""
 
     async def _opened(self) -> tuple[AmqpChannel, bool]:
         """Return a channel to read the records on, and whether their queue was made just now."""
