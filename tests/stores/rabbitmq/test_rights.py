@@ -17,7 +17,7 @@ import tenure
 from tenure._backends.rabbitmq.delays import LEVELS, STEP
 from tenure._backends.rabbitmq.names import DUE, GONE, delay_name
 from tests.docs.pages import commands
-from tests.durations import PATIENCE, until
+from tests.durations import PATIENCE, stretched, until
 from tests.servers import RabbitMQ, private
 from tests.servers.rabbitmq import ROOT, US
 from tests.stores.rights import Act, acting, refused
@@ -194,6 +194,46 @@ async def test_part_of_the_rights_to_make_delays_is_refused_for_good(server: Rab
         for _ in range(2):
             with pytest.raises(tenure.ConfigError, match=r"'tenure:delay:10'.*'part'.*configure.*set_permissions$"):
                 await backend.migrate()
+
+
+@pytest.mark.parametrize("user", ["producer", "consumer"])
+async def test_both_can_end_what_is_delayed_for_their_own_queue(server: RabbitMQ, user: str) -> None:
+    """As the page says: RabbitMQ asks for the same rights to bind and to unbind."""
+    connection, owner = await aiormq.connect(url_of(server, user)), await aiormq.connect(server.url)
+    try:
+        async with acting(url_of(server, "consumer")) as backend:
+            await backend.queue("orders").send(b"later", id="ended", delay=stretched(0.2))
+            await (await connection.channel()).queue_unbind("orders", DUE, f"{KEY}.orders")
+            channel = await owner.channel()
+
+            async def has_ended() -> bool:
+                return (await channel.basic_get(GONE, no_ack=True)).header.properties.message_id == "ended"
+
+            await until(has_ended)
+
+            await backend.queue("orders").send(b"later", delay=0.05)
+    finally:
+        await connection.close()
+        await owner.close()
+
+
+async def test_a_producer_without_delays_needs_no_right_to_bind(server: RabbitMQ) -> None:
+    """The page says which rights are left."""
+    order(server, "rabbitmqctl add_user prompt PASSWORD")
+    order(
+        server,
+        "rabbitmqctl set_permissions prompt '^tenure:records:lock$' '^amq[.]default$' '^tenure:records$'",
+    )
+    async with acting(url_of(server, "prompt")) as backend:
+        assert await backend.queue("orders").send(b"x")
+        await refused(backend, lambda backend: backend.queue("orders").send(b"x", delay=3600), "'prompt'")
+    connection = await aiormq.connect(url_of(server, "prompt"))
+    try:
+        channel = await connection.channel()
+        with pytest.raises(aiormq.ChannelAccessRefused):
+            await channel.queue_unbind("orders", DUE, f"{KEY}.orders")
+    finally:
+        await connection.close()
 
 
 OTHERS = delay_name(LEVELS - 1)
