@@ -535,7 +535,7 @@ async def test_the_permissions_that_leases_need(prefix: str) -> None:
 
 async def test_without_the_right_to_write_it_names_the_subject(prefix: str) -> None:
     async with as_user(prefix, {"publish": {"deny": "$KV.>"}}) as backend:
-        with pytest.raises(ConfigError, match=rf"does not permit this user.*\$kv\.{prefix}-leases\.job"):
+        with pytest.raises(ConfigError, match=rf"does not permit this user.*\$KV\.{prefix}-leases\.job"):
             await backend.leases.acquire("job", "ann#1", TTL)
         assert isinstance(await backend.leases.inspect("another"), HeldBy)
 
