@@ -16,6 +16,7 @@ import asyncpg
 from tenure._backends.postgres.address import Options
 from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection
+from tenure._backends.postgres.owners import SCHEMA, TABLE, found_in
 from tenure._backends.postgres.statements import PLANS, SEARCH_PATH, VERSION, statements, text_of, works_with
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
 from tenure._queue.checks import COUNT_MAX, INT_MAX
@@ -86,7 +87,7 @@ PATIENCE = 120.0
 """Seconds for a migration, the wait for another one included."""
 
 BEGIN = """
-CREATE TABLE IF NOT EXISTS {schema}.migration (
+CREATE TABLE {schema}.migration (
     version integer PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT now(),
     by      text NOT NULL DEFAULT current_user
@@ -135,7 +136,8 @@ async def migrate(url: str, *, to: int = VERSION) -> Migrated:
         to: The version to stop at.
 
     Raises:
-        ConfigError: The schema is newer than this tenure, or the user may not create it.
+        ConfigError: The schema is newer than this tenure, the user may not create it, or it belongs to a role that
+            could run code of its own with the rights of this user.
         Unavailable: There was no answer from the database. The version and the functions have not changed; the next
             migration skips changes to tables that were made.
     """
@@ -160,7 +162,8 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
     except asyncpg.InsufficientPrivilegeError as error:
         raise ConfigError(
             f"{client.url} does not let this user create the schema {client.options.schema!r} or tables in it "
-            f"(the server reports: {error}); migrate as a user with CREATE on the database, or on the schema"
+            f"(the server reports: {error}); migrate as a user with CREATE on the database, or on the schema, "
+            "and to upgrade it, as the owner of what is in it"
         ) from error
     except DRIVER_ERRORS as error:
         raise client.translate(error, asked_at, PATIENCE) from error
@@ -202,7 +205,7 @@ def lock_of(schema: str) -> str:
 
 
 async def _version(connection: Connection, schema: str) -> int:
-    if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
+    if TABLE not in await found_in(connection, schema):
         return 0
     version: int = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.migration")
     return version
@@ -210,13 +213,14 @@ async def _version(connection: Connection, schema: str) -> int:
 
 async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     await _lock(connection, schema)
-    if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
+    found = await found_in(connection, schema)
+    if SCHEMA not in found:
         # Unquoted, a keyword of category R can't be a name, and one of category T can't name a schema.
         taken = "SELECT count(*) FROM pg_get_keywords() WHERE word = $1 AND catcode IN ('R', 'T')"
         if await connection.fetchval(taken, schema):
             raise ConfigError(f"schema={schema} is a keyword of SQL, and can't name a schema; try schema=tenure")
         await connection.execute(f"CREATE SCHEMA {schema}")
-    if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
+    if TABLE not in found:
         await connection.execute(BEGIN.replace("{schema}", schema))
     before = await _version(connection, schema)
     if await _is_newer(connection, schema, before):
@@ -278,7 +282,7 @@ async def version_to_migrate(client: Client) -> int | None:
     """Return the version that the schema has, 0 for none; or None if there is nothing to migrate.
 
     Raises:
-        ConfigError: The schema is newer than this tenure.
+        ConfigError: As for :func:`migrate`.
         Unavailable: There was no answer from the database.
     """
     schema, asked_at = client.options.schema, time.monotonic()
@@ -286,10 +290,12 @@ async def version_to_migrate(client: Client) -> int | None:
         async with asyncio.timeout(PATIENCE):
             connection = await client.connect()
             try:
-                version = await _version(connection, schema)
-                if await _is_newer(connection, schema, version):
-                    return None
-                return None if version == VERSION and await _has_functions(connection, schema) else version
+                async with connection.transaction():
+                    await connection.execute(f"SET LOCAL {SEARCH_PATH}")
+                    version = await _version(connection, schema)
+                    if await _is_newer(connection, schema, version):
+                        return None
+                    return None if version == VERSION and await _has_functions(connection, schema) else version
             finally:
                 connection.terminate()
     except DRIVER_ERRORS as error:

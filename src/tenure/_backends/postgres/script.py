@@ -14,6 +14,7 @@ from tenure._backends.postgres.migrate import (
     lock_of,
     written,
 )
+from tenure._backends.postgres.owners import refusing
 from tenure._backends.postgres.statements import SEARCH_PATH, VERSION, statements, text_of
 from tenure.errors import ConfigError
 
@@ -54,7 +55,7 @@ def _transaction(schema: str, *steps: str) -> str:
     body = "\n".join(step.strip() + "\n" for step in steps)
     name = lock_of(schema)
     first = f"SET LOCAL {SEARCH_PATH};\nSELECT pg_advisory_xact_lock(hashtextextended('{name}', 0));"
-    return f"BEGIN;\n\n{first}\n\n{body}\nCOMMIT;\n"
+    return f"BEGIN;\n\n{first}\n\n{refusing(schema)}\n\n{body}\nCOMMIT;\n"
 
 
 def _begin(schema: str, since: int) -> str:
