@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("asyncpg")
 
 from tenure._backends import postgres
+from tenure._backends.postgres.diagnosis import advice_on_path
 from tenure._backends.postgres.migrate import functions
 from tenure._backends.postgres.statements import SEARCH_PATH
 from tenure._lease import Granted
@@ -265,3 +266,41 @@ async def test_every_function_that_clients_call_fixes_the_search_path(server: Po
     free = {name for name, settings in rows if setting not in (settings or ())}
     assert {name for name in free if not name.startswith("_")} == {"clock"}
     assert functions("tenure").count(SEARCH_PATH) > 30
+
+
+async def test_a_search_path_that_lists_postgresqls_own_schema_late_has_a_warning(server: Postgres) -> None:
+    url = url_of(server, "worker")
+
+    async def told() -> tuple[str, str, str]:
+        async with acting(url) as backend:
+            [fact] = [fact for fact in (await backend.diagnose()).facts if fact.name == "search_path"]
+        return fact.value, fact.advice, fact.code
+
+    async with native(server.url) as superuser:
+        try:
+            assert await told() == ('"$user", public', "", "")
+            await superuser.execute("ALTER ROLE worker SET search_path = public, pg_catalog")
+            path, advice, code = await told()
+            assert (path, code) == ("public, pg_catalog", "postgres-search-path")
+            assert advice.startswith("pg_catalog comes after public: functions there may run in place of")
+        finally:
+            await superuser.execute("ALTER ROLE worker RESET search_path")
+
+
+@pytest.mark.parametrize(
+    ("path", "before"),
+    [
+        ('"$user", public,pg_catalog', "$user"),
+        ("public, PG_CATALOG", "public"),
+        ('pg_temp, "a ""b"", c", "pg_catalog"', 'a "b", c'),
+        ("", None),
+        ('"$user", public', None),
+        ("pg_catalog, public", None),
+        ("pg_temp, pg_catalog, public", None),
+        ('public, "PG_CATALOG"', None),
+        ('"public, pg_catalog"', None),
+    ],
+)
+def test_a_search_path_is_read_as_it_was_written(path: str, before: str | None) -> None:
+    advice = advice_on_path(path)
+    assert advice.partition(":")[0] == (f"pg_catalog comes after {before}" if before else "")

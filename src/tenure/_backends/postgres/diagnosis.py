@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tenure._backends.postgres.client import Client
@@ -14,11 +15,16 @@ _FACTS = """
 SELECT current_setting('server_version') AS version,
        current_setting('synchronous_commit') AS commits,
        current_setting('fsync') AS fsync,
+       current_setting('search_path') AS path,
        current_setting('max_connections') AS most,
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
        (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8
         FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()) AS oldest
 """
+
+
+_OWN = "pg_catalog"
+"""The schema of PostgreSQL's own functions and operators."""
 
 
 async def diagnose(client: Client) -> list[Fact]:
@@ -33,10 +39,24 @@ async def diagnose(client: Client) -> list[Fact]:
         Fact("schema", f"{client.options.schema}, version {VERSION}"),
         Fact("synchronous_commit", row["commits"], lazy, "postgres-synchronous-commit"),
         Fact("fsync", row["fsync"], risky, "postgres-fsync"),
+        Fact("search_path", row["path"], advice_on_path(row["path"]), "postgres-search-path"),
         await client.run(lambda connection: _tls(client, connection)),
         Fact("connections", f"{row['used']} of {row['most']}; {client.options.pool} for each loop here"),
         Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else "", "postgres-long-transaction"),
     ]
+
+
+def advice_on_path(path: str) -> str:
+    """Return a warning if names are searched for in another schema before PostgreSQL's own; it is the first by default.
+
+    A schema that doesn't exist counts: another user may make it. No function is ever found in pg_temp.
+    """
+    found = re.findall(r'"(?:[^"]|"")*"|[^\s,"]+', path)
+    names = [one[1:-1].replace('""', '"') if one.startswith('"') else one.lower() for one in found]
+    before = [name for name in names[: names.index(_OWN)] if name != "pg_temp"] if _OWN in names else []
+    if not before:
+        return ""
+    return f"{_OWN} comes after {before[0]}: functions there may run in place of PostgreSQL's; leave {_OWN} out"
 
 
 async def _tls(client: Client, connection: Connection) -> Fact:
