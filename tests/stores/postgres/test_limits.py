@@ -116,6 +116,35 @@ async def test_claims_that_waited_for_another_bring_no_more_than_the_limit(
         assert sorted(each.is_held_back for each in claims) == [False, True]
 
 
+async def test_a_login_without_rights_stops_limited_claims_and_migrations_while_it_is_connected(
+    server: Postgres, name: str
+) -> None:
+    """Advisory locks are the database's: they need no right on the schema."""
+    async with opened(server.url) as backend, native(server.url) as watch:
+        await watch.execute(f'CREATE ROLE "{name}" LOGIN')
+        try:
+            broker = backend.broker
+            await broker.declare(name, {"max_locked": 2})
+            await broker.send(name, [Outgoing(b"x")])
+            await broker.send(f"{name} unlimited", [Outgoing(b"y")])
+            number = await watch.fetchval("SELECT id FROM tenure.queue WHERE name = $1", name)
+            async with native(server.url.replace("postgres@", f"{name}@")) as outsider:
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await outsider.execute("SELECT FROM tenure.queue")
+                await outsider.execute("SELECT pg_advisory_lock(hashtextextended('tenure limits tenure', $1))", number)
+                await outsider.execute("SELECT pg_advisory_lock(hashtextextended('tenure migrate tenure', 0))")
+                claim = asyncio.ensure_future(broker.receive(name, 1, LOCK))
+                migration = asyncio.ensure_future(postgres.migrate(server.url))
+                await until(lambda: is_waiting(watch, 2))
+                assert bodies((await broker.receive(f"{name} unlimited", 1, LOCK)).deliveries) == [b"y"]
+                assert not claim.done()
+                assert not migration.done()
+            assert bodies((await claim).deliveries) == [b"x"]
+            assert "already" in str(await migration)
+        finally:
+            await watch.execute(f'DROP ROLE "{name}"')
+
+
 async def test_a_claim_that_is_rolled_back_leaves_its_places_to_the_next(server: Postgres, name: str) -> None:
     async with opened(server.url) as backend, native(server.url) as third, native(server.url) as watch:
         broker = backend.broker
