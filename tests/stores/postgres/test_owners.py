@@ -160,6 +160,20 @@ async def test_the_owner_and_its_members_migrate(server: Postgres, owner: str, s
         assert "already" in str(await postgres.migrate(url_of(server, then, "own")))
 
 
+async def test_who_makes_others_its_members_is_not_trusted_for_that(server: Postgres) -> None:
+    """Before PostgreSQL 16, every role may; later, those that were given the right to."""
+    async with held_by(server, "attacker", EMPTY, "lured") as superuser:
+        await superuser.execute("CREATE ROLE lure; GRANT lure TO attacker WITH ADMIN OPTION")
+        await superuser.execute("ALTER SCHEMA lured OWNER TO lure")
+        async with native(login(server, "attacker")) as attacker:
+            await attacker.execute("GRANT lure TO app")
+        for role in ("app", "deploy"):
+            with pytest.raises(ConfigError, match="is owned by the role 'lure'"):
+                await postgres.migrate(url_of(server, role, "lured"))
+        await superuser.execute("REVOKE lure FROM app CASCADE; GRANT lure TO app")
+        assert (await postgres.migrate(url_of(server, "deploy", "lured"))).after == VERSION
+
+
 async def test_a_superuser_is_told_how_to_migrate_what_a_role_has_made(server: Postgres) -> None:
     async with held_by(server, "app", "SELECT", "apps") as superuser:
         await postgres.migrate(url_of(server, "app", "apps"), to=3)

@@ -8,17 +8,24 @@ from tenure.errors import ConfigError
 SCHEMA, TABLE = "schema", "table"
 """What a migration may find: the schema, and the table ``migration`` in it."""
 
-# Superusers are trusted, and the login itself. A login that is no superuser also trusts the roles that it is a member
-# of, and the database's owner. One that is a superuser, or can become one, does not: it is a member of every role.
-# The login decides, not the current role: a trigger can RESET ROLE.
+# Superusers are trusted, and the login itself. A login that is no superuser also trusts the database's owner, and the
+# roles of which an administrator has made it a member: before PostgreSQL 16, any role may make others its members. One
+# that is a superuser, or can become one, trusts neither. The login decides, not its current role: code can reset that.
 _OWNERS = """\
+WITH RECURSIVE own AS (
+    SELECT oid FROM pg_catalog.pg_roles WHERE rolname = session_user
+    UNION
+    SELECT roleid FROM own JOIN pg_catalog.pg_auth_members ON member = own.oid
+    JOIN pg_catalog.pg_roles AS granting ON granting.oid = grantor
+    WHERE granting.rolsuper OR granting.rolcreaterole
+)
 SELECT found.kind, CASE WHEN NOT (
     owner.rolsuper
     OR owner.rolname = session_user
     OR NOT EXISTS (
         SELECT FROM pg_catalog.pg_roles AS above
         WHERE above.rolsuper AND pg_catalog.pg_has_role(session_user, above.oid, 'MEMBER')
-    ) AND (owner.oid = base.datdba OR pg_catalog.pg_has_role(session_user, owner.oid, 'MEMBER'))
+    ) AND (owner.oid = base.datdba OR EXISTS (SELECT FROM own WHERE own.oid = owner.oid))
 ) THEN pg_catalog.format(
     '%1$s is owned by the role %2$L, whose code would run with the rights of %3$L; to migrate, log in as %2$L or a '
     'member of it (SET ROLE is not enough), or name another schema (?schema=NAME), or, if you trust %2$L with these '
