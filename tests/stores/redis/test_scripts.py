@@ -5,10 +5,14 @@ from collections import Counter
 
 import pytest
 
-from tenure._backends.redis.scripts import LEASES, QUEUES, scripts
+from tenure._backends.redis.scripts import LEASES, QUEUES, Script, scripts
 
 FUNCTION = r"^local function (\w+)"
 EVERY = [(files, name) for files in (LEASES, QUEUES) for name in scripts(files)]
+
+
+def every_script() -> list[Script]:
+    return [script for files in (LEASES, QUEUES) for script in scripts(files).values()]
 
 
 def words(text: str) -> set[str]:
@@ -38,6 +42,13 @@ def test_a_script_has_no_function_that_it_does_not_use() -> None:
 def test_comments_are_not_sent() -> None:
     for files in (LEASES, QUEUES):
         assert not [script for script in scripts(files).values() if "--" in script.text]
+
+
+def test_a_script_reaches_cjson_only_where_its_settings_are_made() -> None:
+    made = re.compile(r"^local function json\(\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
+    texts = [made.sub("", script.text) for script in every_script()]
+    assert not [text for text in texts if "cjson" in text]
+    assert any("json()." in text for text in texts)
 
 
 def test_in_a_cluster_hints_go_to_the_shard() -> None:

@@ -98,7 +98,7 @@ for _, sequence in ipairs(action ~= 'count' and selected or {}) do
     redis.call('HDEL', base .. 'death', sequence)
     if action == 'move' then  -- without decoding and encoding the head: large numbers would lose digits
         local row, head = row_of(base, sequence, 'd'), redis.call('HGET', base .. 'head', sequence)
-        local named = string.sub(cjson.encode(id_prefix), 1, -2) .. sequence .. '"'
+        local named = string.sub(json().encode(id_prefix), 1, -2) .. sequence .. '"'
         if not head then
             head = '[' .. named .. ',{},null,null]'
         elseif string.sub(head, 1, 5) == '[null' then

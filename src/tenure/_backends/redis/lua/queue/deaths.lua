@@ -19,14 +19,19 @@ local function keep_deaths(base)
 end
 
 -- Return them, and a part of the kept ones. They are stored with the claim, so that they can be reported again if its
--- answer is lost.
+-- answer is lost; and only then forgotten, so that a script that fails here loses none.
 local function take_deaths(base, lane, mark, lock)
     local named = deaths(base)
-    for _, one in ipairs(redis.call('LPOP', base .. 'untold', WORK) or {}) do
+    local is_any = redis.call('LLEN', base .. 'untold') > 0
+    local kept = is_any and redis.call('LRANGE', base .. 'untold', 0, WORK - 1) or {}
+    for _, one in ipairs(kept) do
         named[#named + 1] = one
     end
     if #named > 0 then
-        redis.call('SET', base .. 'named:' .. lane, cjson.encode({mark, named}), 'PX', lock)
+        redis.call('SET', base .. 'named:' .. lane, json().encode({mark, named}), 'PX', lock)
+    end
+    if #kept > 0 then
+        redis.call('LPOP', base .. 'untold', #kept)
     end
     return named
 end

@@ -37,11 +37,12 @@ local function offer_session(base, session)
 end
 
 local function dead_letter(base, sequence, row, reason, description)
+    local death = json().encode({reason, description, NOW})  -- before anything is written: it might fail
     row.place, row.token, row.expires = 'd', '', 0
     new_deaths[#new_deaths + 1] = sequence
     death_causes[#death_causes + 1] = row.count .. '|' .. reason
     save(base, sequence, row)
-    redis.call('HSET', base .. 'death', sequence, cjson.encode({reason, description, NOW}))
+    redis.call('HSET', base .. 'death', sequence, death)
     redis.call('ZADD', base .. 'dead', sequence, sequence)
     redis.call('ZADD', base .. 'dead:ready', rank(row, sequence), sequence)
     notify(base, true)

@@ -33,9 +33,23 @@ local function row_of(base, sequence, place)
     return read(text, place)
 end
 
+local is_json_set = false
+
+-- Return cjson, as its settings are at first: it is one for all scripts of the server, and any of them may change these. A
+-- user who may run scripts on no key of ours could otherwise make the server round times, and refuse what is nested.
+local function json()
+    if not is_json_set then
+        is_json_set = true
+        cjson.encode_number_precision(14)
+        cjson.encode_max_depth(1000)
+        cjson.decode_max_depth(1000)
+    end
+    return cjson
+end
+
 -- Return the array in a JSON text, or an empty one.
 local function decoded(text)
-    local is_read, found = pcall(cjson.decode, text or '')
+    local is_read, found = pcall(json().decode, text or '')
     return is_read and type(found) == 'table' and found or {}
 end
 
