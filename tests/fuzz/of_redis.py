@@ -20,6 +20,7 @@ from tenure._backends.redis.message_format import (
 )
 from tenure._backends.redis.settings import encoded_setting, settings_of
 from tenure._backends.redis.tokens import holder_of, new_token
+from tenure._backends.redis.wake import QUIET_MAX, quiet_of
 from tenure._lease import TOKEN_MAX, Granted
 from tenure._queue.broker import QueueSettings
 from tenure.errors import ConfigError
@@ -122,6 +123,12 @@ def read_token(given: Any) -> None:
     use_moment(since or 0.0)
 
 
+def read_hint(given: Any) -> None:
+    for data in (given, as_bytes(given)):
+        quiet = quiet_of(data)
+        assert quiet is None or 0 <= quiet <= QUIET_MAX
+
+
 SETTINGS = {
     "lock": 20.0,
     "max_deliveries": 3,
@@ -143,4 +150,5 @@ DECODERS = [
     Decoder("redis.granted", [[1, b"17", b"1"]], read_granted, (ConfigError,)),
     Decoder("redis.settings", [{name: encoded_setting(one) for name, one in SETTINGS.items()}], read_settings),
     Decoder("redis.token", [TOKEN, "0123456789"], read_token),
+    Decoder("redis.hint", [b"5", b"100", b"acquired"], read_hint),
 ]

@@ -6,9 +6,11 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from redis import asyncio as aioredis
+from redis.asyncio.client import PubSub
 
 from tenure._backends import redis
 from tenure._backends.redis import wake
@@ -27,6 +29,7 @@ from tenure._queue.verdicts import COMPLETE, Abandon, Complete, DeadLetter, Sett
 from tenure._runtime.notifier import Notifier
 from tenure._url import Url
 from tenure.errors import ConfigError
+from tenure.testing import until
 from tests.servers import Redis, patient, url_of
 
 LOCK = 3_600.0  # nothing here waits for its end, and no test takes as long
@@ -178,12 +181,58 @@ def test_a_lease_whose_keys_have_other_data_gives_no_answer_to_its_renewal() -> 
 
 async def test_no_message_of_a_channel_ends_the_subscription() -> None:
     subscriber = wake.Subscriber(None, Notifier(), None)  # type: ignore[arg-type]
+    subscriber._channels["queue"] = WeakSet()
     before = asyncio.get_running_loop().time()
-    for data in (b"9" * 5_000, b"999999999999", b"-1", b"\xff", b"", b"5"):
-        subscriber._handle({"type": "message", "channel": b"queue", "data": data})
+    for data in (b"9" * 5_000, b"999999999999", b"-1", b"\xff", b"", [b"key"], None, 7, b"5"):
+        for kind in ("message", "subscribe", "unsubscribe", "pong", "push"):
+            for channel in (b"queue", b"__redis__:invalidate", b"\xff", None, [b"queue"]):
+                subscriber._handle({"type": kind, "channel": channel, "data": data})
+    assert list(subscriber._later) == ["queue"]
     timer = subscriber._later["queue"]
     await subscriber.close()
     assert timer.when() - before < LOCK
+
+
+async def test_keys_that_the_server_sends_for_another_client_end_no_subscription(server: Server) -> None:
+    hints, more = server.broker.hints(server.queue), server.broker.hints(f"{server.queue}-2")
+    subscriber, pubsub, address = await subscribed(server, hints)
+    [told] = [one for one in await server.native.client_list() if one["addr"] == address]
+    async with server.native.client() as other:
+        tracking = ("CLIENT", "TRACKING", "ON", "REDIRECT", told["id"], "BCAST", "PREFIX", server.base)
+        await other.execute_command(*tracking)  # type: ignore[no-untyped-call]
+        await server.native.set(f"{server.base}another", "changed")
+        await asyncio.wait_for(anext(more), 30)  # its answer comes behind the keys
+        assert subscriber._pubsub is pubsub, "it went on"
+        await other.execute_command("CLIENT", "TRACKING", "OFF")  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("error", [AttributeError("it is None"), ValueError("it is no number"), RuntimeError("?")])
+async def test_no_failure_of_the_driver_ends_the_hints(
+    server: Server, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hints = server.broker.hints(server.queue)
+    subscriber, pubsub, _ = await subscribed(server, hints)
+
+    async def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pubsub, "get_message", failing)
+    await server.send(b"a")  # what it waits for comes, and then the failure
+    await until(lambda: subscriber._pubsub not in (None, pubsub))
+    await asyncio.wait_for(anext(hints), 30)
+    await server.send(b"b")
+    await asyncio.wait_for(anext(hints), 30)
+
+
+async def subscribed(server: Server, hints: AsyncIterator[None]) -> tuple[wake.Subscriber, PubSub, str]:
+    """Subscribe, and return the subscriber, with its connection and the address of that at the server."""
+    await asyncio.wait_for(anext(hints), 30)
+    [subscriber] = server.backend._wake._subscribers[asyncio.get_running_loop()].values()
+    pubsub = subscriber._pubsub
+    assert pubsub is not None
+    connection: Any = pubsub.connection
+    host, port = connection._writer.get_extra_info("sockname")[:2]
+    return subscriber, pubsub, f"{host}:{port}"
 
 
 # --- places ------------------------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ from redis.asyncio.client import PubSub
 from tenure._backends.redis.address import Endpoint
 from tenure._backends.redis.client import Client
 from tenure._backends.redis.connections import on_loop
+from tenure._foreign import digits, read_or
 from tenure._runtime.backoff import Backoff
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
-from tenure.errors import TenureError
 
 HEARTBEAT = 45.0
 """Seconds of silence after which the server is sent a PING: often enough for what forgets silent connections."""
@@ -148,7 +148,8 @@ class Subscriber:
 
     async def _listen(self) -> None:
         while self._channels:
-            with suppress(exceptions.RedisError, OSError, TimeoutError, TenureError), self._polling():
+            # Whatever ends a subscription: without another one, no hint would come any more.
+            with suppress(Exception), self._polling():
                 async with self._client.at(self._endpoint).pubsub() as pubsub:
                     async with asyncio.timeout(self._client.options.timeout):
                         await self._subscribe_all(pubsub)
@@ -218,9 +219,12 @@ class Subscriber:
         kind = message["type"].removeprefix("s" if self._endpoint is not None else "")
         if kind not in ("subscribe", "message", "unsubscribe"):
             return
-        channel, data = message["channel"].decode(), message["data"]
+        named = message["channel"]
+        channel = named.decode(errors="replace") if isinstance(named, bytes) else ""
+        if channel not in self._channels:  # as of CLIENT TRACKING, by which any client may send others a list of keys
+            return
         if kind == "unsubscribe":
-            if self._endpoint is not None and channel in self._channels:  # the server did it: the slot has moved
+            if self._endpoint is not None:  # the server did it: the slot has moved
                 self._redirect(channel)
             return
         self.is_refused = False
@@ -228,8 +232,8 @@ class Subscriber:
         self._notifier.notify(channel)
         if kind == "subscribe":
             self._notify_later(channel, QUIET_MAX)
-        elif data.isdigit():
-            self._notify_later(channel, min(int(data[:9]), QUIET_MAX))
+        elif (quiet := quiet_of(message["data"])) is not None:
+            self._notify_later(channel, quiet)
 
     def _notify_later(self, channel: str, milliseconds: int) -> None:
         loop = asyncio.get_running_loop()
@@ -279,3 +283,9 @@ class Subscriber:
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn(call)
+
+
+def quiet_of(data: object) -> int | None:
+    """Return the milliseconds for which a hint suppresses further ones, by its content; None if it suppresses none."""
+    quiet = read_or(digits, data, None)
+    return None if quiet is None else min(quiet, QUIET_MAX)
