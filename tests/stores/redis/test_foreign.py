@@ -29,7 +29,7 @@ from tenure._queue.verdicts import COMPLETE, Abandon, Complete, DeadLetter, Sett
 from tenure._runtime.notifier import Notifier
 from tenure._url import Url
 from tenure.errors import ConfigError
-from tenure.testing import until
+from tests.durations import until
 from tests.servers import Redis, patient, url_of
 
 LOCK = 3_600.0  # nothing here waits for its end, and no test takes as long
