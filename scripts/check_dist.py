@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from packaging.metadata import Metadata
 from readme_renderer import markdown
 
 from scripts.check_wheel import ROOT, build, run
-from scripts.extras import PROJECT
+from scripts.extras import EXTRAS, FOR_DEVELOPERS, PROJECT
 from scripts.install import HASHES, install
 from scripts.sbom import bill_of_materials
 
@@ -58,9 +57,6 @@ IMPORTED = {
     "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",
 }
 """What can be imported with each extra; the empty name is the bare library."""
-
-
-FOR_DEVELOPERS = {"test", "interop", "lookalike", "dev", "bench"}
 
 
 @dataclass(frozen=True)
@@ -191,8 +187,9 @@ def differences(first: Path, second: Path) -> Iterable[str]:
 
 
 def extras(built: Built) -> Iterable[str]:
-    named = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    yield from (f"no import is named for the extra {name}" for name in sorted(named - FOR_DEVELOPERS - set(IMPORTED)))
+    yield from (
+        f"no import is named for the extra {name}" for name in sorted(EXTRAS.keys() - FOR_DEVELOPERS - IMPORTED.keys())
+    )
     for extra, modules in IMPORTED.items():
         wheel = f"{built.wheel}[{extra}]" if extra else str(built.wheel)
         python, failure = environment(built.folder / f"extra-{extra}", [extra] if extra else [], wheel)
