@@ -67,4 +67,5 @@ async def refused(backend: tenure.Backend, act: Act, *says: str) -> None:
         await act(backend)
     said = str(caught.value)
     assert "\n" not in said
+    assert not said.count('"') % 2, said
     assert [word for word in says if word not in said] == [], said

@@ -90,7 +90,7 @@ def translate(
     may work again.
     """
     lasting: type[TenureError] = Unavailable if worked else ConfigError
-    text = str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
+    text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
     match error:
         case Refusal():
             return _refusal(error, address, lasting)
