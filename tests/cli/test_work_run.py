@@ -25,6 +25,16 @@ async def test_a_body_that_can_not_be_kept_leaves_no_file_open(tmp_path: Path, m
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("url", ["redis://u:hunter2@host", "azure://account?sas_token=hunter2"], ids=["user", "option"])
+def test_the_command_gets_no_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_URL", url)
+    work = WorkRun(WorkOptions("orders", ("true",), None, url, {}, 1, False, None, 5.0, True, -1))
+    environment = work._environment(message(b"one"))
+    assert environment["TENURE_QUEUE"]
+    assert "TENURE_URL" not in environment
+    assert "hunter2" not in str(environment)
+
+
 async def test_a_handler_that_cancels_itself_has_failed_and_is_not_given_back() -> None:
     async def handle(message: tenure.Message) -> None:
         raise asyncio.CancelledError
