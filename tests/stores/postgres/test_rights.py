@@ -363,6 +363,25 @@ async def test_a_consumer_receives_and_settles_in_each_way(server: Postgres) -> 
         assert (stats.ready, stats.locked, stats.delayed, stats.deferred, stats.dead) == (2, 0, 1, 1, 0)
 
 
+async def test_a_consumer_removes_dead_letters(server: Postgres) -> None:
+    """On demand, and by itself those that are past their retention."""
+    name = "removed"
+    async with acting(server.url) as owner, acting(url_of(server, "consumer")) as backend:
+        queue, letters = owner.queue(name), backend.queue(name).dead_letters
+        await queue.send_batch([tenure.Outgoing(b"x", id="a"), tenure.Outgoing(b"x", id="b")])
+        for message in await queue.receive(2):
+            await message.dead_letter("bad")
+        assert await letters.purge(ids=["a"]) == 1
+        await queue.declare(dead_retention=0.001)
+
+    async def is_removed() -> bool:
+        return not (await backend.queue(name).stats()).dead
+
+    async with acting(url_of(server, "consumer")) as backend:
+        assert not await backend.queue(name).receive()
+        await until(is_removed)
+
+
 async def test_a_consumer_completes_in_a_transaction_of_its_own(server: Postgres) -> None:
     async with acting(server.url) as owner, acting(url_of(server, "consumer")) as backend:
         await owner.queue("own").declare(max_locked=9)

@@ -177,6 +177,18 @@ BEGIN
             v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, v_now, false
         ));
     END IF;
+    IF p_purge THEN  -- by itself: the one statement below needs the right to insert messages even if it inserts none
+        DELETE FROM {schema}.dead AS d
+        USING {schema}._meant(
+            v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, v_now, false
+        ) AS selected (seq)
+        WHERE d.seq BETWEEN selected.seq AND selected.seq AND (d.token IS NULL OR d.due_at <= v_now);
+        GET DIAGNOSTICS v_found = ROW_COUNT;
+        IF v_found > 0 THEN
+            INSERT INTO {schema}.tally (queue, ready, dead) VALUES (v_queue, 0, -v_found);
+        END IF;
+        RETURN v_found;
+    END IF;
     WITH gone AS (
         DELETE FROM {schema}.dead AS d
         USING {schema}._meant(
@@ -190,20 +202,16 @@ BEGIN
         )
         SELECT seq, queue, 0, enqueued_at, priority, id, session, reply_to, correlation_id, headers, history, body
         FROM gone
-        WHERE NOT p_purge
     ), offered AS (
         INSERT INTO {schema}.waiting (queue, seq, session)
-        SELECT v_queue, min(seq), session FROM gone WHERE session IS NOT NULL AND NOT p_purge GROUP BY session
+        SELECT v_queue, min(seq), session FROM gone WHERE session IS NOT NULL GROUP BY session
     )
     SELECT count(*), array_agg(priority) FILTER (WHERE session IS NULL), array_agg(seq) FILTER (WHERE session IS NULL)
     INTO v_found, v_priorities, v_numbers
     FROM gone;
     IF v_found > 0 THEN
-        IF NOT p_purge THEN
-            PERFORM {schema}._lower(v_queue, {schema}._low_keys(v_priorities, v_numbers, NULL, NULL, NULL));
-        END IF;
-        INSERT INTO {schema}.tally (queue, ready, dead)
-        VALUES (v_queue, CASE WHEN p_purge THEN 0 ELSE v_found END, -v_found);
+        PERFORM {schema}._lower(v_queue, {schema}._low_keys(v_priorities, v_numbers, NULL, NULL, NULL));
+        INSERT INTO {schema}.tally (queue, ready, dead) VALUES (v_queue, v_found, -v_found);
     END IF;
     RETURN v_found;
 END
