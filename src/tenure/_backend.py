@@ -452,7 +452,7 @@ class Backend:
     async def migration_sql(self, since: int | None = None) -> str:
         """Return the SQL that :meth:`migrate` would run, to be read first, and run as another user.
 
-        Nothing is changed. If nothing needs to be done, it is an SQL comment that says so.
+        Nothing is changed. If there is nothing to run, it is an SQL comment that says so.
 
         Args:
             since: The version that the schema has, 0 for none yet. Then the store is not asked, and the backend need
@@ -472,7 +472,7 @@ class Backend:
             ask: Callable[[], Coroutine[Any, Any, str]] | None = getattr(opened, "migration_sql", None)
             if ask is not None:
                 return await renewal_thread.call(ask)
-        return f"-- {self.url} needs no schema; there is nothing to do"
+        return f"-- {self.url} has no schema, so there is no SQL to run"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}, {self._connection.state}>"

@@ -330,14 +330,17 @@ async def test_the_worker_of_the_sample(server: Azurite) -> None:
 # --- without rights ----------------------------------------------------------------------------------------------
 
 
-def sas(**rights: bool) -> str:
+RIGHTS = ("read", "write", "delete", "list", "add", "create", "update", "process")
+
+
+def sas(days: int = 3_000, /, **rights: bool) -> str:
     token: str = generate_account_sas(
         ACCOUNT,
         KEY,
         ResourceTypes(service=True, container=True, object=True),
         AccountSasPermissions(**rights),
         services=Services(blob=True, queue=True),
-        expiry=datetime.now(UTC) + timedelta(days=3_000),
+        expiry=datetime.now(UTC) + timedelta(days=days),
     )
     return token
 
@@ -384,11 +387,27 @@ async def test_missing_rights_are_reported_and_the_signature_is_not_shown(
     await opened.close()
 
 
+async def test_a_signature_that_has_ended_is_reported_and_not_shown(
+    server: Azurite, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = sas(-1, **dict.fromkeys(RIGHTS, True))
+    monkeypatch.setenv("MINE", string(server, f"SharedAccessSignature={signature}"))
+    opened = azure_storage.open(Url.parse("azure://?connection_string_env=MINE"))
+    for ask in (
+        lambda: opened.leases.inspect(name),
+        lambda: opened.leases.acquire(name, "ann#1", TTL),
+        lambda: opened.broker.send(name, [Outgoing(b"a")]),
+    ):
+        with pytest.raises(ConfigError, match=r"when it ends|a signature that has ended") as raised:
+            await ask()
+        assert signature.partition("sig=")[2].partition("&")[0] not in told(raised.value)
+    await opened.close()
+
+
 async def test_all_rights_of_a_signature_are_enough(
     server: Azurite, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rights = ("read", "write", "delete", "list", "add", "create", "update", "process")
-    monkeypatch.setenv("MINE", string(server, f"SharedAccessSignature={sas(**dict.fromkeys(rights, True))}"))
+    monkeypatch.setenv("MINE", string(server, f"SharedAccessSignature={sas(**dict.fromkeys(RIGHTS, True))}"))
     opened = azure_storage.open(Url.parse("azure://?connection_string_env=MINE"))
     grant = await granted(opened, name, "ann#1")
     assert await opened.leases.renew([grant], TTL) == [Granted(grant)]

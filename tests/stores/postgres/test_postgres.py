@@ -341,10 +341,10 @@ def test_the_command_writes_sql(
     assert "CREATE SCHEMA unseen;" in said("--sql", f"{server.url}?schema=unseen")
     assert (
         said("--sql", "redis://localhost", "--from", "0")
-        == "-- redis://localhost needs no schema; there is nothing to do\n"
+        == "-- redis://localhost has no schema, so there is no SQL to run\n"
     )
     assert (
-        said("--sql", "sqlite:///x.db", "--from", "2") == "-- sqlite:///x.db needs no schema; there is nothing to do\n"
+        said("--sql", "sqlite:///x.db", "--from", "2") == "-- sqlite:///x.db has no schema, so there is no SQL to run\n"
     )
     assert "--from needs --sql" in said("--from", "2", code=2)
     assert f"version 9 of a schema is unknown; give 1 to {VERSION}" in said("--sql", "--from", "9", code=78)

@@ -51,7 +51,8 @@ _ADVICE = {
     "FeatureNotSupportedForAccount": "doesn't support this with its kind of account; use a general-purpose v2 account",
 }
 _ROLES = "check the key, if one is used; give the identity the roles Storage Blob Data Contributor and Storage Queue \
-Data Contributor, or the signature the rights to read, add, create, write, update, process, delete and list"
+Data Contributor, or the signature the rights to read, add, create, write, update, process, delete and list; Azurite \
+says the same of a signature that has ended"
 
 
 def code_of(error: HttpResponseError) -> str:
