@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+import tenure.sync
 from tenure._registry import load
 from tenure._url import Url
 from tests.absent import skip_or_fail
@@ -86,6 +87,20 @@ async def test_a_kubeconfig_is_told_if_a_secret_of_its_user_is_in_it(
     await opened.close()
 
 
+@pytest.mark.parametrize(("password", "told"), [("password=abc", ["service"]), ("user=ann", [])])
+async def test_a_service_file_is_told_if_a_password_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str, told: list[str]
+) -> None:
+    file = tmp_path / "services"
+    file.write_text(f"[orders]\nhost=127.0.0.1\nport=1\n{password}\n")
+    file.chmod(0o644)
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    url = Url.parse("postgresql:///db?service=orders")
+    opened = load(url).open(url)
+    assert [fact.name for fact in opened.warnings] == told
+    await opened.close()
+
+
 async def test_a_warning_is_logged_and_shown_by_the_diagnosis(
     certified: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,7 +139,26 @@ async def test_a_shared_key_that_is_none_is_refused(tmp_path: Path, content: str
         await tenure.connect(f"peers://a:7000,b:7000,c:7000?key_file={key}").open()
 
 
-async def test_a_shared_key_that_is_a_pipe_blocks_nothing(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(tenure.ConfigError, match="can't be read: it is a pipe or a device"):
-        await tenure.connect(f"peers://a:7000,b:7000,c:7000?key_file={tmp_path}/pipe").open()
+@pytest.mark.parametrize(
+    "url",
+    [
+        *STORES,
+        "peers://a:7000,b:7000,c:7000?key_file={0}/login",
+        "postgresql://127.0.0.1:1/db?sslrootcert={0}/server.pem",
+        "postgresql://127.0.0.1:1/db?service=orders",
+        "etcds://127.0.0.1:1/?ca={0}/server.pem",
+        "rediss://127.0.0.1:1/?ca={0}/server.pem",
+        "amqps://127.0.0.1:1/?ca={0}/server.pem",
+        "nats://127.0.0.1:1/?ca={0}/server.pem",
+        "zookeeper://127.0.0.1:1/?tls=true&ca={0}/server.pem",
+        "kubernetes://default?kubeconfig={0}/login",
+    ],
+)
+def test_a_file_that_is_a_pipe_blocks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Whether it is read at once, or by the first request."""
+    for name in ("server.pem", "server.key", "both.pem", "login"):
+        os.mkfifo(tmp_path / name)
+    monkeypatch.setenv("PGSERVICEFILE", f"{tmp_path}/login")
+    refused = pytest.raises(tenure.ConfigError, match="it is a pipe or a device, and must be a regular file")
+    with refused, tenure.sync.connect(url.format(tmp_path)) as backend:
+        backend.leaders()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tenure._backends.postgres.address import Options
 from tenure._opened import Fact
-from tenure._option_files import require_readable
+from tenure._option_files import read_file, require_readable, warnings_about
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -39,7 +39,7 @@ class Encryption:
     has_certificate: bool = False
     """Whether the client shows a certificate that the options name."""
     warnings: tuple[Fact, ...] = ()
-    """One for each file with a key that other users can read."""
+    """One for each file with a key, or a password, that other users can read."""
 
 
 class _Given(NamedTuple):
@@ -62,12 +62,16 @@ def encryption_of(
     """
     home = home or Path(os.path.expanduser("~"))
     given: dict[str, _Given] = {}
-    for rank, (where, found) in enumerate(_places(url, options, env, home)):
+    file = Path(env.get("PGSERVICEFILE") or home / ".pg_service.conf")
+    service = _service(url, file, options.service) if options.service else {}
+    for rank, (where, found) in enumerate(_places(url, file, service, env)):
         for name, text in found.items():
             given.setdefault(name, _Given(text, where.format(name=name, variable=f"PG{name.upper()}"), rank))
     warnings = require_readable(
         url, **{name: one.text for name, one in given.items() if name != "sslmode" and one.text != SYSTEM}
     )
+    if "password" in service:
+        warnings += warnings_about("service", file)
     mode, root = given.get("sslmode"), given.get("sslrootcert")
     named, cert = root or given.get("sslcrl"), given.get("sslcert") or given.get("sslkey")
     if mode is not None and named is not None and mode.text in UNVERIFIED and named.rank <= mode.rank:
@@ -97,23 +101,28 @@ def encryption_of(
     return Encryption(chosen, authority, cert is not None, warnings)
 
 
-def _places(url: Url, options: Options, env: Mapping[str, str], home: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _places(
+    url: Url, file: Path, service: Mapping[str, str], env: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, str]]]:
     names = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl")
     yield "the option {name}", {name: url.query[name].reveal() for name in names if name in url.query}
-    if options.service:
-        file = Path(env.get("PGSERVICEFILE") or home / ".pg_service.conf")
-        service = _service(file, options.service)
-        yield f"{{name}} in {file}", {name: service[name] for name in names if service.get(name)}
+    yield f"{{name}} in {file}", {name: service[name] for name in names if service.get(name)}
     variables = {name: env.get(f"PG{name.upper()}") for name in names}
     yield "the variable {variable}", {name: text for name, text in variables.items() if text}
 
 
-def _service(file: Path, name: str) -> Mapping[str, str]:
-    """Return the options of a service, read as the driver reads them."""
+def _service(url: Url, file: Path, name: str) -> Mapping[str, str]:
+    """Return the options of a service, read as the driver reads them; none if there is no such file."""
     found = configparser.ConfigParser()  # with interpolation, as the driver
     try:
-        found.read(file)
+        found.read_string(read_file(file).decode())
         return dict(found[name]) if found.has_section(name) else {}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(
+            f"the service file {file} of {url} can't be read: {error.strerror}; name the file as this process finds it"
+        ) from None
     except (configparser.Error, UnicodeDecodeError) as error:
         # Without the cause: it may quote a line with a password.
         raise ConfigError(f"the service file {file} can't be read ({type(error).__name__}); check its form") from None
