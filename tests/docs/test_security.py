@@ -85,8 +85,9 @@ def test_a_claim_without_a_test_is_seen(planted: str) -> None:
     assert unproved(planted)
 
 
-def test_links_lead_somewhere() -> None:
-    assert broken_links(PAGE) == []
+@pytest.mark.parametrize("page", [PAGE, "SECURITY.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    assert broken_links(page) == []
 
 
 # --- lists -------------------------------------------------------------------------------------------------------

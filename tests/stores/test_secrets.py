@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import re
+import subprocess
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ import tenure
 from tenure import Secret, Url, _registry
 from tenure._url import HIDDEN_OPTIONS, SCHEMES, SHOWN, VARIABLES
 from tenure.cli import main
+from tests import warm
 
 for _driver in (
     "aiohttp",
@@ -199,6 +201,21 @@ async def test_no_use_of_a_store_shows_its_secret(form: str, caplog: pytest.LogC
     assert MARK not in caplog.text
 
 
+LINES = [["resign", "job"], ["partitions"], ["schedule", "list"], ["queue"], ["dead", "list", "orders"], ["demo"]]
+"""What ends by itself although the store can't be reached."""
+
+PROCESSES = [["watch", "job"], ["top"], ["lead", "job", "true"], ["work", "orders", "true"], ["run", "nowhere:service"]]
+PROCESSES += [["dashboard"]]
+"""What tries again until the store answers, or needs a process of its own."""
+
+
+def test_each_command_is_tried() -> None:
+    from tenure._cli.group import COMMANDS
+
+    tried = {line[0] for line in [*LINES, *PROCESSES]} | {"doctor", "send", "explain", "status"}
+    assert COMMANDS.keys() - tried == {"migrate", "sim"}  # these ask PostgreSQL alone, and no store at all
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_no_command_shows_a_secret(form: str, capfd: pytest.CaptureFixture[str]) -> None:
     url = FORMS[form].replace("SECRET", quote(HARD, safe=""))
@@ -207,10 +224,24 @@ def test_no_command_shows_a_secret(form: str, capfd: pytest.CaptureFixture[str])
         loud = f"{url.partition(':')[0].upper()}:{url.partition(':')[2]}"
         lines += [["explain", url], ["queue", "--on", "memory:", url], ["lead", url, "--", "true"], ["--on", url]]
         lines += [["status", f"--on{url}"], ["explain", loud], [loud]]
+        lines += [[*line, "--on", url] for line in LINES]
     for line in lines:
         assert main(line) != 0
         out, err = capfd.readouterr()
         assert MARK not in out + err
+
+
+@pytest.mark.parametrize("line", PROCESSES, ids=lambda line: line[0])
+@pytest.mark.parametrize("form", ["redis", "postgresql", "nats", "rabbitmq", "etcd", "zookeeper"])
+def test_no_process_of_a_command_shows_a_secret(form: str, line: list[str]) -> None:
+    url = FORMS[form].replace("SECRET", quote(HARD, safe=""))
+    process = warm.start([line[0], "--on", url, *line[1:]], stdout=subprocess.DEVNULL)
+    assert process.stderr is not None
+    said = [process.stderr.readline(), process.stderr.readline() if line[0] in ("work", "run") else ""]
+    process.kill()
+    said += process.communicate(timeout=warm.PATIENCE)
+    assert re.search("be reached|no answer|can't be imported|, but no (queues|elections)", "".join(said))
+    assert MARK not in "".join(said)
 
 
 KEYS = ["0123456789abcdef" * 4, "SUAM" + "A2B3C4D5" * 6, "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA="]
