@@ -24,7 +24,6 @@ pytest.importorskip("kazoo")
 pytest.importorskip("nats")
 pytest.importorskip("redis")
 
-import certifi
 from aiohttp import TCPConnector
 
 from tenure._backends import postgres
@@ -289,13 +288,13 @@ async def test_a_failure_of_tls_is_told_as_such(
         _trust_and_name(monkeypatch, authority.certificate, at)
         if "links" in name:
             at = "127.0.0.1:5671"
-            _redirect(monkeypatch, listener.port)
+            redirect(monkeypatch, listener.port)
         is_cut = name == "zookeeper" and fault == "no TLS"  # which may be the network's doing
         lasts = stretched(0.5) if is_cut else 20
         parsed = Url.parse(f"{store.url.format(at=at, ca=authority.certificate)}&timeout={lasts}")
         backend = load(parsed).open(parsed)
         with pytest.raises(Unavailable if is_cut else ConfigError) as caught:
-            await (_link(backend) if "links" in name else use(backend))
+            await (link_of(backend) if "links" in name else use(backend))
         await backend.close()
     said = str(caught.value)
     assert said.startswith(f"the TLS handshake with {at} failed: {has.says}"), said
@@ -307,20 +306,25 @@ async def test_a_failure_of_tls_is_told_as_such(
 
 def _trust_and_name(monkeypatch: pytest.MonkeyPatch, ca: Path, at: str) -> None:
     """Let the stores without an option for it trust an authority, and find the listener."""
-    context, context_for = ssl.create_default_context(cafile=str(ca)), TCPConnector._get_ssl_context
+    trust(monkeypatch, ca)
+    endpoints = f"BlobEndpoint=https://{at}/mine;QueueEndpoint=https://{at}/mine"
+    monkeypatch.setenv("AZURE", f"AccountName=mine;AccountKey=AAAA;{endpoints}")
+    monkeypatch.setenv("SERVICEBUS", f"Endpoint=sb://{at};SharedAccessKeyName=mine;SharedAccessKey=AAAA")
+
+
+def trust(monkeypatch: pytest.MonkeyPatch, ca: Path) -> None:
+    """Let this machine trust an authority; also aiohttp, which reads those of the machine when it is imported."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca))
+    context, context_for = ssl.create_default_context(), TCPConnector._get_ssl_context
 
     def trusting(connector: TCPConnector, request: Any) -> ssl.SSLContext | None:
         found = context_for(connector, request)
         return context if found is not None and request.ssl is True else found
 
     monkeypatch.setattr(TCPConnector, "_get_ssl_context", trusting)
-    monkeypatch.setattr(certifi, "where", lambda: str(ca))
-    endpoints = f"BlobEndpoint=https://{at}/mine;QueueEndpoint=https://{at}/mine"
-    monkeypatch.setenv("AZURE", f"AccountName=mine;AccountKey=AAAA;{endpoints}")
-    monkeypatch.setenv("SERVICEBUS", f"Endpoint=sb://{at};SharedAccessKeyName=mine;SharedAccessKey=AAAA")
 
 
-def _redirect(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+def redirect(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """Let the port of Service Bus, which can't be chosen, be *port*."""
     connect: Any = asyncio.open_connection
 
@@ -330,7 +334,7 @@ def _redirect(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setattr(asyncio, "open_connection", elsewhere)
 
 
-async def _link(backend: Any) -> object:
+async def link_of(backend: Any) -> object:
     namespace = backend._namespace
     try:
         return await namespace.run(partial(namespace.sender, "orders"))

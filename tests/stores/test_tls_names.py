@@ -10,12 +10,19 @@ import pytest
 pytest.importorskip("aiohttp")
 pytest.importorskip("aiormq")
 pytest.importorskip("asyncpg")
+pytest.importorskip("azure.servicebus")
+pytest.importorskip("azure.storage.blob")
 pytest.importorskip("kazoo")
 pytest.importorskip("nats")
 pytest.importorskip("redis")
 
+from tenure._registry import load
+from tenure._url import Url
+from tenure.errors import TenureError
+from tests.durations import stretched
 from tests.servers import Authority
-from tests.stores.test_tls import STORES, asked, told_to_a_foreign_server
+from tests.servers.tls_listener import TlsListener
+from tests.stores.test_tls import STORES, Store, asked, link_of, redirect, told_to_a_foreign_server, trust, use
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -75,12 +82,13 @@ TRUSTS_THE_MACHINE = {
     "etcd": "etcds://u:hush@{at}/",
     "kubernetes": "kubernetes://default?server=https://{at}",
     "nats": "nats://u:hush@{at}/?tls=yes",
+    "nats, required": "nats://u:hush@{at}/",  # by the server, which tells so before a login
     "postgres": "postgresql://u:hush@{at}/d?sslrootcert=system",
     "rabbitmq": "amqps://u:hush@{at}/",
     "redis": "rediss://:hush@{at}/0",
     "zookeeper": "zookeeper://u:hush@{at}/?auth=sasl&tls=yes",
 }
-"""URLs that ask for TLS, and name no authority."""
+"""URLs that name no authority, and use TLS: they ask for it, or the server does."""
 PLAIN = {"nats": "nats://u:hush@{at}/", "postgres": "postgresql://u:hush@{at}/d"}
 """URLs with which a server without TLS is told the login; docs/security.md says so."""
 
@@ -91,11 +99,15 @@ def genuine(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> t
     return authority.issue(tmp_path_factory.mktemp("genuine"))
 
 
+def trusting_the_machine(name: str) -> Store:
+    return replace(STORES[name.partition(",")[0]], url=TRUSTS_THE_MACHINE[name])
+
+
 @pytest.mark.parametrize("name", TRUSTS_THE_MACHINE)
 async def test_without_an_authority_a_server_that_the_machine_does_not_trust_is_told_nothing(
     files: dict[str, Path], genuine: tuple[Path, Path], name: str
 ) -> None:
-    store = replace(STORES[name], url=TRUSTS_THE_MACHINE[name])
+    store = trusting_the_machine(name)
     assert await told_to_a_foreign_server(asked, store, store.url, files, genuine) == []
 
 
@@ -109,9 +121,45 @@ async def test_without_an_authority_those_of_the_machine_are_trusted(
     name: str,
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    store = replace(STORES[name], url=TRUSTS_THE_MACHINE[name])
+    store = trusting_the_machine(name)
     assert await told_to_a_foreign_server(asked, store, store.url, files, genuine)
     assert await told_to_a_foreign_server(asked, store, store.url, files, misnamed) == []
+
+
+AZURE = {"azure": "azure:", "servicebus": "servicebus:", "servicebus, links": "servicebus:"}
+"""URLs of services that are always asked by TLS; their connection strings name the server, and none an authority."""
+
+
+@pytest.mark.parametrize("name", AZURE)
+async def test_services_of_azure_are_told_nothing_unless_the_machine_trusts_them(
+    monkeypatch: pytest.MonkeyPatch,
+    authority: Authority,
+    genuine: tuple[Path, Path],
+    misnamed: tuple[Path, Path],
+    name: str,
+) -> None:
+    assert await told_to_azure(name, genuine) == []
+    trust(monkeypatch, authority.certificate)
+    assert await told_to_azure(name, genuine)
+    assert await told_to_azure(name, misnamed) == []
+
+
+async def told_to_azure(name: str, own: tuple[Path, Path]) -> list[bytes]:
+    """Return what a service of Azure with the certificate *own* is told, by a request that must fail."""
+    with TlsListener("tls", own) as listener, pytest.MonkeyPatch.context() as monkeypatch:
+        at = f"127.0.0.1:{listener.port}"
+        if "links" in name:
+            redirect(monkeypatch, listener.port)
+        endpoints = f"BlobEndpoint=https://{at}/mine;QueueEndpoint=https://{at}/mine"
+        monkeypatch.setenv("AZURE", f"AccountName=mine;AccountKey=AAAA;{endpoints}")
+        monkeypatch.setenv("SERVICEBUS", f"Endpoint=sb://{at};SharedAccessKeyName=mine;SharedAccessKey=AAAA")
+        variable = name.partition(",")[0].upper()
+        parsed = Url.parse(f"{AZURE[name]}?connection_string_env={variable}&timeout={stretched(0.5)}")
+        while not listener.handshakes:
+            backend = load(parsed).open(parsed)
+            with pytest.raises(TenureError):
+                await (link_of(backend) if "links" in name else use(backend))
+        return listener.told
 
 
 @pytest.mark.parametrize("name", PLAIN)

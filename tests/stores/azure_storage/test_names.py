@@ -318,6 +318,35 @@ def test_a_real_account_is_not_asked_in_clear_text() -> None:
     assert connected(Secret(f"AccountName=a;AccountKey={SECRET};BlobEndpoint=http://127.0.0.1:1/a")).account == "a"
 
 
+@pytest.mark.parametrize(
+    ("host", "key", "is_asked"),
+    [
+        ("gate.example", SECRET, False),
+        ("8.8.8.8:10000", SECRET, False),
+        ("mine.blob.core.windows.net", SECRET, False),
+        ("mine.blob.core.windows.net", DEVELOPMENT_KEY, False),
+        ("10.0.0.7:10000", SECRET, True),
+        ("azurite:10000", SECRET, True),
+        ("gate.example", DEVELOPMENT_KEY, True),
+    ],
+)
+def test_only_an_emulator_is_asked_in_clear_text(host: str, key: str, is_asked: bool) -> None:
+    text = f"AccountName=devstoreaccount1;AccountKey={key};BlobEndpoint=http://{host}/devstoreaccount1"
+    if is_asked:
+        assert connected(Secret(text)).blobs == f"http://{host}/devstoreaccount1"
+        return
+    with pytest.raises(
+        ConfigError, match=f"asks for http://{re.escape(host)}/devstoreaccount1, which anybody"
+    ) as caught:
+        connected(Secret(text))
+    assert key not in str(caught.value)
+
+
+def test_no_host_of_azure_is_azurite() -> None:
+    with pytest.raises(ConfigError, match="as an emulator, without TLS; write azure://ACCOUNT"):
+        address_of(Url.parse("azurite://mine.blob.core.windows.net"), {})
+
+
 def test_connection_strings_in_other_forms() -> None:
     assert connected(Secret("UseDevelopmentStorage=true")).blobs == "http://127.0.0.1:10000/devstoreaccount1"
     signed = connected(Secret(f"BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature={SAS}"))

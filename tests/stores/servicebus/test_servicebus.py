@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import certifi
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
@@ -24,7 +23,7 @@ from azure.servicebus.aio import ServiceBusClient
 import tenure
 from tenure._backends import servicebus
 from tenure._backends.servicebus import driver, feed
-from tenure._backends.servicebus.address import address_of
+from tenure._backends.servicebus.address import EMULATOR_KEY, address_of, connected
 from tenure._backends.servicebus.codec import Encoded
 from tenure._backends.servicebus.names import SCHEDULES, entity_of, may_be_subscription, subscription_of
 from tenure._backends.servicebus.sending import portions
@@ -33,11 +32,12 @@ from tenure._queue.broker import EVERY_LIVE, EVERYTHING
 from tenure._queue.message import MAX_DELIVERIES
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Settled, Settlement, Verdict
+from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.testing import until
 from tests.interop.azure_client import wait_for_frames_only
-from tests.servers import ServiceBus, patient, shared
+from tests.servers import Authority, ServiceBus, patient, shared
 from tests.servers.servicebus import connection_string
 from tests.stores.servicebus.opened import look_shortly, without_manage
 
@@ -585,36 +585,92 @@ def test_addresses() -> None:
     assert (address.host, address.emulator, options.create) == ("127.0.0.1:5672", True, False)
 
 
-async def test_all_links_share_the_authorities_that_the_library_trusts(
+REAL = "Endpoint=sb://namespace.servicebus.windows.net/"
+POLICY = "SharedAccessKeyName=policy;SharedAccessKey=s3cret"
+EMULATED = "UseDevelopmentEmulator=true"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{REAL};{POLICY};{EMULATED}",
+        f"{REAL};SharedAccessKeyName=policy;SharedAccessKey={EMULATOR_KEY};{EMULATED}",
+        f"{REAL};SharedAccessSignature=sig=s3cret;{EMULATED}",
+        f"{REAL.replace('windows.net', 'chinacloudapi.cn:5672')};{POLICY};usedevelopmentemulator=True",
+        f"Endpoint=sb://gate.example;{POLICY};{EMULATED}",
+        f"Endpoint=sb://8.8.8.8:5672;{POLICY};{EMULATED}",
+    ],
+)
+def test_a_real_namespace_is_not_asked_in_clear_text(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"is to be asked without TLS, as an emulator.*remove UseDevelopmentEm"
+    ) as caught:
+        address_of(Url.parse("servicebus:"), {"AZURE_SERVICEBUS_CONNECTION_STRING": text})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_real_namespace_is_no_emulator() -> None:
+    with pytest.raises(ConfigError, match=r"namespace\.servicebus\.windows\.net is to be asked without TLS"):
+        address_of(Url.parse("servicebus://namespace.servicebus.windows.net?emulator=yes"), {})
+
+
+@pytest.mark.parametrize(
+    ("host", "key"),
+    [
+        ("servicebus-emulator", "s3cret"),
+        ("10.0.0.7:5672", "s3cret"),
+        ("[::1]:5672", "s3cret"),
+        ("emulator.example", EMULATOR_KEY),
+    ],
+)
+def test_an_emulator_needs_no_tls(host: str, key: str) -> None:
+    text = f"Endpoint=sb://{host};SharedAccessKeyName=policy;SharedAccessKey={key};{EMULATED}"
+    address = connected(Secret(text))
+    assert (address.host, address.emulator) == (host, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Endpoint=sb://127.0.0.1;{POLICY};{EMULATED};HostName={REAL[9:]}",
+        f"Endpoint={REAL[9:]};endpoint={REAL[9:]};Endpoint=sb://127.0.0.1;{POLICY};{EMULATED}",
+    ],
+)
+def test_the_library_connects_to_no_other_host_than_the_one_that_was_checked(text: str) -> None:
+    """Its own parser knows a further word for the host, and prefers another one where one is given twice."""
+    given = connected(Secret(text)).connection_string
+    assert given is not None
+    client = ServiceBusClient.from_connection_string(given.reveal())
+    assert (client.fully_qualified_namespace, client._config.use_tls) == ("127.0.0.1", False)
+
+
+async def test_all_links_share_the_authorities_of_this_machine(
     server: ServiceBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    usual.load_verify_locations(certifi.where())
-    read: list[str] = []
+    monkeypatch.setenv("SSL_CERT_FILE", str(Authority("of this machine").certificate))
+    made: list[ssl.SSLContext] = []
+    make = ssl.create_default_context
 
-    class Counted(ssl.SSLContext):
-        def load_verify_locations(self, file: str) -> None:  # type: ignore[override]
-            read.append(file)
-            super().load_verify_locations(file)
+    def noted(*given: Any, **named: Any) -> ssl.SSLContext:
+        made.append(make(*given, **named))
+        return made[-1]
 
-    monkeypatch.setattr(ssl, "SSLContext", Counted)
-    key = "SharedAccessKeyName=policy;SharedAccessKey=s3cret"
-    monkeypatch.setenv("ELSEWHERE", f"Endpoint=sb://namespace.servicebus.windows.net/;{key}")
+    monkeypatch.setattr(ssl, "create_default_context", noted)
+    monkeypatch.setenv("ELSEWHERE", f"{REAL};{POLICY}")
     namespace = servicebus.open(Url.parse("servicebus:?connection_string_env=ELSEWHERE"))
     try:
         client = namespace.broker._namespace._client_here()
-        found = {id(client.get_queue_sender(name)._config.ssl_context): client._ssl_context for name in ("a", "b")}
-        [context] = found.values()
-        assert context is not None
-        assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
-        assert context.get_ca_certs() == usual.get_ca_certs() != []
+        found = [client._ssl_context, *(client.get_queue_sender(name)._config.ssl_context for name in ("a", "b"))]
     finally:
         await namespace.close()
-    assert read == [certifi.where()]
+    [context] = made
+    assert found == [context] * 3
+    assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
+    assert "of this machine" in str(context.get_ca_certs())
     async with opened(server) as elsewhere:  # an emulator, without TLS
         for name in ("a", "b"):
             await elsewhere.broker.send(name, [Outgoing(b"")])
-    assert read == [certifi.where()]
+    assert made == [context]
 
 
 async def test_schedules_are_in_an_entity_that_is_not_listed(own: ServiceBus) -> None:

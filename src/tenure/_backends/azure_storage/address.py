@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from tenure._azure_emulators import may_be_emulator
 from tenure._secret import Secret
 from tenure._url import Url, is_loopback, secret_in
 from tenure.errors import ConfigError
@@ -118,6 +119,8 @@ def _azurite(url: Url, options: Options) -> Address:
         raise ConfigError(f"{url} has a port that is no number; write azurite://127.0.0.1:10000") from None
     if not host:
         raise ConfigError(f"{url} must have a host, and no login; write azurite://127.0.0.1:10000")
+    if not may_be_emulator(host, has_known_key=True):
+        raise ConfigError(f"{url} names a host of Azure as an emulator, without TLS; write azure://ACCOUNT")
     queue_port = options.queue_port or blob_port + 1
     blobs, queues = (f"http://{host}:{each}/{DEVELOPMENT_ACCOUNT}" for each in (blob_port, queue_port))
     return Address(DEVELOPMENT_ACCOUNT, blobs, queues, Secret(DEVELOPMENT_KEY))
@@ -212,11 +215,12 @@ def connected(given: Secret) -> Address:
             "the connection string has an account or an endpoint that is none (not shown, as a ';' may be missing "
             "after it); copy the whole string from the account's access keys"
         )
-    in_clear = [one for one in (blobs, queues) if one.startswith("http://") and not is_loopback(_host_of(one))]
-    if in_clear and account != DEVELOPMENT_ACCOUNT:
+    in_clear = [one for one in (blobs, queues) if one.startswith("http://") and not _may_be_in_clear(one, account, key)]
+    if in_clear:
         raise ConfigError(
             f"the connection string asks for {in_clear[0]}, which anybody on the way can read, a signature too; write "
-            "DefaultEndpointsProtocol=https, or https:// in its endpoints"
+            "DefaultEndpointsProtocol=https, or https:// in its endpoints (only devstoreaccount1 may be an emulator, "
+            "by its well-known key, or on a private network)"
         )
     if not (blobs or queues) or not (key or sas) or (key and not account):
         raise ConfigError(
@@ -230,5 +234,8 @@ def connected(given: Secret) -> Address:
     return Address(account, blobs, queues, sas=Secret(sas))
 
 
-def _host_of(endpoint: str) -> str:
-    return urlsplit(endpoint).hostname or ""
+def _may_be_in_clear(endpoint: str, account: str, key: str | None) -> bool:
+    """Whether *endpoint* is on this machine, or is that of an emulator."""
+    host = urlsplit(endpoint).hostname or ""
+    is_development = account == DEVELOPMENT_ACCOUNT
+    return is_loopback(host) or (is_development and may_be_emulator(host, has_known_key=key == DEVELOPMENT_KEY))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from tenure._azure_emulators import may_be_emulator
 from tenure._secret import Secret
 from tenure._url import Url, secret_in
 from tenure.errors import ConfigError
@@ -32,7 +33,7 @@ class Options:
         connection_string_env: The environment variable that holds a connection string.
         lock: The lock duration of the queues in seconds, where this process may not read it (no right Manage).
         max_deliveries: Their MaxDeliveryCount, where this process may not read it; None: 10, as the service has it.
-        emulator: Whether the address is that of the official emulator, with its well-known key.
+        emulator: Whether the address is that of the official emulator, with its well-known key; it has no TLS.
         admin_port: The emulator's port for management.
         endpoint_suffix: The end of the namespace's host name, which differs between clouds.
     """
@@ -67,6 +68,12 @@ class Address:
     emulator: bool = False
     policy: str | None = None
     """The name of the shared access policy."""
+
+    @property
+    def name(self) -> str:
+        """The host without its port; of IPv6, without brackets."""
+        before, bracket, _ = self.host.partition("]")
+        return before.lstrip("[") if bracket else before.partition(":")[0]
 
     @property
     def login(self) -> str:
@@ -119,8 +126,10 @@ def _checked(url: Url, found: Address) -> Address:
 def connected(given: Secret) -> Address:
     """Return the namespace that a connection string names.
 
+    The library gets a text of what was understood here: its own parser knows further words, and prefers others.
+
     Raises:
-        ConfigError: It is not a connection string; the error doesn't quote it.
+        ConfigError: It is not a connection string (the error doesn't quote it), or names an emulator that can't be one.
     """
     parts = {}
     for part in filter(None, (part.strip() for part in given.reveal().split(";"))):
@@ -129,8 +138,10 @@ def connected(given: Secret) -> Address:
             raise ConfigError("the connection string can't be read: it must consist of NAME=VALUE, separated by ';'")
         parts[name.strip().lower()] = value.strip()
     host = re.sub(r"^\w+://", "", parts.get("endpoint", "")).strip("/")
-    policy, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
-    if not host or not ((policy and key) or parts.get("sharedaccesssignature")):
+    policy, key, signature = (
+        parts.get(name) for name in ("sharedaccesskeyname", "sharedaccesskey", "sharedaccesssignature")
+    )
+    if not host or not ((policy and key) or signature):
         raise ConfigError(
             "the connection string is incomplete: it needs Endpoint, and SharedAccessKeyName with SharedAccessKey, or "
             "SharedAccessSignature"
@@ -145,4 +156,16 @@ def connected(given: Secret) -> Address:
             f"the connection string is for the queue {parts['entitypath']!r} alone; use that of the namespace, or an "
             "identity with rights for this queue"
         )
-    return Address(host, given, parts.get("usedevelopmentemulator", "").lower() == "true", policy)
+    is_emulator = parts.get("usedevelopmentemulator", "").lower() == "true"
+    login = f"SharedAccessKeyName={policy};SharedAccessKey={key}"
+    if not (policy and key):
+        policy, login = None, f"SharedAccessSignature={signature}"
+    written = f"Endpoint=sb://{host}/;{login}{';UseDevelopmentEmulator=true' if is_emulator else ''}"
+    found = Address(host, Secret(written), is_emulator, policy)
+    if is_emulator and not may_be_emulator(found.name, has_known_key=key == EMULATOR_KEY):
+        raise ConfigError(
+            f"{host} is to be asked without TLS, as an emulator, and anybody on the way could read that, a signature "
+            "too; remove UseDevelopmentEmulator=true, or emulator=yes (only a host of a private network, or one with "
+            "the emulator's own key, may be an emulator)"
+        )
+    return found

@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import certifi
 from azure.core.exceptions import (
     AzureError,
     ClientAuthenticationError,
@@ -41,6 +40,7 @@ from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_in_order, close_together
+from tenure._tls_context import tls_context
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -61,7 +61,10 @@ _BUSY = frozenset(["com.microsoft:server-busy", "com.microsoft:timeout", "amqp:i
 
 
 _TLS_ADVICE = TlsAdvice(
-    authority="check the namespace's name, and whether a proxy in between replaces certificates",
+    authority=(
+        "check the namespace's name, and whether a proxy in between replaces certificates; its authority can be named "
+        "by SSL_CERT_FILE"
+    ),
     certificate="Azure asks for none, so another server, or a proxy, has answered",
     plain="check which server has answered; for the emulator, write emulator=true",
 )
@@ -326,7 +329,7 @@ class Namespace:
     def _client_here(self) -> ServiceBusClient:
         if self._client is None:
             # The callers retry: the library's own retries take longer than a lock.
-            settings: dict[str, Any] = {"retry_total": 0, "ssl_context": _tls(self.address)}
+            settings: dict[str, Any] = {"retry_total": 0, "ssl_context": _tls(self.url, self.address)}
             text = self.address.connection_string
             if text is not None:
                 self._client = ServiceBusClient.from_connection_string(text.reveal(), **settings)
@@ -349,12 +352,12 @@ async def _without_errors(act: Callable[[], Awaitable[object]]) -> None:
         await act()
 
 
-def _tls(address: Address) -> ssl.SSLContext:
-    """Return the settings of TLS for all links: the library's own, which it would make anew for each connection.
+def _tls(url: Url, address: Address) -> ssl.SSLContext:
+    """Return the settings of TLS for all links.
 
-    To read the certificates takes 20 ms of CPU time, in which no other link is served.
+    The library would trust the authorities of the package certifi instead of this machine's, which management trusts,
+    and read them anew for each connection: that takes 20 ms of CPU time, in which no other link is served.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if not address.emulator:  # which is reached without TLS
-        context.load_verify_locations(certifi.where())
-    return context
+    if address.emulator:  # which is reached without TLS
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return tls_context(url, ca=None, cert=None, key=None)

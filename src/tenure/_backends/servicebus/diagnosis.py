@@ -28,11 +28,7 @@ async def diagnose(namespace: Namespace, broker: ServiceBusBroker) -> Sequence[F
     found = await namespace.run(look)
     facts = [
         Fact("namespace", address.host, is_emulator, "servicebus-emulator"),
-        tls_fact(
-            None if address.emulator else "certificate and name",
-            [address.host.partition(":")[0]],
-            authority="those of the package certifi",
-        ),
+        tls_fact(None if address.emulator else "certificate and name", [address.name]),
         Fact("login", address.login),
         Fact("library", f"azure-servicebus {azure.servicebus.__version__}"),
     ]
