@@ -11,10 +11,12 @@ import ssl
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,11 +217,15 @@ async def test_a_token_file_is_read_again_after_a_minute(
         await backend.leases.inspect("nothing")
         (pod / "token").write_text("second-token")
         credential = backend._client.address.access.credential
-        assert credential is not None
+        assert isinstance(credential, credentials.TokenFile)
+        now = [time.monotonic()]
+        monkeypatch.setattr(credentials, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        now[0] = credential._read_at + 59.9
         assert (await credential.login(refused=None)).token == Secret("first-token")
-        monkeypatch.setattr(credentials, "TOKEN_AGE_MAX", 0.0)
+        now[0] += 0.1
         assert (await credential.login(refused=None)).token == Secret("second-token")
         (pod / "token").unlink()
+        now[0] += 60.0
         assert (await credential.login(refused=None)).token == Secret("second-token")  # it is being replaced
         await backend.leases.inspect("nothing")
     finally:
