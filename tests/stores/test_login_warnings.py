@@ -12,6 +12,7 @@ pytest.importorskip("redis")
 pytest.importorskip("aiohttp")
 pytest.importorskip("nats")
 
+from tenure._backends import rabbitmq
 from tenure._backends.etcd import diagnosis as etcd
 from tenure._backends.nats import address as nats_address
 from tenure._backends.nats import diagnosis as nats
@@ -19,6 +20,8 @@ from tenure._backends.rabbitmq.diagnosis import _login_advice
 from tenure._backends.redis.address import Options, address_of
 from tenure._backends.redis.diagnosis import login_fact
 from tenure._url import Url, is_loopback
+from tests.explained import facts_by_name
+from tests.servers import RabbitMQ, shared
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,8 @@ from tenure._url import Url, is_loopback
 )
 def test_a_redis_without_login_is_told(url: str, code: str) -> None:
     parsed = Url.parse(url)
-    fact = login_fact(address_of(parsed), parsed.options(Options))
+    address = address_of(parsed)
+    fact = login_fact(address, parsed.options(Options), [address.host])
     assert (fact.code if fact.advice else "") == code
     assert "hush" not in str(fact)
 
@@ -49,9 +53,26 @@ def test_the_first_user_of_a_rabbitmq_elsewhere_is_told(user: str, host: str, wa
     assert bool(_login_advice(cast(Any, client))) == warns
 
 
+async def test_the_warning_about_that_user_has_a_code() -> None:
+    """A server at 0.0.0.0 is on this machine, too; but doctor takes that for another one."""
+    parsed = Url.parse(shared(RabbitMQ).url.replace("127.0.0.1", "0.0.0.0"))
+    backend = rabbitmq.open(parsed)
+    try:
+        facts = facts_by_name(await backend.describe())
+    finally:
+        await backend.close()
+    assert facts["login"].value == "guest"
+    assert (bool(facts["login"].advice), facts["login"].code) == (True, "rabbitmq-guest")
+
+
 @pytest.mark.parametrize(
     ("url", "code"),
-    [("nats://10.0.0.7", "nats-no-login"), ("nats://app:hush@10.0.0.7", ""), ("nats://hush@10.0.0.7", "")],
+    [
+        ("nats://10.0.0.7", "nats-no-login"),
+        ("nats://127.0.0.1", "nats-no-login"),
+        ("nats://app:hush@10.0.0.7", ""),
+        ("nats://hush@10.0.0.7", ""),
+    ],
 )
 def test_a_nats_without_login_is_told(url: str, code: str) -> None:
     parsed = Url.parse(url)

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -27,7 +28,10 @@ pytest.importorskip("redis")
 from aiohttp import TCPConnector
 
 from tenure._backends import postgres
+from tenure._backends.peers.address import Settings
+from tenure._backends.peers.diagnosis import tls_of as peers_tls
 from tenure._backends.postgres.address import dsn_of
+from tenure._backends.postgres.diagnosis import _tls as postgres_tls
 from tenure._backends.postgres.encryption import Encryption
 from tenure._registry import BACKENDS, load
 from tenure._url import Url
@@ -392,3 +396,29 @@ async def test_doctor_says_what_is_verified(kind: Any) -> None:
     finally:
         await backend.close()
     assert told == "no TLS: the connection stays on this machine"
+
+
+@pytest.mark.parametrize("kind", [Azurite, Etcd, Kubernetes, Nats, RabbitMQ, Redis, ServiceBus, ZooKeeper])
+async def test_doctor_tells_of_a_server_elsewhere_without_tls(kind: Any) -> None:
+    """A server at 0.0.0.0 is on this machine, too; but doctor takes that for another one."""
+    parsed = Url.parse(shared(kind).url.replace("127.0.0.1", "0.0.0.0"))
+    backend = load(parsed).open(parsed)
+    try:
+        [fact] = [fact for fact in await backend.describe() if fact.name == "TLS"]
+    finally:
+        await backend.close()
+    assert (bool(fact.advice), fact.code) == (True, "no-tls")
+
+
+def test_doctor_tells_of_members_elsewhere_without_tls() -> None:
+    settings = Settings.of(Url.parse("peers://store.example:7000,127.0.0.1:7000?quorum=majority&insecure=yes"))
+    assert peers_tls(settings).code == "no-tls"
+
+
+@pytest.mark.parametrize(("peer", "code"), [(("192.0.2.7", 5432), "no-tls"), (("127.0.0.1", 5432), ""), ("", "")])
+async def test_doctor_tells_of_a_postgresql_elsewhere_without_tls(peer: object, code: str) -> None:
+    """Where it is, the connection knows: it may be to the second host of the URL."""
+    told = {"ssl_object": None, "peername": peer}
+    connection = SimpleNamespace(_transport=SimpleNamespace(get_extra_info=told.get))
+    fact = await postgres_tls(cast(Any, SimpleNamespace(encryption=Encryption(None, None))), cast(Any, connection))
+    assert (fact.code if fact.advice else "") == code

@@ -222,6 +222,10 @@ class Client:
         """Return the running loop's own connections to the node that :meth:`endpoint_of` has named."""
         return self._connections().redis
 
+    async def hosts(self) -> list[str]:
+        """Return the hosts of the servers that this client sends to: more than the URL names, perhaps."""
+        return [self.address.host]
+
     def forget_endpoints(self) -> None:
         """Forget the results of :meth:`endpoint_of`: a channel was not found there."""
 

@@ -213,6 +213,11 @@ class ClusterClient(Client):
             return error
         return answer
 
+    async def hosts(self) -> list[str]:
+        """Return the hosts of the node in the URL and of all nodes that have slots."""
+        await self._send(Nodes.learn)
+        return [self.address.host, *(host for host, _ in self._nodes_here().primaries())]
+
     async def each_primary(self) -> list[tuple[str, Callable[..., Awaitable[Answer]]]]:
         """Return every node that has slots: its name, and a function that runs a command there."""
         await self._send(Nodes.learn)

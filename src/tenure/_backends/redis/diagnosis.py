@@ -26,36 +26,42 @@ SETTINGS = "appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy"
 
 async def diagnose(client: Client) -> list[Fact]:
     """Return facts about the server of *client*, or each primary of its cluster; also which can't be read."""
-    found = [Fact("server", str(client.address)), login_fact(client.address, client.options), *_tls(client)]
-    if not isinstance(client, ClusterClient):
-        return found + await _facts(client.command)
-    primaries = await client.each_primary()
-    found.append(Fact("cluster", f"{len(primaries)} primaries", STEPS, "redis-cluster-steps"))
-    for name, command in primaries:
+    primaries = await client.each_primary() if isinstance(client, ClusterClient) else None
+    facts = await _facts(client.command) if primaries is None else []
+    hosts = await client.hosts()
+    found = [
+        Fact("server", str(client.address)),
+        login_fact(client.address, client.options, hosts),
+        *_tls(client, hosts),
+        *facts,
+    ]
+    if primaries is not None:
+        found.append(Fact("cluster", f"{len(primaries)} primaries", STEPS, "redis-cluster-steps"))
+    for name, command in primaries or ():
         found += [replace(fact, name=f"{fact.name} of {name}") for fact in await _facts(command)]
     return found
 
 
-def login_fact(address: Address, options: Options) -> Fact:
-    """Return how this program logs in; without any login, others on the network can do what it does."""
+def login_fact(address: Address, options: Options, hosts: Sequence[str]) -> Fact:
+    """Return how this program logs in at *hosts*; without any login, others on the network can do what it does."""
     if address.password is not None:
         return Fact("login", "a password")
     if options.cert is not None:
         return Fact("login", "none; this program shows a certificate")
-    if is_loopback(address.host):
+    if all(map(is_loopback, hosts)):
         return Fact("login", "none, on this machine")
     advice = "every program that reaches it can end leases and read all messages; require a password or certificates"
     return Fact("login", "none", advice, "redis-no-login")
 
 
-def _tls(client: Client) -> list[Fact]:
-    """Return what is verified of the connections, of those to sentinels too."""
-    address = client.address
-    if not isinstance(client, SentinelClient):
-        return [_tls_of(address, client.options, [address.host])]
-    service = client.address.service
-    at_sentinels = _tls_of(service.at_sentinels, client.options, [host for host, _ in service.sentinels])
-    return [_tls_of(address, client.options, []), replace(at_sentinels, name="TLS of sentinels")]
+def _tls(client: Client, hosts: Sequence[str]) -> list[Fact]:
+    """Return what is verified of the connections to *hosts*, and of those to sentinels."""
+    found = [_tls_of(client.address, client.options, hosts)]
+    if isinstance(client, SentinelClient):
+        service = client.address.service
+        at_sentinels = _tls_of(service.at_sentinels, client.options, [host for host, _ in service.sentinels])
+        found.append(replace(at_sentinels, name="TLS of sentinels"))
+    return found
 
 
 def _tls_of(address: Address, options: Options, hosts: Sequence[str]) -> Fact:

@@ -126,6 +126,11 @@ class SentinelClient(Client):
             cause = cause.__cause__
         return super().translated(error)
 
+    async def hosts(self) -> list[str]:
+        """Return the host of the primary, as the sentinels name it now."""
+        host, _ = await self._bounded(lambda limit: self.find_primary(), None)
+        return [host]
+
     async def find_primary(self) -> Endpoint:
         """Return the primary, as the first sentinel names it that knows the service.
 
