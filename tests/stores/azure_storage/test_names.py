@@ -307,6 +307,15 @@ def test_an_invalid_address_is_refused(url: str, env: dict[str, str], hint: str)
     assert SECRET.rstrip("=") not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "endpoint", ["http://[x/", "https://a:70000/", "https://a:b/", "ftp://a/", "https://", "a.example"]
+)
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    for kind in ("Blob", "Queue"):
+        with pytest.raises(ConfigError, match="has an account or an endpoint that is none"):
+            connected(Secret(f"AccountName=mine;AccountKey={SECRET};{kind}Endpoint={endpoint}"))
+
+
 def test_a_real_account_is_not_asked_in_clear_text() -> None:
     clear = STRING.replace("https;", "http;")
     with pytest.raises(ConfigError, match=r"asks for http://mine.blob.core.windows.net, which anybody .*=https"):

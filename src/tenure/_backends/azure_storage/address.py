@@ -209,7 +209,7 @@ def connected(given: Secret) -> Address:
     blobs = parts.get("blobendpoint") or (f"{protocol}://{account}.blob.{suffix}" if account else "")
     queues = parts.get("queueendpoint") or (f"{protocol}://{account}.queue.{suffix}" if account else "")
     key, sas = parts.get("accountkey"), parts.get("sharedaccesssignature", "").lstrip("?")
-    are_endpoints = all(re.fullmatch(r"(https?://[\w.:\[\]/-]+)?", one) for one in (blobs, queues))
+    are_endpoints = all(_is_endpoint(one) for one in (blobs, queues) if one)
     if not are_endpoints or (account and not re.fullmatch(r"[A-Za-z0-9-]{1,63}", account)):
         raise ConfigError(
             "the connection string has an account or an endpoint that is none (not shown, as a ';' may be missing "
@@ -232,6 +232,14 @@ def connected(given: Secret) -> Address:
     if key:
         return Address(account, blobs, queues, _key(Secret(key), "the AccountKey of the connection string"))
     return Address(account, blobs, queues, sas=Secret(sas))
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        _ = urlsplit(text).port
+    except ValueError:  # of an address in brackets, or of the port
+        return False
+    return re.fullmatch(r"https?://[\w.:\[\]/-]+", text) is not None
 
 
 def _may_be_in_clear(endpoint: str, account: str, key: str | None) -> bool:
