@@ -16,8 +16,19 @@ from tests.servers import patient
 
 Act: TypeAlias = Callable[[tenure.Backend], Awaitable[object]]
 
+Refusal: TypeAlias = type[tenure.TenureError] | tuple[type[tenure.TenureError], ...]
+
 TTL = 30.0
 """Seconds of a lease that no test waits for."""
+
+AT_ONCE = tenure.ConfigError
+"""How a request is refused before any of a process has worked: for good."""
+
+LATER = tenure.Unavailable
+"""How one is refused after another has worked: to be tried again. An act may have several, the first of which look."""
+
+EITHER = (AT_ONCE, LATER)
+"""How one is refused while the process waits for the answers to others, too."""
 
 _failures: WeakKeyDictionary[tenure.Backend, asyncio.Future[str]] = WeakKeyDictionary()
 """Why the first campaign of a backend failed, if one has."""
@@ -61,10 +72,14 @@ async def lead(backend: tenure.Backend, name: str) -> int:
     raise tenure.Unavailable(_failures[backend].result())
 
 
-async def refused(backend: tenure.Backend, act: Act, *says: str) -> None:
-    """Check that *act* is refused, in one line that has the words of *says*: the missing right, and what to do."""
-    with pytest.raises((tenure.ConfigError, tenure.Unavailable)) as caught:
+async def refused(backend: tenure.Backend, act: Act, *says: str, error: Refusal = AT_ONCE) -> None:
+    """Check that *act* is refused, in one line that has the words of *says*: the missing right, and what to do.
+
+    The *error* is of this kind: ``AT_ONCE``, ``LATER``, or ``EITHER``.
+    """
+    with pytest.raises(tenure.TenureError) as caught:
         await act(backend)
+    assert type(caught.value) in (error if isinstance(error, tuple) else (error,)), caught.value
     said = str(caught.value)
     assert "\n" not in said
     assert not said.count('"') % 2, said

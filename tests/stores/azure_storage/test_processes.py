@@ -372,19 +372,23 @@ async def test_missing_rights_are_reported_and_the_signature_is_not_shown(
     await granted(backend, f"{name}-there", "ann#1")
     signature = sas(read=True, list=True)
     monkeypatch.setenv("MINE", string(server, f"SharedAccessSignature={signature}"))
-    opened = azure_storage.open(Url.parse("azure://?connection_string_env=MINE"))
-    assert isinstance(await opened.leases.inspect(f"{name}-there"), HeldBy)  # it may read
-    for ask in (
-        lambda: opened.leases.acquire(f"{name}-new", "ann#1", TTL),
-        lambda: opened.broker.send(name, [Outgoing(b"a")]),
-    ):
-        with pytest.raises(TenureError) as raised:
-            await ask()
-        assert "lack of rights" in str(raised.value)
-        assert "Storage Blob Data Contributor" in str(raised.value)
-        shown = told(raised.value)
-        assert signature.partition("sig=")[2].partition("&")[0] not in shown
-    await opened.close()
+    asks: tuple[Callable[[AzureBackend], Awaitable[object]], ...] = (
+        lambda fresh: fresh.leases.acquire(f"{name}-new", "ann#1", TTL),
+        lambda fresh: fresh.broker.declare(name, {"max_deliveries": 3}),
+        lambda fresh: fresh.broker.send(name, [Outgoing(b"a")]),
+    )
+    for ask in asks:
+        fresh = azure_storage.open(Url.parse("azure://?connection_string_env=MINE"))
+        for error in (ConfigError, Unavailable):
+            with pytest.raises(TenureError) as raised:
+                await ask(fresh)
+            assert type(raised.value) is error
+            assert "lack of rights" in str(raised.value)
+            assert "Storage Blob Data Contributor" in str(raised.value)
+            assert signature.partition("sig=")[2].partition("&")[0] not in told(raised.value)
+            assert f"{name}-there" in await fresh.leases.names()  # it may read: that works from now on
+            assert name not in await fresh.broker.names()
+        await fresh.close()
 
 
 async def test_a_signature_that_has_ended_is_reported_and_not_shown(

@@ -78,6 +78,19 @@ async def test_all_else_is_refused_with_the_verb(server: Kubernetes, what: str) 
         await refused(backend, act, f"'{verb}'", "leases")
 
 
+@pytest.mark.parametrize(("name", "verb"), [(NAME, "update"), ("fresh", "create")])
+async def test_a_campaign_without_the_right_fails_although_reading_has_worked(
+    server: Kubernetes, name: str, verb: str
+) -> None:
+    async with acting(server.url) as backend:
+        await lead(backend, NAME)
+    server.set(roles=OBSERVER)
+    async with acting(server.url) as backend:
+        assert NAME in await backend.leaders()
+        assert await backend.election(name).leader() is None
+        await refused(backend, lambda backend: lead(backend, name), f"'{verb}'", "leases")
+
+
 async def test_an_observer_can_not_ask_a_leader_to_resign(server: Kubernetes) -> None:
     async with acting(server.url) as candidate, candidate.election(NAME, ttl=TTL).campaign():
         server.set(roles=OBSERVER)

@@ -13,7 +13,7 @@ from tenure._backends.nats.leases import SERIALIZABLE
 from tests.durations import until
 from tests.servers import Nats, NatsCluster, private
 from tests.stores.nats.test_rights import WithAccounts, url_of
-from tests.stores.rights import acting, lead, refused
+from tests.stores.rights import LATER, acting, lead, refused
 
 
 class ClusterWithAccounts(NatsCluster):
@@ -65,7 +65,7 @@ async def test_each_role_works_at_each_server(cluster: ClusterWithAccounts) -> N
             [again] = await received(consumer)
             assert again.delivery_count == 2
             await again.complete()
-            await refused(producer, lambda backend: backend.queue("orders").receive(), "this user")
+            await refused(producer, lambda backend: backend.queue("orders").receive(), "this user", error=LATER)
         async with acting(url_of(node, "observer")) as observer:
             assert "led" in await observer.leaders()
             assert await observer.queues() == ["orders"]

@@ -29,7 +29,7 @@ from tests.docs.pages import commands
 from tests.durations import stretched, until
 from tests.explained import facts_by_name
 from tests.servers import Nats, patient, private
-from tests.stores.rights import TTL, Act, acting, lead, refused
+from tests.stores.rights import AT_ONCE, EITHER, LATER, TTL, Act, Refusal, acting, lead, refused
 
 
 class WithUsers(Nats):
@@ -162,6 +162,7 @@ class Refused(NamedTuple):
     subject: str
     in_account: str = ""
     """That in an account of its own, if it is another one: where a message isn't taken, its stream is to be made."""
+    error: Refusal = AT_ONCE
 
 
 NAMES, READ, CREATE = "$JS.API.CONSUMER.NAMES.tenure_", "$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE."
@@ -174,21 +175,31 @@ REFUSED: dict[str, Refused] = {
     "a candidate receives": Refused("candidate", lambda backend: backend.queue("orders").receive(), RECORDS),
     "a candidate peeks": Refused("candidate", lambda backend: backend.queue("orders").peek(), f"{NAMES}orders"),
     "a candidate declares": Refused("candidate", lambda backend: backend.queue("orders").declare(lock=99), RECORDS),
-    "a producer receives": Refused("producer", lambda backend: backend.queue("orders").receive(), f"{NAMES}orders"),
+    "a producer receives": Refused(
+        "producer", lambda backend: backend.queue("orders").receive(), f"{NAMES}orders", error=LATER
+    ),
     "a producer peeks": Refused("producer", lambda backend: backend.queue("orders").peek(), f"{NAMES}orders"),
     "a producer purges": Refused("producer", lambda backend: backend.queue("orders").purge(), f"{NAMES}orders"),
     "a producer sends elsewhere": Refused(
-        "producer", lambda backend: backend.queue("others").send(b"x"), "tenure.others.=m.", f"{CREATE}tenure_others"
+        "producer",
+        lambda backend: backend.queue("others").send(b"x"),
+        "tenure.others.=m.",
+        f"{CREATE}tenure_others",
+        error=LATER,
     ),
     "a producer leads": Refused("producer", lambda backend: lead(backend, "led"), LEASES),
     "a producer declares": Refused(
         "producer", lambda backend: backend.queue("orders").declare(lock=99), RECORD, NO_RECORD
     ),
     "a consumer receives elsewhere": Refused(
-        "consumer", lambda backend: backend.queue("others").receive(), f"{NAMES}others"
+        "consumer", lambda backend: backend.queue("others").receive(), f"{NAMES}others", error=LATER
     ),
     "a consumer sends elsewhere": Refused(
-        "consumer", lambda backend: backend.queue("others").send(b"x"), "tenure.others.=m.", f"{CREATE}tenure_others"
+        "consumer",
+        lambda backend: backend.queue("others").send(b"x"),
+        "tenure.others.=m.",
+        f"{CREATE}tenure_others",
+        error=LATER,
     ),
     "a consumer declares": Refused(
         "consumer", lambda backend: backend.queue("orders").declare(lock=99), RECORD, NO_RECORD
@@ -201,11 +212,17 @@ REFUSED: dict[str, Refused] = {
     ),
     "a consumer leads": Refused("consumer", lambda backend: lead(backend, "led"), LEASES),
     "an observer counts": Refused("observer", lambda backend: backend.queue("orders").stats(), f"{NAMES}orders"),
-    "an observer leads": Refused("observer", lambda backend: lead(backend, "led"), LEASE),
+    "an observer leads": Refused("observer", lambda backend: lead(backend, "led"), LEASE, error=EITHER),
     "an observer sends": Refused(
-        "observer", lambda backend: backend.queue("orders").send(b"x"), "tenure.orders.=m.", f"{CREATE}tenure_orders"
+        "observer",
+        lambda backend: backend.queue("orders").send(b"x"),
+        "tenure.orders.=m.",
+        f"{CREATE}tenure_orders",
+        error=LATER,
     ),
-    "an observer receives": Refused("observer", lambda backend: backend.queue("orders").receive(), f"{NAMES}orders"),
+    "an observer receives": Refused(
+        "observer", lambda backend: backend.queue("orders").receive(), f"{NAMES}orders", error=LATER
+    ),
     "an observer purges": Refused("observer", lambda backend: backend.queue("orders").purge(), f"{NAMES}orders"),
     "an observer declares": Refused(
         "observer", lambda backend: backend.queue("orders").declare(lock=99), RECORD, NO_RECORD
@@ -217,7 +234,14 @@ REFUSED: dict[str, Refused] = {
 async def test_all_else_is_refused(server: WithUsers, what: str) -> None:
     one = REFUSED[what]
     async with acting(url_of(server, one.user)) as backend:
-        await refused(backend, one.act, server.refusal_of(one))
+        await refused(backend, one.act, server.refusal_of(one), error=one.error)
+
+
+async def test_a_campaign_without_the_right_goes_on_if_looking_has_worked(server: WithUsers) -> None:
+    one = REFUSED["an observer leads"]
+    async with acting(url_of(server, one.user)) as backend:
+        assert "led" in await backend.leaders()
+        await refused(backend, one.act, server.refusal_of(one), error=LATER)
 
 
 async def test_an_observer_can_not_ask_a_leader_to_resign(server: WithUsers) -> None:
@@ -226,7 +250,9 @@ async def test_an_observer_can_not_ask_a_leader_to_resign(server: WithUsers) -> 
         acting(url_of(server, "observer")) as observer,
         candidate.election("held", ttl=TTL).campaign(),
     ):
-        await refused(observer, lambda backend: backend.election("held").ask_to_resign(), "this user")
+        # An account that doesn't import the subject isn't refused: nobody takes what it publishes.
+        error = LATER if type(server) is WithAccounts else AT_ONCE
+        await refused(observer, lambda backend: backend.election("held").ask_to_resign(), "this user", error=error)
 
 
 # --- what a program can do without tenure ---
@@ -448,7 +474,9 @@ async def test_an_account_needs_the_information_and_may_have_one_election_only()
             await refused(backend, lambda backend: backend.queue("orders").send(b"x"), "not enabled for account")
         async with acting(url_of(own, "candidate")) as backend:
             assert await lead(backend, "led")
-            await refused(backend, lambda backend: lead(backend, "other"), "this user", "tenure-leases.other")
+            await refused(
+                backend, lambda backend: lead(backend, "other"), "this user", "tenure-leases.other", error=LATER
+            )
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tenure._url import Url
 from tests.docs.pages import commands
 from tests.durations import until
 from tests.servers import Redis, patient, private
-from tests.stores.rights import TTL, Act, acting, lead, refused
+from tests.stores.rights import AT_ONCE, LATER, TTL, Act, Refusal, acting, lead, refused
 
 PERMIT = "does not permit this user", "docs/redis.md"
 USERS = ["tenure", "candidate", "orders", "observer"]
@@ -162,20 +162,20 @@ async def test_an_observer_sees_leaders_settings_and_numbers(server: Redis) -> N
 
 
 @pytest.mark.parametrize(
-    "act",
+    ("act", "error"),
     [
-        lambda backend: lead(backend, "led"),
-        lambda backend: backend.queue("others").send(b"x"),
-        lambda backend: backend.queue("others").receive(),
-        lambda backend: backend.queue("others").purge(),
-        lambda backend: backend.queue("others").declare(lock=99),
-        lambda backend: backend.queue("others").delete(force=True),
-        lambda backend: backend.queue("others").dead_letters.receive(),
-        lambda backend: backend.queue("others").dead_letters.redrive(),
-        lambda backend: backend.queue("others").dead_letters.purge(),
-        lambda backend: backend.queue("others").schedules.pause("hourly"),
-        lambda backend: backend.queue("others").schedules.remove("hourly"),
-        lambda backend: backend.election("held").ask_to_resign(),
+        (lambda backend: lead(backend, "led"), AT_ONCE),
+        (lambda backend: backend.queue("others").send(b"x"), AT_ONCE),
+        (lambda backend: backend.queue("others").receive(), AT_ONCE),
+        (lambda backend: backend.queue("others").purge(), LATER),
+        (lambda backend: backend.queue("others").declare(lock=99), AT_ONCE),
+        (lambda backend: backend.queue("others").delete(force=True), LATER),
+        (lambda backend: backend.queue("others").dead_letters.receive(), AT_ONCE),
+        (lambda backend: backend.queue("others").dead_letters.redrive(), AT_ONCE),
+        (lambda backend: backend.queue("others").dead_letters.purge(), AT_ONCE),
+        (lambda backend: backend.queue("others").schedules.pause("hourly"), LATER),
+        (lambda backend: backend.queue("others").schedules.remove("hourly"), LATER),
+        (lambda backend: backend.election("held").ask_to_resign(), AT_ONCE),
     ],
     ids=[
         *("lead", "send", "receive", "purge", "declare", "delete"),
@@ -183,7 +183,7 @@ async def test_an_observer_sees_leaders_settings_and_numbers(server: Redis) -> N
         "resign",
     ],
 )
-async def test_an_observer_changes_nothing(server: Redis, act: Act) -> None:
+async def test_an_observer_changes_nothing(server: Redis, act: Act, error: Refusal) -> None:
     async with (
         aioredis.Redis.from_url(server.url) as client,
         acting(server.url) as owner,
@@ -191,8 +191,14 @@ async def test_an_observer_changes_nothing(server: Redis, act: Act) -> None:
         acting(url_of(server, "observer")) as backend,
     ):
         before = {key: await client.dump(key) for key in await client.keys()}
-        await refused(backend, act, *PERMIT)
+        await refused(backend, act, *PERMIT, error=error)
         assert {key: await client.dump(key) for key in await client.keys()} == before
+
+
+async def test_a_campaign_without_the_right_goes_on_if_looking_has_worked(server: Redis) -> None:
+    async with acting(url_of(server, "observer")) as backend:
+        assert "led" in await backend.leaders()
+        await refused(backend, lambda backend: lead(backend, "led"), *PERMIT, error=LATER)
 
 
 async def test_an_observer_reads_no_numbers_while_a_delay_that_has_ended_waits_for_another_process(
