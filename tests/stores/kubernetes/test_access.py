@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -491,12 +492,18 @@ def is_at_end(pipe: int) -> bool:
         return False
 
 
-async def test_the_output_of_a_command_is_not_shown(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [("0", ConfigError, "wrote no ExecCredential"), ("3", Unavailable, "ended with status 3: please log in")],
+)
+async def test_the_output_of_a_command_is_not_shown(
+    server: Kubernetes, tmp_path: Path, plugin: Plugin, status: str, error: type[Exception], told: str
+) -> None:
     (plugin.folder / "answer").write_text("s3cret")
-    path = written(tmp_path / "config", config(server, plugin.user()))
-    with pytest.raises(ConfigError, match="wrote no ExecCredential") as raised:
+    path = written(tmp_path / "config", config(server, plugin.user(env=[{"name": "STATUS", "value": status}])))
+    with pytest.raises(error, match=told) as raised:
         await ask(f"kubernetes://?kubeconfig={path}")
-    assert "s3cret" not in str(raised.value)
+    assert "s3cret" not in "".join(traceback.format_exception(raised.value))
 
 
 async def test_a_missing_command_is_named_with_its_hint(server: Kubernetes, tmp_path: Path, plugin: Plugin) -> None:
