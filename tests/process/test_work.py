@@ -23,6 +23,7 @@ import pytest
 
 import tenure
 import tenure.sync
+from tenure._cli.work import command as work
 from tests.durations import PATIENCE
 from tests.ports import ports_held
 from tests.process.worker_setup import ONCE, WorkerSetup
@@ -109,15 +110,25 @@ def test_the_command_may_send_to_the_same_store(setup: WorkerSetup) -> None:
 
 def test_what_a_message_says_reaches_the_command_as_data(setup: WorkerSetup) -> None:
     hostile = "$(touch made); touch made; `touch made` 'x' \"x\"\nTENURE_TOKEN=1"
+    headers = dict.fromkeys(("LD_PRELOAD", "PATH", "MADE_UP", "TENURE_QUEUE", "TENURE_MADE_UP"), hostile)
     with tenure.sync.connect(setup.url) as backend:
-        queue = backend.queue("orders")
-        queue.send(hostile.encode(), correlation_id=hostile, reply_to="answers", headers={"LD_PRELOAD": hostile})
-    script = 'printf "%s" "$TENURE_CORRELATION_ID" > correlation; cat > body; printf "%s" "$TENURE_HEADERS" > headers'
-    worker = setup.work("--until-empty", "--", "sh", "-c", script)
+        backend.queue("orders").send(
+            hostile.encode(), session="s", correlation_id=hostile, reply_to="answers", headers=headers
+        )
+    code = "import json, os, sys; json.dump([sys.stdin.read(), dict(os.environ)], open('found', 'w'))"
+    worker = setup.work("--sessions", "--until-empty", "--", sys.executable, "-c", code)
     assert worker.wait(PATIENCE) == 0
-    assert (setup.folder / "body").read_text() == (setup.folder / "correlation").read_text() == hostile
-    assert json.loads((setup.folder / "headers").read_text()) == {"LD_PRELOAD": hostile}
+    body, found = json.loads((setup.folder / "found").read_text())
+    assert body == found["TENURE_CORRELATION_ID"] == hostile
+    assert json.loads(found["TENURE_HEADERS"]) == headers
     assert not (setup.folder / "made").exists()
+    [told] = [one for one in (work.help or "").split("\n\n") if "environment of CMD" in one]
+    documented = set(re.findall(r"TENURE_\w+", told))
+    assert documented <= set(found)
+    assert found["TENURE_QUEUE"] == "orders"
+    of_python = {"LC_CTYPE"}  # which it sets for itself where there is no locale
+    others, own = ({name: env[name] for name in env.keys() - documented - of_python} for env in (found, os.environ))
+    assert others == own
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit of one variable")
