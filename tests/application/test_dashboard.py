@@ -325,15 +325,20 @@ async def test_a_wrong_address_is_explained(path: str, code: int) -> None:
     assert "Traceback" not in answer.text
 
 
-@pytest.mark.parametrize("action", ["redrive", "purge", "resign", "pause", "resume"])
-async def test_a_read_only_dashboard_changes_nothing(action: str) -> None:
+async def test_a_read_only_dashboard_changes_nothing() -> None:
     async with asked() as (backend, client):
         await with_dead(backend)
+        before = await backend.queue("orders").stats()
+        routes = dashboard.app(backend)._inner.routes  # type: ignore[attr-defined]
+        refused = [one.path for one in routes if "POST" in (getattr(one, "methods", None) or ())]
+        refused.remove("/login")
+        assert {f"/do/{action}" for action in ("redrive", "purge", "resign", "pause", "pause-queue")} <= set(refused)
         form = {"queue": "orders", "name": "orders", "confirmed": "yes", "typed": "orders"}
-        answer = await client.post(f"/do/{action}", data=form, headers=SAME)
-        assert (await backend.queue("orders").stats()).dead == 2
-    assert answer.status_code == 403
-    assert "--allow-changes" in answer.text
+        for path in refused:
+            answer = await client.post(path, data=form, headers=SAME)
+            assert (path, answer.status_code) == (path, 403)
+            assert "--allow-changes" in answer.text
+        assert await backend.queue("orders").stats() == before
 
 
 @pytest.mark.parametrize(
