@@ -12,6 +12,7 @@ import pytest
 from redis import asyncio as aioredis
 from redis.asyncio.client import PubSub
 
+import tenure
 from tenure._backends import redis
 from tenure._backends.redis import wake
 from tenure._backends.redis.leases import _held, _renewed, _seen
@@ -29,8 +30,10 @@ from tenure._queue.verdicts import COMPLETE, Abandon, Complete, DeadLetter, Sett
 from tenure._runtime.notifier import Notifier
 from tenure._url import Url
 from tenure.errors import ConfigError
+from tenure.events import CampaignFailed, Event, StandingBy
 from tests.durations import until
 from tests.servers import Redis, patient, url_of
+from tests.stores.rights import TTL, acting, lead, refused
 
 LOCK = 3_600.0  # nothing here waits for its end, and no test takes as long
 
@@ -443,6 +446,35 @@ async def test_a_token_that_can_not_rise_names_the_lease(server: Server, token: 
         await server.leases.acquire(server.queue, "ann#1", LOCK)
     assert isinstance(await server.leases.inspect(server.queue), Vacant)
     assert await server.native.hget(term, "token") == token.encode()
+
+
+async def never(term: tenure.Term) -> None:
+    raise AssertionError("nobody leads with a token that can not rise")
+
+
+async def test_a_campaign_for_a_token_that_can_not_rise_names_the_lease(server: Server) -> None:
+    """One that begins then fails; one that was answered before goes on, as the token may be mended."""
+    events: list[Event] = []
+    lock, term = server.leases._keys(server.queue)
+    async with (
+        tenure.connect(patient(url_of(Redis)), on_event=events.append) as standing,
+        acting(url_of(Redis)) as beginning,
+    ):
+        assert isinstance(await server.leases.acquire(server.queue, "ann#1", TTL), Granted)
+        following = asyncio.create_task(standing.election(server.queue, ttl=TTL).run(never))
+        await until(lambda: [one for one in events if isinstance(one, StandingBy)])
+        await server.native.hset(term, "token", "9223372036854775807")
+        await server.native.delete(lock)
+
+        async def has_failed() -> bool:
+            await server.native.publish(lock, "released")
+            return any("token of the lease" in one.why for one in events if isinstance(one, CampaignFailed))
+
+        await until(has_failed)
+        assert not following.done()
+        await refused(beginning, lambda backend: lead(backend, server.queue), "token of the lease", server.queue)
+        following.cancel()
+        await asyncio.wait([following])
 
 
 async def test_a_high_token_keeps_all_its_digits(server: Server) -> None:
