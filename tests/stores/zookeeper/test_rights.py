@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("kazoo")
 
-from kazoo.client import KazooClient
 from kazoo.security import ACL, Id, make_digest_acl
 
 import tenure
@@ -24,28 +23,27 @@ RIGHTS = {"c": 4, "d": 8, "r": 1, "w": 2, "a": 16}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ZooKeeper]:
-    """Yield a server with a node that was made as on the page, and a name that was led."""
+    """Yield a server with nodes that were made as on the page, and a name that was led."""
     with private(ZooKeeper, tick=TICK) as own:
-        make_path(own)
+        make_paths(own)
         asyncio.run(led(own))
         yield own
 
 
-def make_path(server: ZooKeeper) -> None:
-    """Carry out the two lines for zkCli.sh, a program of Java."""
-    login, made = (
-        line.partition("] ")[2].split() for line in commands("docs/zookeeper.md", "Rights", "[zk").splitlines()
-    )
-    assert (login[0], made[0], made[2]) == ("addauth", "create", '""')
-    scheme, _, rights = made[3].partition("::")
-    client = KazooClient(f"127.0.0.1:{server.port}")
-    client.start()
-    try:
-        client.add_auth(*login[1:])
-        client.create(made[1], b"", acl=[ACL(sum(RIGHTS[one] for one in rights), Id(scheme, ""))])
-    finally:
-        client.stop()
-        client.close()
+def make_paths(server: ZooKeeper) -> None:
+    """Carry out the lines for zkCli.sh, a program of Java."""
+    lines = commands("docs/zookeeper.md", "Rights", "[zk").splitlines()
+    (_, *login), *creates = (line.partition("] ")[2].split() for line in lines)
+    with server.client(auth_data=[tuple(login)]) as client:
+        for order, path, data, rights in creates:
+            assert (order, data) == ("create", '""')
+            client.create(path, b"", acl=[acl_of(one) for one in rights.split(",")])
+
+
+def acl_of(text: str) -> ACL:
+    """Return the entry that zkCli makes of SCHEME:ID:RIGHTS."""
+    scheme, who, rights = text.split(":")
+    return ACL(sum(RIGHTS[one] for one in rights), Id(scheme, who))
 
 
 async def led(server: ZooKeeper) -> None:
