@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -73,6 +74,61 @@ async def test_an_observer_sees_leaders(server: ZooKeeper) -> None:
 async def test_a_path_that_was_made_for_a_user_is_led_by_this_user(server: ZooKeeper) -> None:
     async with acting(url_of(server, "leads").replace("/apps?acl=read&", "/jobs?")) as backend:
         assert await lead(backend, "job")
+
+
+NAMES = {"c": "create", "d": "delete", "r": "read", "w": "write"}
+
+
+def make_for_another(server: ZooKeeper, node: str, rights: str) -> str:
+    """Make a node of an administrator, with these *rights* for the user; return the URL of its path."""
+    mine = make_digest_acl("app", "PASSWORD", **{NAMES[one]: True for one in rights})
+    path = node.removesuffix("/job")
+    with server.client(auth_data=[("digest", "admin:ANOTHER")]) as client:
+        client.ensure_path(node)
+        client.set_acls(node, [make_digest_acl("admin", "ANOTHER", all=True), mine])
+    return url_of(server, "leads").replace("/apps?acl=read&", f"{path}?")
+
+
+@pytest.mark.parametrize("node", ["/their-path-cr", "/closed/their-path-cr", "/their-name/job-cdrw"])
+async def test_these_rights_on_nodes_of_another_are_enough(server: ZooKeeper, node: str) -> None:
+    path, _, rights = node.rpartition("-")
+    make_for_another(server, path.rpartition("/their")[0] or "/above", "")
+    async with acting(make_for_another(server, path, rights)) as backend:
+        assert await lead(backend, "job") < await lead(backend, "job")
+
+
+@pytest.mark.parametrize(
+    ("node", "rights", "error"),
+    [
+        *(("/less-path", rights, tenure.ConfigError) for rights in ("d", "r", "rw")),
+        *(("/less-name/job", rights, tenure.ConfigError) for rights in ("cdw", "drw")),
+        ("/less-name/job", "cdr", LATER),  # it stands in the queue already when it has to write
+    ],
+)
+async def test_with_less_rights_on_nodes_of_another_it_is_refused(
+    server: ZooKeeper, node: str, rights: str, error: type[tenure.TenureError]
+) -> None:
+    async with acting(make_for_another(server, f"/{rights}{node[1:]}", rights)) as backend:
+        await refused(backend, lambda backend: lead(backend, "job"), "does not permit this client", error=error)
+
+
+async def test_without_the_right_to_read_the_path_leaders_are_not_listed(server: ZooKeeper) -> None:
+    async with acting(make_for_another(server, "/unread", "c")) as backend:
+        assert await lead(backend, "job")
+        await refused(backend, lambda backend: backend.leaders(), "does not permit this client", error=LATER)
+
+
+async def test_without_the_right_to_delete_a_leader_says_why_it_releases_nothing(
+    server: ZooKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with acting(make_for_another(server, "/no-delete/job", "crw")) as backend:
+        leading = asyncio.ensure_future(backend.election("job", ttl=1.0).run(lambda term: asyncio.sleep(0)))
+        await until(lambda: "could not be released" in caplog.text)
+        assert "does not permit this client an operation" in caplog.text
+        assert "docs/zookeeper.md" in caplog.text
+        leading.cancel()
+        with suppress(asyncio.CancelledError):
+            await leading
 
 
 async def test_an_observer_can_not_ask_a_leader_to_resign(server: ZooKeeper) -> None:
