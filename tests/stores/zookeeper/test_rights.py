@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,7 @@ async def test_a_campaign_without_the_right_goes_on_if_looking_has_worked(server
         await refused(backend, lambda backend: lead(backend, "led"), "does not permit this client", error=LATER)
 
 
-def nodes_below(client: KazooClient, path: str) -> list[str]:
+def nodes_below(client: Any, path: str) -> list[str]:
     """Return *path*, and all nodes below it."""
     below = (one for name in client.get_children(path) for one in nodes_below(client, f"{path}/{name}"))
     return [path, *below]
