@@ -20,7 +20,7 @@ from tests.durations import until
 from tests.servers import Etcd, patient, private
 from tests.servers.etcd import end_of, from_base64, in_base64
 from tests.servers.turned_process import CAN_TURN
-from tests.stores.rights import TTL, Act, acting, lead, refused
+from tests.stores.rights import LATER, TTL, Act, acting, lead, refused
 
 
 def order(server: Etcd, line: str) -> None:
@@ -74,6 +74,30 @@ async def test_an_observer_sees_leaders(server: Etcd) -> None:
         assert "led" in await backend.leaders()
         assert await backend.election("led").leader() is None
         assert (await backend.diagnose()).traits
+
+
+@pytest.mark.parametrize(("user", "begin"), [("less", "tenure/"), ("bare", "")])
+async def test_a_candidate_of_one_election_leads_it(server: Etcd, user: str, begin: str) -> None:
+    token = server.login()
+    server.call("auth/role/add", {"name": user}, token=token)
+    server.call("auth/user/add", {"name": user, "password": "PASSWORD"}, token=token)
+    for keys in (f"{begin}job/", f"{begin}%tenure/"):
+        order(server, f"etcdctl role grant-permission {user} --prefix=true readwrite {keys}")
+    order(server, f"etcdctl user grant-role {user} {user}")
+    url = f"{url_of(server, user)}?prefix={begin}"
+    async with acting(url) as backend, acting(url) as other:
+        assert await lead(backend, "job") < await lead(backend, "job")
+        async with other.election("job", ttl=TTL).campaign() as term:
+            leader = await backend.election("job").leader()
+            assert leader is not None
+            assert leader.token == term.token
+            assert await backend.election("job").ask_to_resign()
+            if begin:
+                await refused(backend, lambda backend: backend.leaders(), "does not permit this user", error=LATER)
+            else:
+                assert "job" in await backend.leaders()
+    async with acting(url) as backend:
+        await refused(backend, lambda backend: lead(backend, "another"), "does not permit this user the keys")
 
 
 REFUSED: dict[str, tuple[str, str, Act]] = {
