@@ -11,10 +11,14 @@ from weakref import WeakKeyDictionary
 import pytest
 
 import tenure
-from tenure.events import CampaignFailed, Event
+from tenure.events import CampaignFailed, Event, RenewalMissed, Renewed, TermBegan, TermEnded
+from tests.durations import stretched, until
 from tests.servers import patient
 
 Act: TypeAlias = Callable[[tenure.Backend], Awaitable[object]]
+
+Change: TypeAlias = Callable[[], Awaitable[object]]
+"""A change of rights."""
 
 Refusal: TypeAlias = type[tenure.TenureError] | tuple[type[tenure.TenureError], ...]
 
@@ -84,3 +88,57 @@ async def refused(backend: tenure.Backend, act: Act, *says: str, error: Refusal 
     assert "\n" not in said
     assert not said.count('"') % 2, said
     assert [word for word in says if word not in said] == [], said
+
+
+async def outlasts(url: str, name: str, *, revoke: Change, grant: Change) -> None:
+    """Check that a term goes on whose right is taken from the user in *url*, and given back in time."""
+    events: list[Event] = []
+    ends = asyncio.Event()
+
+    async def work(term: tenure.Term) -> None:
+        await ends.wait()
+        term.check()
+
+    async with tenure.connect(patient(url), on_event=events.append) as backend:
+        often = TTL / 300
+        leading = asyncio.create_task(backend.election(name, ttl=TTL, renew_every=often, retry_every=often).run(work))
+        await until(lambda: any(isinstance(one, Renewed) for one in events))
+        await revoke()
+        await until(lambda: any(isinstance(one, RenewalMissed | TermEnded) for one in events))
+        await grant()
+        missed = len(events)
+        await until(lambda: any(isinstance(one, Renewed | TermEnded) for one in events[missed:]))
+        assert not [one for one in events if isinstance(one, TermEnded)]
+        ends.set()
+        await leading
+    assert len([one for one in events if isinstance(one, TermBegan)]) == 1
+
+
+async def ends_in_time(url: str, other: str, name: str, *, revoke: Change) -> None:
+    """Check that a term ends whose right is taken from the user in *url*, before the user in *other* leads."""
+    events: list[Event] = []
+    terms: list[tenure.Term] = []
+    is_cancelled = asyncio.Event()
+
+    async def work(term: tenure.Term) -> None:
+        terms.append(term)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+
+    async def follow(term: tenure.Term) -> None:
+        assert term.token > terms[0].token
+        with pytest.raises(tenure.TermLost):
+            terms[0].check()
+        await is_cancelled.wait()
+
+    async with tenure.connect(patient(url), on_event=events.append) as backend, acting(other) as successor:
+        ttl = stretched(0.6)
+        leading = asyncio.create_task(backend.election(name, ttl=ttl).run(work))
+        await until(lambda: terms)
+        await revoke()
+        await successor.election(name, ttl=TTL).run(follow)
+        leading.cancel()
+        await asyncio.wait([leading])
+    assert [one.reason for one in events if isinstance(one, TermEnded)] == ["unanswered"]

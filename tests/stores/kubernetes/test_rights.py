@@ -18,7 +18,7 @@ from tenure.events import CampaignFailed, Event, StandingBy, TermBegan
 from tests.docs.pages import ROOT, commands
 from tests.durations import until
 from tests.servers import Kubernetes, patient, private
-from tests.stores.rights import TTL, Act, acting, lead, refused
+from tests.stores.rights import TTL, Act, acting, lead, outlasts, refused
 
 NAME = "nightly-report"
 """The election of the example."""
@@ -117,6 +117,14 @@ async def test_a_candidate_that_has_stood_by_asks_again_without_the_right_to_lea
         server.set(roles=CANDIDATE)
         await campaign
         assert [one for one in events if isinstance(one, TermBegan)]
+
+
+async def test_a_term_outlasts_a_right_that_comes_back(server: Kubernetes) -> None:
+    async def change(roles: list[dict[str, Any]]) -> None:
+        server.set(roles=roles)
+
+    await change(CANDIDATE)
+    await outlasts(server.url, NAME, revoke=lambda: change(OBSERVER), grant=lambda: change(CANDIDATE))
 
 
 async def test_who_may_update_a_lease_can_lower_its_token(server: Kubernetes) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.docs.pages import commands, section
 from tests.durations import until
 from tests.servers import Postgres, private
 from tests.stores.postgres.migrated import native, opened
-from tests.stores.rights import AT_ONCE, LATER, Act, Refusal, acting, lead, refused
+from tests.stores.rights import AT_ONCE, LATER, Act, Change, Refusal, acting, ends_in_time, lead, outlasts, refused
 
 ROLES = ("candidate", "observer", "producer", "consumer")
 
@@ -154,6 +155,33 @@ async def test_a_right_that_is_revoked_for_a_while_is_no_reason_to_give_up(serve
                 await lead(backend, "revoked")
         finally:
             await connection.execute(f"GRANT {change} TO candidate")
+
+
+@asynccontextmanager
+async def changing(server: Postgres) -> AsyncIterator[tuple[Change, Change]]:
+    """Yield what takes the right to change leases from the candidate, and what gives it back, as is done at the end."""
+    async with native(server.url) as connection:
+
+        async def revoke() -> None:
+            await connection.execute("REVOKE UPDATE ON tenure.lease FROM candidate")
+
+        async def grant() -> None:
+            await connection.execute("GRANT UPDATE ON tenure.lease TO candidate")
+
+        try:
+            yield revoke, grant
+        finally:
+            await grant()
+
+
+async def test_a_term_outlasts_a_right_that_comes_back(server: Postgres) -> None:
+    async with changing(server) as (revoke, grant):
+        await outlasts(url_of(server, "candidate"), "outlasting", revoke=revoke, grant=grant)
+
+
+async def test_a_term_whose_right_is_gone_ends_before_another_begins(server: Postgres) -> None:
+    async with changing(server) as (revoke, _):
+        await ends_in_time(url_of(server, "candidate"), server.url, "ending", revoke=revoke)
 
 
 # --- sending -----------------------------------------------------------------------------------------------------

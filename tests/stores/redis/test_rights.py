@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -19,7 +19,7 @@ from tenure._url import Url
 from tests.docs.pages import commands
 from tests.durations import until
 from tests.servers import Redis, patient, private
-from tests.stores.rights import AT_ONCE, LATER, TTL, Act, Refusal, acting, lead, refused
+from tests.stores.rights import AT_ONCE, LATER, TTL, Act, Change, Refusal, acting, ends_in_time, lead, outlasts, refused
 
 PERMIT = "does not permit this user", "docs/redis.md"
 USERS = ["tenure", "candidate", "orders", "observer"]
@@ -199,6 +199,38 @@ async def test_a_campaign_without_the_right_goes_on_if_looking_has_worked(server
     async with acting(url_of(server, "observer")) as backend:
         assert "led" in await backend.leaders()
         await refused(backend, lambda backend: lead(backend, "led"), *PERMIT, error=LATER)
+
+
+@asynccontextmanager
+async def changing(server: Redis) -> AsyncIterator[tuple[Change, Change]]:
+    """Yield what takes all keys from the candidate, and what gives them back, as is done at the end."""
+    [line] = [
+        line
+        for line in commands("docs/redis.md", "Rights", "ACL SETUSER candidate").splitlines()
+        if line.startswith("ACL SETUSER candidate")
+    ]
+    async with aioredis.Redis.from_url(server.url) as client:
+
+        async def revoke() -> None:
+            await client.execute_command("ACL", "SETUSER", "candidate", "resetkeys")  # type: ignore[no-untyped-call]
+
+        async def grant() -> None:
+            await client.execute_command(*line.split())  # type: ignore[no-untyped-call]
+
+        try:
+            yield revoke, grant
+        finally:
+            await grant()
+
+
+async def test_a_term_outlasts_a_right_that_comes_back(server: Redis) -> None:
+    async with changing(server) as (revoke, grant):
+        await outlasts(url_of(server, "candidate"), "outlasting", revoke=revoke, grant=grant)
+
+
+async def test_a_term_whose_right_is_gone_ends_before_another_begins(server: Redis) -> None:
+    async with changing(server) as (revoke, _):
+        await ends_in_time(url_of(server, "candidate"), server.url, "ending", revoke=revoke)
 
 
 async def test_an_observer_reads_no_numbers_while_a_delay_that_has_ended_waits_for_another_process(
