@@ -187,10 +187,27 @@ async def test_whoever_reaches_the_port_keeps_a_dead_leaders_lease_alive_without
     await backend.close()
 
 
+def writes_elsewhere(server: Etcd, prefix: str) -> str:
+    """Make a user that may do everything below *prefix* only; return its login."""
+    for line in (
+        f"etcdctl role add elsewhere-{prefix}",
+        f"etcdctl role grant-permission elsewhere-{prefix} --prefix=true readwrite {prefix}",
+        f"etcdctl user add elsewhere-{prefix}:PASSWORD",
+        f"etcdctl user grant-role elsewhere-{prefix} elsewhere-{prefix}",
+    ):
+        order(server, line)
+    return server.login(f"elsewhere-{prefix}", "PASSWORD")
+
+
 async def test_who_may_not_write_the_keys_of_a_lease_can_not_end_it(server: Etcd) -> None:
+    """Nor keep others from ending it, by a key of one's own with the same etcd lease."""
     lease = leader_that_died(server, "ended")
-    assert not is_permitted(server, "lease/revoke", {"ID": lease})
-    assert not is_permitted(server, "lease/revoke", {"ID": lease}, server.login("observer", "PASSWORD"))
+    elsewhere = writes_elsewhere(server, "billing/")
+    for login in ("", server.login("observer", "PASSWORD"), elsewhere):
+        assert not is_permitted(server, "lease/revoke", {"ID": lease}, login)
+    own = {"key": in_base64("billing/own"), "value": in_base64("x")}
+    assert is_permitted(server, "kv/put", own, elsewhere)
+    assert not is_permitted(server, "kv/put", own | {"lease": lease}, elsewhere)
     async with acting(url_of(server, "app")) as backend:
         leader = await backend.election("ended").leader()
         assert leader is not None

@@ -62,6 +62,7 @@ async def test_an_observer_sees_leaders(server: Kubernetes) -> None:
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], Act, str]] = {
     "a candidate leads another name": (CANDIDATE, lambda backend: lead(backend, "other"), "get"),
+    "a candidate ends another term": (CANDIDATE, lambda backend: backend.election("other").ask_to_resign(), "get"),
     "a candidate lists": (CANDIDATE, lambda backend: backend.leaders(), "list"),
     "an observer leads": (OBSERVER, lambda backend: lead(backend, NAME), "update"),
     "an observer leads a new name": (OBSERVER, lambda backend: lead(backend, "fresh"), "create"),

@@ -270,6 +270,31 @@ async def test_a_user_can_hide_the_names_of_what_it_has_no_right_on(server: Redi
             await client.sadd(key, *names)
 
 
+WRITES: dict[str, tuple[str, ...]] = {
+    "candidate": ("tenure:lease",),
+    "orders": ("tenure:queues", "tenure:idle", "tenure:queue:{orders}:"),
+    "observer": (),
+}
+"""By user: how each key begins, without a brace before it, that it may write."""
+
+
+@pytest.mark.parametrize("user", WRITES)
+async def test_a_user_writes_no_key_of_another_role(server: Redis, user: str) -> None:
+    """Neither of elections, of other queues, nor of another program."""
+    async with aioredis.Redis.from_url(server.url) as client, acting(server.url) as owner:
+        await client.set("billing", "x")
+        async with owner.election("held", ttl=TTL).campaign():
+            keys = {key.decode() for key in await client.keys() if isinstance(key, bytes)}
+            assert {"tenure:lease:held", "tenure:queues", "billing"} <= keys
+            assert {one.partition(":{")[2].partition("}")[0] for one in keys} >= {"orders", "others"}
+            own = {key for key in keys if key.removeprefix("{").startswith(WRITES[user] or "none")}
+            assert bool(own) == bool(WRITES[user])
+            for key in keys:
+                for words in (("DEL", key), ("SET", key, "x"), ("RENAME", key, key)):
+                    answer = await client.execute_command("ACL", "DRYRUN", user, *words)  # type: ignore[no-untyped-call]
+                    assert (key, words[0], answer == b"OK") == (key, words[0], key in own)
+
+
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize(
     "command",

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("kazoo")
 
+from kazoo.exceptions import NoAuthError
 from kazoo.security import ACL, Id, make_digest_acl
 
 import tenure
@@ -155,6 +156,25 @@ async def test_all_else_is_refused(server: ZooKeeper, what: str) -> None:
     path, act = REFUSED[what]
     async with acting(url_of(server, "looks").replace("/apps", path)) as backend:
         await refused(backend, act, "does not permit this client", "docs/zookeeper.md")
+
+
+async def test_who_may_write_another_path_can_not_end_a_term(server: ZooKeeper) -> None:
+    def try_to_end() -> None:
+        with server.client(auth_data=[("digest", "other:PASSWORD")]) as client:
+            client.create("/elsewhere", b"", acl=[make_digest_acl("other", "PASSWORD", all=True)])
+            client.create("/elsewhere/own", b"")
+            below = nodes_below(client, "/apps/held")
+            assert len(below) > 1
+            for node in below:
+                for act in (client.delete, client.set, client.set_acls, client.create):
+                    path = f"{node}/own" if act == client.create else node
+                    more = {client.set: (b"",), client.set_acls: ([make_digest_acl("other", "PASSWORD", all=True)],)}
+                    with pytest.raises(NoAuthError):
+                        act(path, *more.get(act, ()))
+
+    async with acting(url_of(server, "leads")) as backend, backend.election("held", ttl=TTL).campaign() as term:
+        await asyncio.to_thread(try_to_end)
+        term.check()
 
 
 async def test_a_campaign_without_the_right_goes_on_if_looking_has_worked(server: ZooKeeper) -> None:
