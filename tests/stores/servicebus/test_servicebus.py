@@ -245,6 +245,20 @@ async def test_sending_and_receiving_need_no_manage(
         await queue.send(b"b")
         await queue.consume(handle, until_empty=True, sigterm=False)
         assert handled == [b"b"]
+        await queue.send_batch([tenure.Outgoing(f"{number}".encode()) for number in range(4)])
+        received: list[tenure.Message] = []
+        while len(received) < 4:
+            received += await queue.receive(4 - len(received), wait=30)
+        one, two, three, four = received
+        await one.abandon(delay=600.0)
+        await two.dead_letter("bad")
+        await three.defer()
+        await four.give_back()
+        [again] = await queue.receive_deferred(three.sequence)
+        await again.complete()
+        assert [one.body for one in await queue.dead_letters.peek()] == [b"1"]
+        assert await queue.dead_letters.redrive() == 1
+        assert sorted([one.body for one in await queue.peek()]) == [b"0", b"1", b"3"]
         assert await backend.queues() == [name]
         with pytest.raises(ConfigError, match="create=yes"):
             await queue.delete()
@@ -254,6 +268,22 @@ async def test_sending_and_receiving_need_no_manage(
             await backend.queue("missing").send(b"a")
         facts = {fact.name: fact for fact in (await backend.diagnose()).facts}
         assert "no Manage" in facts["rights"].value
+
+
+async def test_sessions_need_no_manage(server: ServiceBus, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = entity_of(name)
+    async with tenure.connect(server.url) as backend:
+        await backend.queue(name).send(b"a", session="s")
+    async with tenure.connect(without_manage(server, monkeypatch)) as backend:
+        async with backend.queue(name).session() as session:
+            [message] = await session.receive()
+            await session.set_state(b"state")
+            await session.renew()
+            await message.abandon()
+            [message] = await session.receive()
+            await message.complete()
+        async with backend.queue(name).session("s") as session:
+            assert session.state == b"state"
 
 
 async def test_a_lock_that_is_not_known_is_taken_for_the_shortest(
