@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 HIDDEN = "***"
 
@@ -20,7 +21,7 @@ class Secret:
         ('***', "Secret('***')", 'hush')
     """
 
-    __slots__ = ("_text",)
+    __slots__ = ("__weakref__", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -65,5 +66,30 @@ def path_shown(path: str) -> str:
 
 
 def revealed(secret: Secret | None) -> str | None:
-    """Return the text of a secret; None if there is none."""
-    return None if secret is None else secret.reveal()
+    """Return the text of a secret for a driver, which sends it to a server; None if there is none.
+
+    From then on, what a server says is shown without it.
+    """
+    if secret is None:
+        return None
+    hide(secret)
+    return secret.reveal()
+
+
+def hide(*secrets: Secret | None) -> None:
+    """Note that servers get to know these secrets: what they say is shown without them, as long as these values live.
+
+    For secrets that a driver gets in another way than by ``revealed``, such as in a longer text.
+    """
+    for secret in secrets:
+        if secret:
+            _SENT[id(secret)] = secret
+
+
+def sent() -> list[Secret]:
+    """Return the secrets that servers may know, and quote."""
+    return [secret for ref in _SENT.valuerefs() if (secret := ref()) is not None]
+
+
+_SENT: WeakValueDictionary[int, Secret] = WeakValueDictionary()
+"""By identity: of two that are equal, one may end before the other."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
+import json
 import logging
 import re
 import subprocess
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,10 +19,13 @@ from urllib.parse import quote
 import pytest
 
 import tenure
-from tenure import Secret, Url, _registry
+from tenure import Secret, Url, _redaction, _registry
 from tenure._url import HIDDEN_OPTIONS, SCHEMES, SHOWN, VARIABLES
 from tenure.cli import main
 from tests import warm
+from tests.durations import until
+from tests.servers.process import free_port
+from tests.stores.quoting import ANSWERS, quoting
 
 for _driver in (
     "aiohttp",
@@ -311,6 +316,174 @@ async def listening(answer: bytes, asked: list[bytes]) -> AsyncIterator[int]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
+
+
+# --- servers that quote ------------------------------------------------------------------------------------------
+
+HIDDEN = f"{MARK} +/=%&<>\"'\\\\é{MARK}"
+"""Each of its characters is escaped by one or the other protocol."""
+TOKEN = f"{MARK}.+/=~%&<{MARK}"
+"""The same, for the header of a request."""
+KEY = base64.b64encode(f"{MARK}a key of 32 bytes that is one{MARK}".encode()).decode()
+LOGIN = f"ann:{quote(HIDDEN, safe='')}@127.0.0.1:PORT"
+CONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "it",
+    "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+}
+"""A kubeconfig without its cluster and its user."""
+
+HTTP = [how for how in ANSWERS if how.startswith("HTTP")]
+AMQP = [how for how in ANSWERS if how.startswith("AMQP")]
+REDIS = [how for how in ANSWERS if how.startswith("Redis")]
+
+LOGINS: dict[str, tuple[str, list[str]]] = {
+    "etcd": (f"etcd://{LOGIN}/?timeout=1", [*HTTP, "etcd, logged in"]),
+    "kubernetes, a variable": ("kubernetes://default?server=http://127.0.0.1:PORT&token_env=TOKEN&timeout=1", HTTP),
+    "kubernetes, a token": ("kubernetes://default?kubeconfig=token&timeout=1", HTTP),
+    "kubernetes, a file": ("kubernetes://default?kubeconfig=tokenFile&timeout=1", HTTP),
+    "kubernetes, a command": ("kubernetes://default?kubeconfig=exec&timeout=1", HTTP),
+    "nats": (f"nats://{LOGIN}/?timeout=1", ["NATS"]),
+    "nats, a token": (f"nats://{quote(HIDDEN, safe='')}@127.0.0.1:PORT/?timeout=1", ["NATS"]),
+    "nats, a JWT": ("nats://127.0.0.1:PORT/?creds=it.creds&timeout=1", ["NATS"]),
+    "postgresql": (f"postgresql://{LOGIN}/db?timeout=1", ["PostgreSQL"]),
+    "postgresql, an option": (
+        f"postgresql://127.0.0.1:PORT/db?user=ann&password={quote(HIDDEN, safe='')}&timeout=1",
+        ["PostgreSQL"],
+    ),
+    "postgresql, a variable": ("postgresql://ann@127.0.0.1:PORT/db?timeout=1", ["PostgreSQL"]),
+    "postgresql, a file": ("postgresql://ann@127.0.0.1:PORT/db?passfile=passwords&timeout=1", ["PostgreSQL"]),
+    "postgresql, a service": ("postgresql://ann@127.0.0.1:PORT/db?service=it&timeout=1", ["PostgreSQL"]),
+    "redis": (f"redis://{LOGIN}/0?timeout=1", [*REDIS, "echo"]),
+    "redis without a user": (f"redis://:{quote(HIDDEN, safe='')}@127.0.0.1:PORT/0?timeout=1", REDIS),
+    "redis cluster": (f"redis://{LOGIN}/0?timeout=1&cluster=true", REDIS),
+    "sentinels": (
+        f"redis+sentinel://127.0.0.1:PORT/primary?sentinel_password={quote(HIDDEN, safe='')}&timeout=1",
+        REDIS,
+    ),
+    "rabbitmq": (f"amqp://{LOGIN}/?timeout=1", [*AMQP, "echo"]),
+    "zookeeper": (f"zookeeper://{LOGIN}/apps?timeout=1", ["echo"]),
+    "zookeeper, SASL": (f"zookeeper://{LOGIN}/apps?auth=sasl&timeout=1", ["echo"]),
+    "peers": ("peers://127.0.0.1:PORT,127.0.0.1:FREE,127.0.0.1:1?key_file=peers.key&me=127.0.0.1:FREE", ["echo"]),
+    "azure, a key": ("azure:?connection_string_env=AZURE_KEY&timeout=1", HTTP),
+    "azure, a signature": ("azure:?connection_string_env=AZURE_SAS&timeout=1", HTTP),
+    "servicebus, a key": ("servicebus:?connection_string_env=BUS_KEY&timeout=1", ["echo"]),
+}
+"""Each documented form of a login, and the answers of servers that quote it."""
+
+SHOWN_ELSE = {"etcd": "HTTP 500", "kubernetes, a variable": "HTTP 403", "nats": "NATS", "postgresql": "PostgreSQL"}
+
+
+def given_logins(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the files, and set the variables, that ``LOGINS`` name."""
+    escaped = HIDDEN.replace("\\", "\\\\")
+    files = {
+        "it.creds": f"-----BEGIN NATS USER JWT-----\n{TOKEN}\n---\n-----BEGIN USER NKEY SEED-----\n{seed()}\n---\n"
+    }
+    files |= {"passwords": f"*:*:*:*:{escaped}\n", "services": f"[it]\npassword={HIDDEN.replace('%', '%%')}\n"}
+    files |= {"peers.key": TOKEN, "a token": TOKEN}
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": TOKEN}}
+    execution = {"apiVersion": command["apiVersion"], "command": "cat", "args": [str(Path("credential").resolve())]}
+    files |= {"credential": json.dumps(command)}
+    for name, user in {"token": TOKEN, "tokenFile": "a token", "exec": execution}.items():
+        cluster = {"server": f"http://127.0.0.1:{port}"}
+        found = {"clusters": [{"name": "it", "cluster": cluster}], "users": [{"name": "it", "user": {name: user}}]}
+        files |= {name: json.dumps(CONFIG | found)}
+    for name, text in files.items():
+        Path(name).write_text(text)
+        Path(name).chmod(0o600)
+    at = f"BlobEndpoint=http://127.0.0.1:{port}/it;QueueEndpoint=http://127.0.0.1:{port}/it"
+    variables = {"TOKEN": TOKEN, "PGSERVICEFILE": "services"}
+    variables |= {"AZURE_KEY": f"AccountName=it;AccountKey={KEY};{at}"}
+    variables |= {"AZURE_SAS": f"SharedAccessSignature=sv=2024&sp=rwd&sig={quote(KEY, safe='')};AccountName=it;{at}"}
+    bus = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=it;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+    for name, text in {**variables, "BUS_KEY": bus}.items():
+        monkeypatch.setenv(name, text)
+
+
+def seed() -> str:
+    import nkeys  # which nats has with it
+
+    return bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER)).decode()
+
+
+def in_chain(error: BaseException) -> Iterator[str]:
+    """Yield what an error shows, and each one that a traceback shows before it."""
+    seen: list[BaseException] = []
+    left: BaseException | None = error
+    while left is not None and left not in seen:
+        yield from told(left)
+        seen.append(left)
+        left = left.__cause__ or (None if left.__suppress_context__ else left.__context__)
+
+
+async def shown_until_told(use: Callable[[], Awaitable[object]], events: list[Any]) -> list[str]:
+    """Return what *use* returns or raises; end it when it has an event, if it goes on."""
+
+    async def used() -> object:
+        return await use()
+
+    before, using = len(events), asyncio.ensure_future(used())
+    await until(lambda: using.done() or len(events) > before)
+    using.cancel()
+    try:
+        return [repr(await using)]
+    except asyncio.CancelledError:
+        return []
+    except Exception as error:
+        return list(in_chain(error))
+
+
+async def shown_while_used(url: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return all that is shown while a store is used in every way, as it is while a candidate and a consumer go on."""
+    caplog.set_level(logging.DEBUG)
+    found, events = list[str](), list[Any]()
+
+    async def nothing(_: object) -> None:
+        raise AssertionError("it was elected, or got a message")
+
+    async with tenure.connect(url, on_event=events.append) as backend:
+        uses: list[Callable[[], Awaitable[object]]] = [
+            lambda: backend.diagnose(),
+            lambda: backend.queue("orders").send(b"x"),
+            lambda: backend.queue("orders").stats(),
+            lambda: backend.queue("orders").consume(nothing),
+            lambda: backend.leaders(),
+            lambda: backend.election("x", ttl=15).leader(),
+            lambda: backend.election("x", ttl=15).campaign().__aenter__(),
+            lambda: backend.election("x", ttl=15).run(nothing),
+        ]
+        for use in uses:
+            found += await shown_until_told(use, events)
+    logged = [logging.Formatter().format(record) for record in caplog.records]
+    return [*found, *map(repr, events), *logged]
+
+
+@pytest.mark.parametrize(("form", "how"), [(form, how) for form, (_, hows) in LOGINS.items() for how in hows])
+async def test_no_answer_of_a_server_shows_the_secret_that_it_quotes(
+    form: str, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with quoting(how) as port:
+        given_logins(port, monkeypatch)
+        if form == "postgresql, a variable":
+            monkeypatch.setenv("PGPASSWORD", HIDDEN)
+        url = LOGINS[form][0].replace("PORT", str(port)).replace("FREE", str(free_port()))
+        for shown in await shown_while_used(url, caplog):
+            assert MARK.lower() not in shown.lower()
+            assert base64.b64encode(MARK.encode()).decode()[:5] not in shown
+
+
+@pytest.mark.parametrize("form", SHOWN_ELSE)
+async def test_what_a_server_quotes_would_be_shown(
+    form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So the test above can fail."""
+    monkeypatch.setattr(_redaction, "sent", list)
+    async with quoting(SHOWN_ELSE[form]) as port:
+        given_logins(port, monkeypatch)
+        found = await shown_while_used(LOGINS[form][0].replace("PORT", str(port)), caplog)
+    assert any(MARK in shown for shown in found)
 
 
 # --- the lists ---------------------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ So each is sent once here, and the caller decides whether to repeat it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import (
@@ -26,8 +28,10 @@ from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from azure.storage.queue.aio import QueueServiceClient
 
 from tenure._backends.azure_storage.address import Address, Options
+from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
+from tenure._secret import Secret, hide
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -36,6 +40,17 @@ T = TypeVar("T")
 
 CONCURRENCY = 32
 """Requests of one operation, such as the renewal of many leases, that run at the same time."""
+
+
+class _Redacting(logging.Filter):
+    """Logs the answers of the service without the signature that one may quote in its headers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redacted(record.getMessage()), ()
+        return True
+
+
+logging.getLogger("azure.core.pipeline.policies.http_logging_policy").addFilter(_Redacting())
 
 NO_RIGHTS = frozenset(["AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"])
 NO_RIGHTS |= frozenset(["AuthorizationServiceMismatch", "InsufficientAccountPermissions"])
@@ -68,6 +83,7 @@ _TLS_ADVICE = TlsAdvice(
 )
 
 
+@redacting
 def translate(error: Exception, url: Url, timeout: float, *, worked: bool, server: str = "the account") -> TenureError:
     """Turn an error of the client or the service into one of ours.
 
@@ -87,14 +103,14 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool, serve
             return lasting(f"{url} {_ADVICE[code_of(error)]} ({code_of(error)}){before}")
         case HttpResponseError(status_code=401 | 403):
             return lasting(
-                f"{url} refuses the login (status {error.status_code}, {code_of(error) or 'no code'}){before}"
+                f"{url} refuses the login (status {error.status_code}, {redacted(code_of(error)) or 'no code'}){before}"
             )
         case ClientAuthenticationError():
             return lasting(
                 f"no identity was found for {url}; log in with az login, or name a secret: ?key_env=…{before}"
             )
         case HttpResponseError():
-            return Unavailable(f"{url} failed: status {error.status_code}, {code_of(error) or 'no code'}")
+            return Unavailable(f"{url} failed: status {error.status_code}, {redacted(code_of(error)) or 'no code'}")
         case ServiceRequestError() | ServiceResponseError():
             return Unavailable(_unreachable_text(error, url))
         case AzureError() | OSError():
@@ -138,6 +154,8 @@ class LoopConnections:
 
     def __init__(self, address: Address, options: Options) -> None:
         self._credential, self._identity = _credential(address)
+        self._quotable: tuple[Secret | None, ...] = (address.key, _signature_in(address.sas))
+        hide(*self._quotable)
         settings: dict[str, Any] = {
             "credential": self._credential,
             # The callers retry: the client's own retries take longer than a lease.
@@ -304,6 +322,12 @@ def _credential(address: Address) -> tuple[Any, Any]:
 
     identity = DefaultAzureCredential()
     return SharedLogin(identity), identity
+
+
+def _signature_in(sas: Secret | None) -> Secret | None:
+    """Return the value of ``sig``, which is the secret in a shared access signature."""
+    found = parse_qs(sas.reveal()).get("sig") if sas is not None else None
+    return Secret(found[0]) if found else None
 
 
 class SharedLogin:

@@ -28,14 +28,12 @@ from tenure._backends.etcd.requests import Json
 from tenure._foreign import Unreadable, an_object, read_object, read_or
 from tenure._opened import Fact
 from tenure._option_files import require_readable
+from tenure._redaction import LOOKED_AT
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
-from tenure._secret import revealed
+from tenure._secret import Secret, hide, revealed
 from tenure._tls_context import tls_context
 from tenure.errors import ConfigError, TenureError
-
-TEXT_MAX = 1_000
-"""Characters of the longest reason of a refusal that is read."""
 
 TRUSTED_FOR = 5.0
 """Seconds in which the connections to a member are not replaced because it was too slow for one request."""
@@ -149,7 +147,7 @@ class Member:
         """Return its metrics as text; raises as :meth:`post` does."""
         async with self.connections().get(f"{self.url}/metrics", allow_redirects=False) as reply:
             if reply.status != 200:
-                raise Refused(reply.status, await reply.text(), is_of_etcd=False)
+                raise Refused(reply.status, (await reply.text())[:LOOKED_AT], is_of_etcd=False)
             return await reply.text()
 
     def retire(self, connections: aiohttp.ClientSession) -> None:
@@ -203,6 +201,8 @@ class Client:
         self.members: tuple[Member, ...] = tuple(Member(url, tls) for url in address.members)
         self._token: str | None = None
         """Of the present login; empty if the servers have no users, None if the login is still to be made."""
+        self._quotable: Secret | None = None
+        """The same, as what a server may quote."""
         self._login_turn = asyncio.Lock()
         self._worked = False
         self._permitted = False
@@ -302,7 +302,8 @@ class Client:
                     given = ""
                 if not isinstance(given, str) or not given.isascii() or (given and not given.isprintable()):
                     raise Refused(200, "the login was answered without a token", is_of_etcd=False)
-                self._token = given
+                self._token, self._quotable = given, Secret(given)
+                hide(self._quotable)
             return self._token
 
     def forget_login(self, token: str) -> None:
@@ -410,12 +411,12 @@ def _read(status: int, raw: bytes) -> Json:
     try:
         found = read_object(raw, most=len(raw))
     except Unreadable:
-        raise Refused(status, raw[:200].decode(errors="replace").strip(), is_of_etcd=False) from None
+        raise Refused(status, raw[:LOOKED_AT].decode(errors="replace").strip(), is_of_etcd=False) from None
     wrapped = found.get("error")
     if isinstance(wrapped, dict):  # in a stream
         found = wrapped
     if status != 200 or wrapped is not None:
         code = found.get("code", found.get("grpc_code"))
-        text = str(found.get("message") or found.get("error") or found)[:TEXT_MAX]
+        text = str(found.get("message") or found.get("error") or found)[:LOOKED_AT]
         raise Refused(status, text, code if type(code) is int else None)
     return read_or(an_object, found.get("result", found), {})

@@ -8,6 +8,7 @@ import os
 import aiohttp
 
 from tenure._backends.etcd.address import Address
+from tenure._redaction import redacted, redacting
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -18,6 +19,11 @@ _DECIDED = frozenset({3, 5, 6, 7, 8, 9, 11, 12, 16})
 """The codes of refusals that are final; others, such as a time limit's, may come while the request is executed."""
 _GATEWAYS = frozenset({502, 503, 504})
 """What a proxy answers while the servers behind it can't be reached, or are too slow."""
+
+TEXT_MAX = 1_000
+"""Characters of the longest reason of a refusal that is shown."""
+FOREIGN_MAX = 200
+"""The same, for a server that is no etcd."""
 
 NO_LEASE = "requested lease not found"
 LEASE_EXISTS = "lease already exists"
@@ -41,7 +47,9 @@ class Refused(Exception):
     """
 
     def __init__(self, status: int, text: str, code: int | None = None, *, is_of_etcd: bool = True) -> None:
-        super().__init__(text)
+        self.said: str = redacted(text.removeprefix("etcdserver: "))[: TEXT_MAX if is_of_etcd else FOREIGN_MAX]
+        """The same, for a message."""
+        super().__init__(self.said)
         self.status = status
         self.text = text.removeprefix("etcdserver: ")
         self.code = code
@@ -89,6 +97,7 @@ class NoTimeLeft(Exception):
     """The time for a request was over before it was sent."""
 
 
+@redacting
 def translate(
     error: Exception, address: Address, *, prefix: str, has_certificate: bool, worked: bool, permitted: bool
 ) -> TenureError:
@@ -97,7 +106,7 @@ def translate(
     A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
     servers are being changed, and may work again.
     """
-    text = str(error).rstrip(".")
+    text = redacted(str(error)).rstrip(".")
     match error:
         case Refused():
             return _refusal(error, address, prefix, worked=worked, permitted=permitted)
@@ -126,7 +135,7 @@ def _tls_error(error: Exception, address: Address, has_certificate: bool, worked
 
 def _cause_of(error: aiohttp.ClientConnectorError, address: Address, *, worked: bool) -> str:
     number = error.os_error.errno or 0
-    cause = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
+    cause = os.strerror(number) if number > 0 else error.os_error.strerror or redacted(str(error))
     answered = number in (0, errno.ECONNRESET)
     hint = "; if these servers don't use TLS, write etcd://" if answered and address.is_tls and not worked else ""
     return f"{cause}; check hosts and ports, and whether etcd runs{hint}"
@@ -134,9 +143,9 @@ def _cause_of(error: aiohttp.ClientConnectorError, address: Address, *, worked: 
 
 def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, permitted: bool) -> TenureError:
     lasting: type[TenureError] = Unavailable if worked else ConfigError
-    text = error.text
+    text, said = error.text, error.said
     if error.is_temporary:
-        proxy = f"{address} answers with status {error.status}, as a proxy does that can't reach etcd: {text!r}"
+        proxy = f"{address} answers with status {error.status}, as a proxy does that can't reach etcd: {said!r}"
         return Unavailable(f"{proxy}; check that etcd runs; the request may have been executed")
     if not error.is_of_etcd:
         return lasting(_foreign(error, address))
@@ -152,23 +161,23 @@ def _refusal(error: Refused, address: Address, prefix: str, *, worked: bool, per
         if address.username is None:
             anonymous = f"{address} requires a login, and got none; write it into the URL: etcd://USER:PASSWORD@…"
             return Unavailable(anonymous) if permitted else ConfigError(anonymous)
-        return Unavailable(f"{address} ended the login: {text}; tenure logs in again")
+        return Unavailable(f"{address} ended the login: {said}; tenure logs in again")
     if NO_SPACE in text:
         return Unavailable(
-            f"{address} is full, and changed nothing: {text}; compact it, defragment its members, then run etcdctl "
+            f"{address} is full, and changed nothing: {said}; compact it, defragment its members, then run etcdctl "
             "alarm disarm, or raise --quota-backend-bytes"
         )
     if error.code == DATA_LOSS or "corrupt" in text:
-        return Unavailable(f"{address} has an alarm, as its members' data differ: {text}; replace the corrupt member")
+        return Unavailable(f"{address} has an alarm, as its members' data differ: {said}; replace the corrupt member")
     if "too many operations" in text:
         return lasting(
-            f"{address} permits fewer than 128 operations in a transaction: {text}; set --max-txn-ops to 128"
+            f"{address} permits fewer than 128 operations in a transaction: {said}; set --max-txn-ops to 128"
         )
     if error.code == UNIMPLEMENTED:
-        return lasting(f"{address} has no such request: {text}; tenure needs etcd 3.4 or newer")
+        return lasting(f"{address} has no such request: {said}; tenure needs etcd 3.4 or newer")
     if error.code == UNAVAILABLE:
-        return Unavailable(f"{address} can't answer at present: {text}; the request may have been executed")
-    return Unavailable(f"{address} refused the request: {text}")
+        return Unavailable(f"{address} can't answer at present: {said}; the request may have been executed")
+    return Unavailable(f"{address} refused the request: {said}")
 
 
 def _foreign(error: Refused, address: Address) -> str:
@@ -180,6 +189,6 @@ def _foreign(error: Refused, address: Address) -> str:
         )
     if error.status == 404:
         return (
-            f"{address} has no JSON gateway under /v3: {error.text!r}; tenure needs etcd 3.4 or newer, with its gateway"
+            f"{address} has no JSON gateway under /v3: {error.said!r}; tenure needs etcd 3.4 or newer, with its gateway"
         )
-    return f"{address} does not answer as etcd (status {error.status}): {error.text!r}; check hosts and ports"
+    return f"{address} does not answer as etcd (status {error.status}): {error.said!r}; check hosts and ports"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from tenure._backends.kubernetes.credentials import Access, CommandLogin, Login,
 from tenure._backends.kubernetes.records import Json
 from tenure._foreign import Unreadable, digits, read_object, read_or
 from tenure._opened import Fact
+from tenure._redaction import LOOKED_AT, redacted, redacting
 from tenure._runtime.closing import close_together
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
-from tenure._secret import Secret
+from tenure._secret import Secret, revealed
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -31,6 +33,8 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 AGENT = "tenure"
 LINE_MAX = 16 * 2**20
 """The most bytes of one line of a watch: a Lease has two millions at most."""
+LOGINS_KEPT = 4
+"""Tokens that are known, after they were renewed, to the requests that are still answered: an answer may quote one."""
 PAUSE_MIN = 0.1
 """Seconds to wait at least after the server has asked for a pause."""
 PAUSE_UNTOLD = 1.0
@@ -68,10 +72,16 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The server's own words about a refusal, in one line."""
-        return " ".join(str(self.body.get("message") or "no message").split())[:500]
+        """The server's own words about a refusal."""
+        return str(self.body.get("message") or "no message")[:LOOKED_AT]
+
+    @property
+    def said(self) -> str:
+        """The same for a message of ours: on one line, and without the secrets that it quotes."""
+        return " ".join(redacted(self.message).split())[:500]
 
 
+@redacting
 def translate(problem: Answer | Exception, request: Request, where: Where) -> TenureError:
     """Turn a refusal of the server, or an error of the client, into an error of tenure.
 
@@ -86,23 +96,23 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
         case Answer(status=401):
             return lasting(f"{where} refuses the login from {where.origin}; renew its token or certificate{before}")
         case Answer(status=403) if "being terminated" in problem.message:
-            return Unavailable(f"the namespace {where.namespace} on {where} is being deleted: {problem.message}")
+            return Unavailable(f"the namespace {where.namespace} on {where} is being deleted: {problem.said}")
         case Answer(status=403):
             return lasting(
                 f"{where} does not allow the login from {where.origin} to {request.verb} {request.resource} in the "
                 f"namespace {where.namespace}: grant the verb {request.verb!r} on {request.resource} of "
-                f"coordination.k8s.io in a Role ({problem.message}){before}"
+                f"coordination.k8s.io in a Role ({problem.said}){before}"
             )
         case Answer(status=404) if "namespaces" in problem.message:
             return lasting(f"{where} has no namespace {where.namespace!r}; create it, or correct the URL{before}")
         case Answer(status=404):
             return lasting(
                 f"{where} has no Leases (coordination.k8s.io/v1, in Kubernetes since 1.14): is it an API server? "
-                f"({problem.message}){before}"
+                f"({problem.said}){before}"
             )
         case Answer(status=400 | 413 | 415 | 422):
             what = f"the Lease {request.name!r}" if request.name else request.resource
-            about = f"{where} refuses to {request.verb} {what}: {problem.message}"
+            about = f"{where} refuses to {request.verb} {what}: {problem.said}"
             return ConfigError(about) if problem.reason else lasting(f"{about}{before}")  # a proxy gives no reason
         case Answer(status=429):
             return Unavailable(
@@ -110,7 +120,7 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
                 "requests a FlowSchema of their own (API Priority and Fairness)"
             )
         case Answer():
-            return Unavailable(f"{where} failed with status {problem.status}: {problem.message}")
+            return Unavailable(f"{where} failed with status {problem.status}: {problem.said}")
         case TimeoutError():
             return Unavailable(f"{where.awaited or where} gave no answer within {where.within:g} s (option timeout)")
         case Exception() if failed := tls_error(problem, where.place, _ADVICE, worked=worked):
@@ -119,7 +129,8 @@ def translate(problem: Answer | Exception, request: Request, where: Where) -> Te
             why = problem.os_error.strerror or type(problem.os_error).__name__
             return Unavailable(f"{where} can't be reached: {why}; check the address, and the network")
         case aiohttp.ClientError() | OSError() | ValueError():
-            return Unavailable(f"the request to {where} failed: {type(problem).__name__}: {problem}"[:500])
+            said = redacted(str(problem))
+            return Unavailable(f"the request to {where} failed: {type(problem).__name__}: {said}"[:500])
     raise AssertionError("translate() got an error that is not the client's") from problem  # a TypeError is a bug
 
 
@@ -161,6 +172,7 @@ class Session:
         self._http: aiohttp.ClientSession | None = None
         self._login = Login()
         self._shown: tuple[str | None, Secret | None] | None = None  # the certificate of the connections
+        self._quotable: deque[Secret | None] = deque(maxlen=LOGINS_KEPT)
         self._making = asyncio.Lock()
         self._retired: set[aiohttp.ClientSession] = set()
         self._closing = Tasks()
@@ -242,6 +254,8 @@ class Session:
     async def _ready(self, refused: Login | None) -> tuple[aiohttp.ClientSession, Login]:
         credential = self._access.credential
         login = await credential.login(refused=refused) if credential is not None else Login()
+        if login.token not in self._quotable:
+            self._quotable.append(login.token)
         shown = (login.certificate, login.key)
         async with self._making:
             if self._http is not None and self._shown != shown:
@@ -264,7 +278,7 @@ class Session:
 def _headers(login: Login, *, has_body: bool) -> dict[str, str]:
     headers = {"Accept": "application/json", "User-Agent": AGENT}
     if login.token:
-        headers["Authorization"] = f"Bearer {login.token.reveal()}"
+        headers["Authorization"] = f"Bearer {revealed(login.token)}"
     if has_body:
         headers["Content-Type"] = "application/json"
     return headers
@@ -275,8 +289,9 @@ def _answer_of(response: aiohttp.ClientResponse, content: bytes) -> Answer:
         body = read_object(content, most=len(content))
     except Unreadable as error:
         if response.status < 400:
-            raise ValueError(f"the answer is no JSON object: {content[:80]!r}: {error}") from error
-        body = {"message": content[:200].decode(errors="replace")}
+            said = redacted(content[:LOOKED_AT].decode(errors="replace"))
+            raise ValueError(f"the answer is no JSON object: {said[:80]!r}: {error}") from error
+        body = {"message": content[:LOOKED_AT].decode(errors="replace")}
     pause = read_or(digits, response.headers.get("Retry-After", ""), PAUSE_UNTOLD)
     priority = response.headers.get("X-Kubernetes-PF-PriorityLevel-UID", "")
     return Answer(response.status, body, float(pause), priority)

@@ -26,7 +26,7 @@ from tenure._foreign import a_text, an_object, read_object
 from tenure._opened import Fact
 from tenure._option_files import read_file as bytes_of
 from tenure._runtime.threads import in_thread
-from tenure._secret import Secret, revealed
+from tenure._secret import Secret
 from tenure._tls_context import no_password
 from tenure.errors import ConfigError, Unavailable
 
@@ -179,7 +179,7 @@ def _load_certificate(context: ssl.SSLContext, login: Login, origin: str) -> Non
     with tempfile.TemporaryDirectory(prefix="tenure-") as folder:  # readable for this user only
         certificate, key = Path(folder, "client.pem"), Path(folder, "client.key")
         certificate.write_text(login.certificate or "")
-        key.write_text(revealed(login.key) or "")
+        key.write_text(login.key.reveal() if login.key else "")
         try:
             context.load_cert_chain(certificate, key, password=no_password)
         except (ssl.SSLError, ValueError) as error:

@@ -23,7 +23,7 @@ from tenure._backends.nats.address import Address, Options
 from tenure._backends.nats.errors import Disconnected, HandshakeFailed, NoJetStream, NotPermitted
 from tenure._backends.nats.login_files import login_of
 from tenure._backends.nats.transport import Transport
-from tenure._secret import revealed
+from tenure._secret import Secret, hide, revealed
 from tenure._tls_failures import NoTls
 
 Headers = Mapping[str, str]
@@ -85,6 +85,7 @@ class Connection:
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._asked: OrderedDict[str, str] = OrderedDict()
         """By token, as sent: the subjects of requests without an answer or a refusal, also of those given up."""
+        self._quotable: list[Secret] = []  # of a login file
         self._last = 0
         self._inbox = ""
         self._lost: Disconnected | None = None
@@ -99,10 +100,12 @@ class Connection:
         cls, server: str, address: Address, options: Options, tls: ssl.SSLContext | None, within: float
     ) -> Connection:
         """Connect to *server*, one of the servers at *address*, within *within* seconds."""
-        login = login_of(options)
+        login, secrets = login_of(options)
+        hide(*secrets)
         driver, transport = _Driver(), Transport(wants_tls=options.wants_tls)
         driver._transport = transport  # there is no option for that
         connection = cls(driver, transport, server)
+        connection._quotable = secrets
         more: dict[str, Any] = {"tls": tls} if tls is not None else {}
         try:
             await driver.connect(

@@ -9,6 +9,7 @@ import nats.errors
 
 from tenure._backends.nats.address import Address
 from tenure._backends.nats.login_files import BadLoginFile
+from tenure._redaction import redacted, redacting
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -81,6 +82,7 @@ def is_undecided(error: Refusal) -> bool:
 _ADVICE = TlsAdvice(plain="turn TLS on there; or, if clear text is meant, remove tls, ca, cert and key from the URL")
 
 
+@redacting
 def translate(
     error: Exception, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
 ) -> TenureError:
@@ -91,12 +93,13 @@ def translate(
     """
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+    said = redacted(text)
     match error:
         case Refusal():
             return _refusal(error, address, lasting)
         case NotPermitted():
             return lasting(
-                f"{address} does not permit this user what tenure needs: {text}; see docs/nats.md for the subjects"
+                f"{address} does not permit this user what tenure needs: {said}; see docs/nats.md for the subjects"
             )
         case BadLoginFile():
             return lasting(f"{text}, so there is no login for {address}")
@@ -113,7 +116,7 @@ def translate(
             )
         case BadAnswer():
             return Unavailable(
-                f"{address} gave an answer that can't be JetStream's: {text}; the request may have been executed; "
+                f"{address} gave an answer that can't be JetStream's: {said}; the request may have been executed; "
                 "check which programs may publish to the subjects of answers (_INBOX.>)"
             )
         case nats.errors.MaxPayloadError():
@@ -124,11 +127,11 @@ def translate(
             return Unavailable(f"{address} gave no answer within {timeout:g} s; the request may have been executed")
         case nats.errors.AuthorizationError():
             return lasting(
-                f"{address} refused the login: {text}; check user, password, token, creds or nkey in the URL"
+                f"{address} refused the login: {said}; check user, password, token, creds or nkey in the URL"
             )
         case nats.errors.Error() if "authoriz" in text.lower() or "authent" in text.lower():
             return lasting(
-                f"{address} refused the login: {text}; check user, password, token, creds or nkey in the URL"
+                f"{address} refused the login: {said}; check user, password, token, creds or nkey in the URL"
             )
         case HandshakeFailed():
             advice = replace(_ADVICE, has_certificate=has_certificate)
@@ -139,12 +142,12 @@ def translate(
             cause = os.strerror(number) if number > 0 else text
             return Unavailable(f"{address} can't be reached: {cause}; check hosts and ports, and whether NATS runs")
         case Disconnected() | nats.errors.Error():
-            return Unavailable(f"{address} closed the connection: {text}; the request may have been executed")
+            return Unavailable(f"{address} closed the connection: {said}; the request may have been executed")
     raise AssertionError("translate() got an error that is not the client's") from error  # a TypeError is a bug
 
 
 def _refusal(error: Refusal, address: Address, lasting: type[TenureError]) -> TenureError:
-    said = f"{error.text} (code {error.code})"
+    said = f"{redacted(error.text)} (code {error.code})"
     if error.code in (NOT_ENABLED, NOT_ENABLED_HERE):
         return lasting(
             f"{address} has no JetStream for this user: {said}; enable it for the account, or start it with -js"

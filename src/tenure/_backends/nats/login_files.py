@@ -12,7 +12,7 @@ from nats.aio.client import RawCredentials
 
 from tenure._backends.nats.address import Options
 from tenure._option_files import read_file
-from tenure._secret import path_shown
+from tenure._secret import Secret, path_shown
 
 _JWT, _SEED = "BEGIN NATS USER JWT", "BEGIN USER NKEY SEED"
 
@@ -21,14 +21,15 @@ class BadLoginFile(Exception):
     """A file holds no login, or can't be read; *args* says which, and what was expected."""
 
 
-def login_of(options: Options) -> dict[str, Any]:
-    """Return the driver's arguments for a login by ``creds`` or ``nkey``; none if neither is given.
+def login_of(options: Options) -> tuple[dict[str, Any], list[Secret]]:
+    """Return the driver's arguments for a login by ``creds`` or ``nkey``, none if neither is given; and what is secret.
 
     Raises:
         BadLoginFile: The file can't be read, or holds something else.
     """
     if options.creds is not None:
         lines = [line.strip() for line in _read(options.creds, "creds").splitlines()]
+        secrets = list[Secret]()
         for mark in (_JWT, _SEED):
             after = next((next_ for line, next_ in pairwise(lines) if mark in line), "")
             if not after or after.startswith("-"):
@@ -36,14 +37,15 @@ def login_of(options: Options) -> dict[str, Any]:
                     f"creds={options.creds} has no line after -----{mark}-----; give the file that nsc generate creds "
                     "wrote, which has a JWT and a seed"
                 )
+            secrets.append(Secret(after))
             if mark == _SEED:
                 _check_seed(after, f"creds={options.creds}")
-        return {"user_credentials": RawCredentials("\n".join([*lines, ""]))}
+        return {"user_credentials": RawCredentials("\n".join([*lines, ""]))}, secrets
     if options.nkey is not None:
         seed = _read(options.nkey, "nkey").strip()
         _check_seed(seed, f"nkey={options.nkey}")
-        return {"nkeys_seed_str": seed}
-    return {}
+        return {"nkeys_seed_str": seed}, [Secret(seed)]
+    return {}, []
 
 
 def _read(path: str, option: str) -> str:

@@ -25,9 +25,12 @@ from asyncpg.exceptions import (
 from tenure._backends.postgres.address import Options, dsn_of, servers_of
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, on_loop
 from tenure._backends.postgres.encryption import Encryption, encryption_of
+from tenure._backends.postgres.passwords import passwords_of
 from tenure._backends.postgres.statements import VERSION, works_with
 from tenure._opened import Fact
+from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
+from tenure._secret import Secret, hide
 from tenure._tls_failures import NoTls, TlsAdvice, tls_error
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -66,6 +69,7 @@ class RowLocked(Unavailable):
     """Another transaction held a row that the request needed, for longer than it could wait."""
 
 
+@redacting
 def translate(
     error: Exception, url: Url, options: Options, encryption: Encryption, *, worked: bool, waited: float
 ) -> TenureError:
@@ -74,6 +78,7 @@ def translate(
     A permanent error is a ``ConfigError``, unless the client *worked* before: then the database is being changed, and
     may work again.
     """
+    said = redacted(str(error))
     code: str = getattr(error, "sqlstate", None) or ""
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
@@ -87,7 +92,7 @@ def translate(
         case TargetServerAttributeNotMatched():
             return Unavailable(f"{url} {_NOT_NOW['25006']}")
         case asyncpg.PostgresError() if code in _REFUSED:
-            return lasting(f"{url} {_REFUSED[code]} (the server reports: {error}){before}")
+            return lasting(f"{url} {_REFUSED[code]} (the server reports: {said}){before}")
         case asyncpg.PostgresError() if code == _LOCKED:
             return RowLocked(
                 f"{url} gave no answer within {waited:.2g} s: another transaction has locked the row; "
@@ -98,7 +103,7 @@ def translate(
         case asyncpg.PostgresError() if code in _NOT_NOW:
             return Unavailable(f"{url} {_NOT_NOW[code]}")
         case asyncpg.PostgresError() if code in _MISSING:
-            return lasting(f"{_no_schema(url, options)} (the server reports: {error}){before}")
+            return lasting(f"{_no_schema(url, options)} (the server reports: {said}){before}")
         case asyncpg.PostgresError() if code in _POOLED:
             return lasting(
                 f"a pooler before {url} mixes up prepared statements; write prepared=false into the URL, and "
@@ -107,7 +112,7 @@ def translate(
         case asyncpg.DataError():  # its text may quote the value, which may be secret
             return ConfigError(f"{url} can't store a value: {type(error).__name__} (SQLSTATE {code})")
         case asyncpg.PostgresError():
-            return Unavailable(f"{url} failed: {error} (SQLSTATE {code or 'unknown'})")
+            return Unavailable(f"{url} failed: {said} (SQLSTATE {code or 'unknown'})")
         case OSError() | EOFError() | InterfaceError() | InternalClientError():
             return Unavailable(
                 f"{url} can't be reached: {_cause(error)}; check host and port, and whether the server runs"
@@ -132,7 +137,7 @@ def _tls_error(
 def _cause(error: Exception) -> str:
     """Return why the server can't be reached; the system's text is clearer than asyncio's."""
     number = getattr(error, "errno", None) or 0
-    return os.strerror(number) if number > 0 else str(error) or type(error).__name__
+    return os.strerror(number) if number > 0 else redacted(str(error)) or type(error).__name__
 
 
 def _no_schema(url: Url, options: Options) -> str:
@@ -157,6 +162,8 @@ class Client:
         self._dsn = dsn_of(url, sslmode=self.encryption.mode, sslrootcert=self.encryption.authority)
         self.warnings: tuple[Fact, ...] = self.encryption.warnings
         self._by_loop: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
+        self._quotable: list[Secret] = []
+        """The passwords that a server may quote."""
         self._checked = False
         self._worked = False
         self._closed = False
@@ -238,6 +245,8 @@ class Client:
     async def connect(self, **settings: str) -> Connection:
         """Open a connection, with *settings* of the server for it. The caller translates errors."""
         options = self.options
+        self._quotable = passwords_of(self.url, options)  # anew, as the driver does: the file may have changed
+        hide(*self._quotable)
         try:
             connection = await asyncpg.connect(
                 self._dsn.reveal(),

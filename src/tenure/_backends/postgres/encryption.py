@@ -62,7 +62,7 @@ def encryption_of(
     """
     home = home or Path(os.path.expanduser("~"))
     given: dict[str, _Given] = {}
-    file = Path(env.get("PGSERVICEFILE") or home / ".pg_service.conf")
+    file = _service_file(env, home)
     service = _service(url, file, options.service) if options.service else {}
     for rank, (where, found) in enumerate(_places(url, file, service, env)):
         for name, text in found.items():
@@ -109,6 +109,19 @@ def _places(
     yield f"{{name}} in {file}", {name: service[name] for name in names if service.get(name)}
     variables = {name: env.get(f"PG{name.upper()}") for name in names}
     yield "the variable {variable}", {name: text for name, text in variables.items() if text}
+
+
+def service_of(url: Url, name: str, env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options of a service; none if there is no such service.
+
+    Raises:
+        ConfigError: The service file can't be read.
+    """
+    return _service(url, _service_file(env, Path(os.path.expanduser("~"))), name)
+
+
+def _service_file(env: Mapping[str, str], home: Path) -> Path:
+    return Path(env.get("PGSERVICEFILE") or home / ".pg_service.conf")
 
 
 def _service(url: Url, file: Path, name: str) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.identity import ID_MARK
 from tenure._queue.limits import HELD_UP_MAX, PARTS
 from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
+from tenure._redaction import redact, redacted
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -160,9 +161,11 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
             finally:
                 connection.terminate()
     except asyncpg.InsufficientPrivilegeError as error:
+        said = redacted(str(error))
+        redact(error)
         raise ConfigError(
             f"{client.url} does not let this user create the schema {client.options.schema!r} or tables in it "
-            f"(the server reports: {error}); migrate as a user with CREATE on the database, or on the schema, "
+            f"(the server reports: {said}); migrate as a user with CREATE on the database, or on the schema, "
             "and to upgrade it, as the owner of what is in it"
         ) from error
     except DRIVER_ERRORS as error:

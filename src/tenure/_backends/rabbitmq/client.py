@@ -21,6 +21,7 @@ from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionL
 from tenure._backends.rabbitmq.names import PROBE
 from tenure._backends.rabbitmq.properties import Properties
 from tenure._opened import Fact
+from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
 from tenure._runtime.tasks import Tasks
 from tenure._tls_failures import TlsAdvice, tls_error
@@ -64,6 +65,7 @@ class MissingAllowed:
 missing_allowed = MissingAllowed()
 
 
+@redacting
 def translate(
     error: Exception, url: Url, address: Address, timeout: float, *, worked: bool, has_certificate: bool = False
 ) -> TenureError:
@@ -72,6 +74,7 @@ def translate(
     A permanent error is a ``ConfigError``, unless the server *worked* before: then rights are being changed, or it is
     being set up anew, and may fit soon.
     """
+    said = redacted(error.text if isinstance(error, AmqpError) else str(error))
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
     match error:
@@ -82,37 +85,37 @@ def translate(
         ):
             return failed
         case ConnectionLost(code=403):
-            return lasting(f"{url} refuses the login: {error.text}; check user and password{before}")
+            return lasting(f"{url} refuses the login: {said}; check user and password{before}")
         case ConnectionLost(code=530):
             return lasting(
-                f"{url} refuses the virtual host {address.vhost!r}: {error.text}; create it with rabbitmqctl "
+                f"{url} refuses the virtual host {address.vhost!r}: {said}; create it with rabbitmqctl "
                 f"add_vhost, and give the user rights in it{before}"
             )
         case ChannelLost(code=403):
             return lasting(
-                f"{url} refuses the request for lack of rights: {error.text}; give the user {address.username!r} the "
+                f"{url} refuses the request for lack of rights: {said}; give the user {address.username!r} the "
                 f"rights to configure, write and read with rabbitmqctl set_permissions{before}"
             )
         case ChannelLost(code=406) if CONSUMER_TIMEOUT.search(error.text):
-            return Unavailable(f"{url} has closed a channel, with all its locks: {error.text}")
+            return Unavailable(f"{url} has closed a channel, with all its locks: {said}")
         case ChannelLost(code=405):
-            return ConfigError(f"{url} has a queue that belongs to another connection alone: {error.text}")
+            return ConfigError(f"{url} has a queue that belongs to another connection alone: {said}")
         case ChannelLost(code=406):
             return ConfigError(
-                f"{url} has a queue or an exchange of that name which is not as tenure declares it: {error.text}; "
+                f"{url} has a queue or an exchange of that name which is not as tenure declares it: {said}; "
                 "tenure needs a quorum queue with dead-letter-strategy at-least-once: delete that one, or use another "
                 "name or virtual host"
             )
         case ChannelLost(code=540) | ConnectionLost(code=540):
-            return ConfigError(f"{url} can't do that: {error.text}; tenure needs RabbitMQ 3.10 or newer")
+            return ConfigError(f"{url} can't do that: {said}; tenure needs RabbitMQ 3.10 or newer")
         case ChannelLost(code=311) | ChannelLost(code=501):
-            return ConfigError(f"{url} refuses the message: {error.text}")
+            return ConfigError(f"{url} refuses the message: {said}")
         case TooLarge():
             return ConfigError(f"{url} can't keep the message: {error}")
         case NotConfirmed():
             return Unavailable(f"{url} did not accept a message: {error}")
         case AmqpError():
-            return Unavailable(f"{url} failed: {error}")
+            return Unavailable(f"{url} failed: {redacted(str(error))}")
         case OSError():
             return Unavailable(f"{url} can't be reached: {error.strerror or error}; check that RabbitMQ runs there")
     raise AssertionError("translate() got an error that is not the connection's") from error  # a TypeError is a bug

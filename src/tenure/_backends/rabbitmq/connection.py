@@ -43,6 +43,7 @@ from tenure._backends.rabbitmq.properties import Properties, read_properties
 from tenure._backends.rabbitmq.wire import Wire, connected, unread
 from tenure._runtime.closing import close_in_order
 from tenure._runtime.tasks import Tasks
+from tenure._secret import revealed
 
 SILENCE = 1.25
 """How many times the heartbeat's interval a server may be silent. It sends two in one interval. The server gives up a
@@ -381,7 +382,7 @@ class AmqpConnection:
     async def open(self, address: Address, options: Options, purpose: str) -> None:
         """Connect, and log in."""
         self._wire = await connected(address.host, address.port, tls_of(address, options), self._on_wire_lost)
-        login = f"{quote(address.username, safe='')}:{quote(address.password.reveal(), safe='')}"
+        login = ":".join(quote(part or "", safe="") for part in (address.username, revealed(address.password)))
         host = f"[{address.host}]" if ":" in address.host else address.host
         url = f"amqp://{login}@{host}:{address.port}/{quote(address.vhost, safe='')}?heartbeat={self.heartbeat}"
         self._raw = aiormq.Connection(

@@ -27,6 +27,7 @@ from tenure._backends.redis.connections import LoopConnections, on_loop, run_scr
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
 from tenure._opened import Fact
 from tenure._option_files import require_readable
+from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
 from tenure._tls_context import tls_context
 from tenure._tls_failures import TlsAdvice, tls_error
@@ -40,6 +41,7 @@ _QUOTES = ", with args beginning with"
 _SERVER = re.compile(r" (?:connecting to|reading from|writing to) (\S+:\d+)")
 
 
+@redacting
 def translate(
     error: Exception,
     place: str,
@@ -55,6 +57,7 @@ def translate(
     server is being changed, and may work again.
     """
     text = str(error).rstrip(".")
+    said = redacted(text)
     match error:
         case exceptions.ConnectionError() if failed := tls_error(
             error, server_in(error, place), tls_advice(has_certificate), worked=worked
@@ -62,44 +65,44 @@ def translate(
             return failed
         case exceptions.ResponseError() if _lacks_rights(error):
             forbidden = (
-                f"{place} does not permit this user an operation that tenure needs: {text}; "
+                f"{place} does not permit this user an operation that tenure needs: {said}; "
                 "grant it the keys and commands that docs/redis.md lists"
             )
             return Unavailable(f"{forbidden} (it was permitted before)") if permitted else ConfigError(forbidden)
         case exceptions.AuthenticationError():
             none = f"{place} requires a password, and got none; write it into the URL: redis://:PASSWORD@…"
-            wrong = f"{place} refused the user or the password: {text}; check both in the URL"
+            wrong = f"{place} refused the user or the password: {said}; check both in the URL"
             refused = none if text.startswith("Authentication required") else wrong
             return Unavailable(refused) if worked else ConfigError(refused)
         case exceptions.ReadOnlyError() | exceptions.MasterDownError():
-            return Unavailable(f"{place} is a replica, or lost its primary: {text}; name the primary, or wait for it")
+            return Unavailable(f"{place} is a replica, or lost its primary: {said}; name the primary, or wait for it")
         case exceptions.BusyLoadingError():
             return Unavailable(f"{place} is still loading its data; tenure tries again")
         case exceptions.OutOfMemoryError():
             return Unavailable(
-                f"{place} is out of memory, and changed nothing: {text}; raise maxmemory, or drain queues"
+                f"{place} is out of memory, and changed nothing: {said}; raise maxmemory, or drain queues"
             )
         case exceptions.ResponseError() if is_cluster and cluster_code(error) in ("ASK", "TRYAGAIN"):
-            return Unavailable(f"{place} is moving the keys to another node; tenure tries again: {text}")
+            return Unavailable(f"{place} is moving the keys to another node; tenure tries again: {said}")
         case exceptions.ResponseError() if not is_cluster and cluster_code(error) in ("MOVED", "ASK", "CROSSSLOT"):
-            return ConfigError(f"{place} is a node of a Redis Cluster ({text}); add cluster=true to the URL's options")
+            return ConfigError(f"{place} is a node of a Redis Cluster ({said}); add cluster=true to the URL's options")
         case exceptions.ResponseError():
             return _refusal(text, place)
         case exceptions.TimeoutError():
             # Without the advice to raise the option timeout: a request about a lease or a lock has less time.
             return Unavailable(
-                f"{place} gave no answer in time ({text}); the request may have been executed{_tls_hint(place, worked)}"
+                f"{place} gave no answer in time ({said}); the request may have been executed{_tls_hint(place, worked)}"
             )
         case exceptions.ConnectionError():
             if " connecting to " in text:
                 return Unavailable(
-                    f"{place} can't be reached: {text}; check host and port, and whether the server runs"
+                    f"{place} can't be reached: {said}; check host and port, and whether the server runs"
                 )
             return Unavailable(
-                f"{place} closed the connection: {text}; the request may have been executed{_tls_hint(place, worked)}"
+                f"{place} closed the connection: {said}; the request may have been executed{_tls_hint(place, worked)}"
             )
         case exceptions.RedisError():
-            return Unavailable(f"the request to {place} failed: {text}")
+            return Unavailable(f"the request to {place} failed: {said}")
     raise AssertionError("translate() got an error that is not the driver's") from error
 
 
@@ -156,28 +159,29 @@ def without_arguments(error: exceptions.RedisError) -> exceptions.RedisError:
 def _refusal(text: str, place: str) -> TenureError:
     """Translate an error that redis-py has no class for, by its text."""
     text = text.partition(_QUOTES)[0]
+    said = redacted(text)
     if text.startswith("LAYOUT "):
         _, found, keys = text.split(" ", 2)
-        return other_layout(found, keys, place)
+        return other_layout(redacted(found), redacted(keys), place)
     if text.startswith("SEQUENCE "):
         return ConfigError(
-            f"{place} has no number under {text.split(' ')[1]} that can rise, so nothing can be sent to this queue; "
+            f"{place} has no number under {said.split(' ')[1]} that can rise, so nothing can be sent to this queue; "
             "set it to the highest sequence of its messages (the fields of the key that ends with state)"
         )
     if text.startswith("WRONGTYPE"):
-        return ConfigError(f"{place} has other data under a key that tenure needs: {text}; try the option prefix")
+        return ConfigError(f"{place} has other data under a key that tenure needs: {said}; try the option prefix")
     if "compiling script" in text:  # older servers don't know the first line of the scripts
-        return ConfigError(f"{place} can't read tenure's scripts: {text}; tenure needs Redis 7.0 or newer, or Valkey")
+        return ConfigError(f"{place} can't read tenure's scripts: {said}; tenure needs Redis 7.0 or newer, or Valkey")
     if "unknown command" in text.lower():
         return ConfigError(
-            f"{place} lacks a command: {text}; tenure needs Redis 7.0 or newer, without renamed commands"
+            f"{place} lacks a command: {said}; tenure needs Redis 7.0 or newer, without renamed commands"
         )
     if "cluster support disabled" in text:
-        return ConfigError(f"{place} is no node of a Redis Cluster: {text}; remove cluster=true")
+        return ConfigError(f"{place} is no node of a Redis Cluster: {said}; remove cluster=true")
     if "DB index" in text:
-        return ConfigError(f"{place} has no such database: {text}; check the number after the slash")
+        return ConfigError(f"{place} has no such database: {said}; check the number after the slash")
     # MISCONF (its disk), NOREPLICAS, CLUSTERDOWN, BUSY (a script of another client), and future errors
-    return Unavailable(f"{place} refused the request for now: {text}")
+    return Unavailable(f"{place} refused the request for now: {said}")
 
 
 def tls_advice(has_certificate: bool) -> TlsAdvice:

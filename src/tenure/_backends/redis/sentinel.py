@@ -18,6 +18,7 @@ from redis import exceptions
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, server_in, tls_advice, translate
 from tenure._backends.redis.connections import LoopConnections, TlsConnection, connected, first_answer
+from tenure._redaction import redacted, redacting
 from tenure._secret import Secret
 from tenure._tls_failures import tls_error
 from tenure._url import Url
@@ -160,8 +161,9 @@ class SentinelClient(Client):
             raise self._not_found(error, unknown) from error
         return primary
 
+    @redacting
     def _not_found(self, error: exceptions.RedisError, unknown: list[Endpoint]) -> TenureError:
-        service = self.address.service
+        service, said = self.address.service, redacted(str(error))
         if unknown:
             places = ", ".join(f"{host}:{port}" for host, port in unknown)
             return ConfigError(
@@ -176,16 +178,16 @@ class SentinelClient(Client):
         match error:
             case exceptions.AuthenticationError():
                 return ConfigError(
-                    f"the sentinels of {service} refused the login: {error}; check the options sentinel_user and "
+                    f"the sentinels of {service} refused the login: {said}; check the options sentinel_user and "
                     "sentinel_password"
                 )
             case exceptions.NoPermissionError():
                 return ConfigError(
-                    f"the sentinels of {service} denied a permission: {error}; grant +sentinel to this user"
+                    f"the sentinels of {service} denied a permission: {said}; grant +sentinel to this user"
                 )
             case exceptions.ConnectionError() | exceptions.TimeoutError():
                 return Unavailable(
-                    f"no sentinel of {service} answers: {error}; check hosts and ports, whether they run, and whether "
+                    f"no sentinel of {service} answers: {said}; check hosts and ports, whether they run, and whether "
                     f"they use TLS (the client {'uses' if service.at_sentinels.is_tls else 'does not use'} it)"
                 )
             case exceptions.ResponseError() if "unknown command" in str(error).lower():

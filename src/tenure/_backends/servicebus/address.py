@@ -68,6 +68,8 @@ class Address:
     emulator: bool = False
     policy: str | None = None
     """The name of the shared access policy."""
+    key: Secret | None = None
+    """The key, or the signature, that is in the connection string."""
 
     @property
     def name(self) -> str:
@@ -161,7 +163,7 @@ def connected(given: Secret) -> Address:
     if not (policy and key):
         policy, login = None, f"SharedAccessSignature={signature}"
     written = f"Endpoint=sb://{host}/;{login}{';UseDevelopmentEmulator=true' if is_emulator else ''}"
-    found = Address(host, Secret(written), is_emulator, policy)
+    found = Address(host, Secret(written), is_emulator, policy, Secret(key or signature or ""))
     if is_emulator and not may_be_emulator(found.name, has_known_key=key == EMULATOR_KEY):
         raise ConfigError(
             f"{host} is to be asked without TLS, as an emulator, and anybody on the way could read that, a signature "

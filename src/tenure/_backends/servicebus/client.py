@@ -38,8 +38,10 @@ from tenure._backends.servicebus.driver import (
 from tenure._backends.servicebus.io_thread import IoThread
 from tenure._backends.servicebus.links import ReceiveLink, SendLink
 from tenure._backends.servicebus.names import Path
+from tenure._redaction import redacted, redacting
 from tenure._runtime.clock import Clock
 from tenure._runtime.closing import close_in_order, close_together
+from tenure._secret import hide
 from tenure._tls_context import tls_context
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure._url import Url
@@ -70,12 +72,14 @@ _TLS_ADVICE = TlsAdvice(
 )
 
 
+@redacting
 def translate(error: Exception, url: Url, timeout: float, *, worked: bool, server: str = "") -> TenureError:
     """Turn an error of the client or the service into one of ours.
 
     A permanent error is a ``ConfigError``, unless the namespace *worked* before: then rights or entities are being
     changed, and may fit soon.
     """
+    said = redacted(error.text if isinstance(error, Refused) else str(error))
     lasting: type[TenureError] = Unavailable if worked else ConfigError
     before = " (it worked before, so tenure tries again)" if worked else ""
     match error:
@@ -89,21 +93,21 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool, serve
                 f"Bus Data Owner, or Sender and Receiver; or check the policy of the connection string{before}"
             )
         case Refused(condition="amqp:resource-limit-exceeded"):
-            return Unavailable(f"{url} is full, or has reached another quota: {error.text}")
+            return Unavailable(f"{url} is full, or has reached another quota: {said}")
         case Refused(condition="com.microsoft:entity-disabled"):
-            return Unavailable(f"{url}: the entity is disabled; enable it in the portal: {error.text}")
+            return Unavailable(f"{url}: the entity is disabled; enable it in the portal: {said}")
         case Refused(condition=condition) if condition == NOT_FOUND:
-            return Unavailable(f"{url}: {error.text}")
+            return Unavailable(f"{url}: {said}")
         case Refused(condition="amqp:link:message-size-exceeded"):
             return ConfigError(f"{url} takes no message of this size; send a reference to the data instead")
         case Refused(condition=condition) if condition in _BUSY:
-            return Unavailable(f"{url} is busy or throttles ({condition}): {error.text}")
+            return Unavailable(f"{url} is busy or throttles ({condition}): {said}")
         case Refused(condition="amqp:not-allowed"):
-            return ConfigError(f"{url} doesn't allow this: {error.text}")
+            return ConfigError(f"{url} doesn't allow this: {said}")
         case Refused():
-            return Unavailable(f"{url} refused the request: {error}")
+            return Unavailable(f"{url} refused the request: {redacted(str(error))}")
         case Disconnected():
-            return Unavailable(f"{url} is disconnected: {error}; check the namespace's name, and the network")
+            return Unavailable(f"{url} is disconnected: {said}; check the namespace's name, and the network")
         case HttpResponseError(status_code=401 | 403):
             return lasting(
                 f"{url} refuses the request for lack of rights (status {error.status_code}): entities are read, "
@@ -117,7 +121,7 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool, serve
         case HttpResponseError(status_code=400):
             return ConfigError(
                 f"{url} can't have a queue with these settings (status 400): a Basic namespace has no duplicate "
-                f"detection and no sessions. It says: {' '.join(error.message.split())[:300]}"
+                f"detection and no sessions. It says: {' '.join(redacted(error.message).split())[:300]}"
             )
         case HttpResponseError():
             return Unavailable(f"{url} failed: status {error.status_code}")
@@ -331,6 +335,7 @@ class Namespace:
             # The callers retry: the library's own retries take longer than a lock.
             settings: dict[str, Any] = {"retry_total": 0, "ssl_context": _tls(self.url, self.address)}
             text = self.address.connection_string
+            hide(self.address.key)
             if text is not None:
                 self._client = ServiceBusClient.from_connection_string(text.reveal(), **settings)
             else:

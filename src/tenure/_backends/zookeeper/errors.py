@@ -5,6 +5,7 @@ from __future__ import annotations
 from kazoo import exceptions
 from kazoo.handlers.threading import KazooTimeoutError
 
+from tenure._redaction import redacted, redacting
 from tenure._tls_failures import TlsAdvice, tls_error
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -24,6 +25,7 @@ class Broken(Unavailable):
     """The connection broke before the answer; on the next one, the request can be repeated at once."""
 
 
+@redacting
 def translate(error: Exception, place: str, *, login: str = "", worked: bool = False) -> TenureError:
     """Turn an error of kazoo about the ensemble at *place* into one of ours.
 
@@ -118,4 +120,4 @@ def _advice(has_certificate: bool) -> TlsAdvice:
 
 def text_of(error: Exception) -> str:
     """Return the text of an error, or its class if it has none."""
-    return str(error) or type(error).__name__
+    return redacted(str(error)) or type(error).__name__

@@ -1,0 +1,47 @@
+"""The passwords that the driver may send: it finds some of them by itself, as libpq does."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from tenure._backends.postgres.address import Options
+from tenure._backends.postgres.encryption import service_of
+from tenure._option_files import read_file
+from tenure._secret import Secret
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+_LAST_FIELD = re.compile(r"(?:[^\\:]|\\.)*\Z")
+
+
+def passwords_of(url: Url, options: Options, env: Mapping[str, str] = MappingProxyType(os.environ)) -> list[Secret]:
+    """Return the passwords in *url*, in the environment, of the service, and in the password file, if there are any."""
+    found = [one for one in (url.password, options.password) if one]
+    service: Mapping[str, str] = {}
+    if options.service:
+        with suppress(ConfigError):
+            service = service_of(url, options.service, env)
+    found += [Secret(text) for text in (env.get("PGPASSWORD"), service.get("password")) if text]
+    named = options.passfile or env.get("PGPASSFILE") or service.get("passfile")
+    return [*found, *_in_file(named or _usual_file(env))]
+
+
+def _usual_file(env: Mapping[str, str]) -> str:
+    if sys.platform == "win32":
+        return str(Path(env.get("APPDATA", ""), "postgresql", "pgpass.conf"))
+    return os.path.expanduser("~/.pgpass")
+
+
+def _in_file(path: str) -> Iterator[Secret]:
+    """Yield the passwords in a file with lines of the form ``host:port:database:user:password``."""
+    with suppress(OSError):
+        for line in read_file(path).decode(errors="replace").splitlines():
+            found = _LAST_FIELD.search(line.strip())
+            if ":" in line and not line.startswith("#") and found and found[0]:
+                yield Secret(re.sub(r"\\(.)", r"\1", found[0]))

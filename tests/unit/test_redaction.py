@@ -1,0 +1,125 @@
+"""What a server says is shown without the secrets that it quotes, however it writes them."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import html
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from tenure import Secret
+from tenure._redaction import LOOKED_AT, TEXT_MAX, redact, redacted, redacting
+from tenure._secret import hide, revealed, sent
+
+HARD = "hUsH@:/?#[]&=%+ é\U0001f511'\"<>\n\0\\\\hUsH"
+
+WAYS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "JSON": json.dumps,
+    "JSON in JSON": lambda text: json.dumps(json.dumps(text)),
+    "JSON in JSON in JSON": lambda text: json.dumps(json.dumps(json.dumps(text))),
+    "JSON of Go": lambda text: json.dumps(text).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
+    "JSON without escapes": lambda text: json.dumps(text, ensure_ascii=False),
+    "a path": quote,
+    "an option": lambda text: quote(text, safe=""),
+    "a form": quote_plus,
+    "an option in an option": lambda text: quote(quote(text, safe=""), safe=""),
+    "Python": repr,
+    "Python in ASCII": ascii,
+    "bytes in Python": lambda text: repr(text.encode()),
+    "HTML": html.escape,
+    "Latin-1": lambda text: text.encode().decode("latin-1"),
+    "small letters": str.lower,
+    "cut off": lambda text: text[:12],
+    "cut off in an escape": lambda text: quote(text, safe="")[:29],
+    "base64": lambda text: base64.b64encode(text.encode()).decode(),
+    "base64 after a": lambda text: base64.b64encode(f"a:{text}".encode()).decode(),
+    "base64 after ann": lambda text: base64.b64encode(f"ann:{text}".encode()).decode(),
+    "base64 of URLs": lambda text: base64.urlsafe_b64encode(text.encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_secret_is_found_however_it_is_written(way: str) -> None:
+    secret = Secret(HARD)
+    revealed(secret)
+    written = WAYS[way](HARD)
+    shown = redacted(f"before <{written}> between <{written}> after")
+    assert "hush" not in shown.lower()
+    assert re.fullmatch(r"before <(\S*\*\*\*\S*)> between <\1> after", shown)
+
+
+def test_only_what_was_sent_is_hidden_and_only_as_long_as_it_is_in_use() -> None:
+    kept, unsent = Secret("a secret"), Secret("another one")
+    hide(kept, None, Secret(""))
+    equal = Secret("a secret")
+    hide(equal)
+    del equal
+    gc.collect()
+    assert redacted(f"{kept.reveal()}, {unsent.reveal()}") == "***, another one"
+    del kept
+    gc.collect()
+    assert redacted("a secret") == "a secret"
+    assert not [one for one in sent() if one == unsent]
+
+
+@pytest.mark.parametrize("short", ["x", "ab1"])
+def test_a_short_secret_is_hidden_as_a_word_only(short: str) -> None:
+    secret = Secret(short)
+    hide(secret)
+    assert redacted(f"user:{short}@host, s{short}") == f"user:***@host, s{short}"
+
+
+def test_a_text_without_end_is_cut_without_a_half_secret() -> None:
+    secret = Secret("A1b2" * 500)
+    hide(secret)
+    text = ("." * (TEXT_MAX - 10)) + secret.reveal() * 100
+    assert redacted(text) == "." * (TEXT_MAX - 10) + "***"
+    assert len(redacted("." * 10**6)) == TEXT_MAX < LOOKED_AT
+
+
+@pytest.mark.parametrize(("secret", "text"), [("a" * 12 + "b", "a"), ("%" * 20, "%25"), ("\\\\" * 6, "\\\\")])
+def test_hostile_texts_take_no_time(secret: str, text: str) -> None:
+    hidden = Secret(secret)
+    hide(hidden)
+    began = time.process_time()
+    redacted(text * 10**6)
+    assert time.process_time() - began < 5.0
+
+
+class DriverError(Exception):
+    detail = ""
+
+
+def test_the_errors_of_a_driver_are_redacted_in_place() -> None:
+    secret = Secret("hUsHsecrethUsH")
+    hide(secret)
+    text = secret.reveal()
+    cause = DriverError(f"the cause has {text}", text.encode(), 7)
+    error = DriverError(f"no {text}")
+    error.detail, error.__cause__ = f"DETAIL: {text}", cause
+    error.add_note(f"a note with {text}")
+    redact(error)
+    assert error.detail == "DETAIL: ***"
+    assert cause.args == ("the cause has ***", b"***", 7)
+    assert "hUsH" not in "".join(traceback.format_exception(error))
+
+
+def test_an_error_is_judged_before_it_is_redacted() -> None:
+    secret = Secret("NOPERM")  # a password that is also a word of the server
+    hide(secret)
+
+    @redacting
+    def translate(error: Exception) -> str:
+        return f"{str(error).startswith('NOPERM')} {redacted(str(error))}"
+
+    error = DriverError("NOPERM for you")
+    assert translate(error) == "True *** for you"
+    assert str(error) == "*** for you"
