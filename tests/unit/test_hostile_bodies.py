@@ -7,7 +7,7 @@ import json
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
@@ -15,7 +15,7 @@ from decimal import Decimal
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import PurePosixPath
 from types import GenericAlias
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_origin
 from uuid import UUID
 
 import msgspec
@@ -24,7 +24,9 @@ import pydantic.dataclasses
 import pytest
 
 from tenure._queue.bodies import decode, loads, text_in
-from tenure._queue.typed_readers import COLLISIONS_MAX, UNCHECKED
+from tenure._queue.typed_collisions import COLLISIONS_MAX, UNCHECKED
+from tenure._queue.typed_libraries import library_of
+from tenure._queue.typed_screening import screened_reader
 from tenure._queue.typed_values import SHOWN_WHY
 from tenure.errors import DecodeError
 
@@ -226,6 +228,154 @@ def test_values_chosen_to_have_one_hash_hold_up_nobody(kind: Any, value: Any) ->
         decode(json.dumps(value).encode(), kind)
 
 
+@dataclass(frozen=True)
+class Point:
+    x: int
+
+
+class FrozenStruct(msgspec.Struct, frozen=True):
+    x: int
+
+
+class FrozenModel(pydantic.BaseModel, frozen=True):
+    x: int
+
+
+class Numbers(pydantic.BaseModel):
+    numbers: list[int]
+
+
+Kind = TypeVar("Kind")
+
+
+def struct_of(kind: Any) -> Any:
+    return msgspec.defstruct("Holder", [("held", kind)])
+
+
+def model_of(kind: Any) -> Any:
+    return pydantic.create_model("Holder", held=(kind, ...))
+
+
+class OfAny(msgspec.Struct, Generic[Kind]):
+    held: set[Kind]
+
+
+class ModelOfAny(pydantic.BaseModel, Generic[Kind]):
+    held: dict[Kind, int]
+
+
+@pydantic.dataclasses.dataclass
+class CheckedSet:
+    held: frozenset[int]
+
+
+@dataclass
+class Nesting:
+    held: set[UUID]
+
+
+IDS = [str(UUID(int=number)) for number in numbers_of_one_hash(10_000)]
+INTS = numbers_of_one_hash(10_000)
+KEYS = {str(number): 1 for number in INTS}
+POINTS = [{"more": number, "x": number} for number in INTS]
+NETS = [f"{IPv6Address(number)}/128" for number in INTS]
+HELD: list[tuple[Any, Any]] = [
+    *((made(set[int]), INTS) for made in (struct_of, model_of)),
+    *((made(frozenset[int]), INTS) for made in (struct_of, model_of)),
+    *((made(dict[int, int]), KEYS) for made in (struct_of, model_of)),
+    *((made(set[Decimal]), list(map(str, INTS))) for made in (struct_of, model_of)),
+    *((made(set[UUID]), IDS) for made in (struct_of, model_of)),
+    *((made(dict[UUID, int]), dict.fromkeys(IDS, 1)) for made in (struct_of, model_of)),
+    *((made(set[tuple[int, str]]), [[number, "x"] for number in INTS]) for made in (struct_of, model_of)),
+    *((made(set[Point]), POINTS) for made in (struct_of, model_of)),
+    (struct_of(set[FrozenStruct]), POINTS),
+    (model_of(set[FrozenModel]), POINTS),
+    (struct_of(set[int | str]), [*INTS, "x"]),
+    (struct_of(Mapping[int, Any]), KEYS),
+    (struct_of(list[set[int]] | None), [INTS]),
+    (struct_of(set[frozenset[int]]), [[1], INTS]),
+    (struct_of(Nesting), {"held": IDS}),
+    (struct_of(set), INTS),
+    (model_of(set[Any]), INTS),
+    (model_of(Nesting), {"held": IDS}),
+    (model_of(set[IPv6Address]), [str(IPv6Address(number)) for number in INTS]),
+    (model_of(set[IPv6Network]), NETS),
+    (model_of(pydantic.conset(int)), INTS),
+    (model_of(pydantic.RootModel[set[int]]), INTS),
+    (model_of(pydantic.Json[set[int]]), json.dumps(INTS)),
+    (model_of(set[int]), [*map(str, INTS), "no number"]),
+    (OfAny[int], INTS),
+    (ModelOfAny[int], KEYS),
+    (CheckedSet, INTS),
+    (GenericAlias(list, (struct_of(set[int]),)), INTS),
+    (GenericAlias(dict, (str, model_of(set[int]))), INTS),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), HELD, ids=range(len(HELD)))
+def test_values_of_one_hash_in_types_of_libraries_hold_up_nobody(kind: Any, value: Any) -> None:
+    body: Any = {"held": value}
+    body = [body] if get_origin(kind) is list else {"one": body} if get_origin(kind) is dict else body
+    with pytest.raises(DecodeError, match=f"more than {COLLISIONS_MAX} different values with one hash"):
+        decode(json.dumps(body).encode(), kind)
+
+
+def test_values_of_one_hash_before_an_error_or_under_a_key_that_comes_again_hold_up_nobody() -> None:
+    colliding = json.dumps(INTS).encode()
+    for body, says in [
+        (b'{"held":%b,"held":[]}' % colliding, "with one hash"),
+        (b'{"held":%b,"x"}' % colliding, "is no JSON"),
+        (b'{"held":%b}' % colliding.replace(b"]", b",[]]"), "with one hash"),
+    ]:
+        with pytest.raises(DecodeError, match=says):
+            decode(body, struct_of(set[int]))
+
+
+def test_decimals_of_one_hash_that_are_numbers_hold_up_nobody() -> None:
+    """A float has not all of their digits."""
+    body = ",".join(f"{factor * SAME_HASH}.0" for factor in range(1, 10_000))
+    with pytest.raises(DecodeError, match="with one hash"):
+        decode(f'{{"held":[{body}]}}'.encode(), struct_of(set[Decimal]))
+
+
+def test_frozen_dataclasses_of_one_hash_hold_up_nobody() -> None:
+    with pytest.raises(DecodeError, match="with one hash"):
+        decode(json.dumps(POINTS).encode(), set[Point])
+
+
+@pytest.mark.parametrize("made", [struct_of, model_of])
+def test_large_sets_of_libraries_are_read(made: Callable[[Any], Any]) -> None:
+    many = list(range(20 * UNCHECKED))
+    assert decode(json.dumps({"held": many}).encode(), made(set[int])).held == set(many)
+    keys = {str(one): one for one in many}
+    assert decode(json.dumps({"held": keys}).encode(), made(dict[int, int])).held == {one: one for one in many}
+    few = numbers_of_one_hash(UNCHECKED)
+    assert decode(json.dumps({"held": few}).encode(), made(set[int])).held == set(few)
+    assert decode(json.dumps({"held": INTS}).encode(), made(list[int])).held == INTS
+
+
+class Recursive(msgspec.Struct):
+    held: set[int]
+    inner: Recursive | None = None
+
+
+class RecursiveModel(pydantic.BaseModel):
+    held: set[int]
+    inner: list[RecursiveModel] = []
+
+
+@pytest.mark.parametrize("kind", [Recursive, RecursiveModel])
+def test_types_that_hold_themselves_are_screened(kind: Any) -> None:
+    inner: Any = {"held": INTS}
+    with pytest.raises(DecodeError, match="with one hash"):
+        decode(json.dumps({"held": [], "inner": inner if kind is Recursive else [inner]}).encode(), kind)
+
+
+@pytest.mark.parametrize("kind", [Struct, Model, Numbers, Checked, struct_of(dict[str, int]), model_of(set[str])])
+def test_types_without_what_a_sender_can_choose_the_hash_of_are_not_screened(kind: Any) -> None:
+    assert "screened" not in screened_reader(str(library_of(kind)), kind).__qualname__
+
+
 def test_a_large_set_and_a_small_one_with_equal_hashes_are_read() -> None:
     many = list(range(20 * UNCHECKED))
     assert decode(json.dumps(many).encode(), set[int]) == set(many)
@@ -233,10 +383,6 @@ def test_a_large_set_and_a_small_one_with_equal_hashes_are_read() -> None:
     few = numbers_of_one_hash(UNCHECKED)
     assert decode(json.dumps(few).encode(), set[int]) == set(few)
     assert decode(json.dumps({str(one): one for one in many}).encode(), dict[int, int]) == {one: one for one in many}
-
-
-class Numbers(pydantic.BaseModel):
-    numbers: list[int]
 
 
 @pytest.mark.parametrize(

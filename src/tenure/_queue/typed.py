@@ -43,7 +43,7 @@ from tenure._queue.typed_kinds import (
     variables_of,
     variables_of_fields,
 )
-from tenure._queue.typed_libraries import constrained_by, is_of, library_of, library_reader
+from tenure._queue.typed_libraries import constrained_by, is_of, library_of
 from tenure._queue.typed_readers import (
     anything,
     choice_of,
@@ -56,6 +56,7 @@ from tenure._queue.typed_readers import (
     structure_of,
     tried_once,
 )
+from tenure._queue.typed_screening import screened_reader
 from tenure._queue.typed_values import TRIES, Misfit, Read, name_of_type, rounded, shown_briefly
 from tenure.errors import ConfigError
 
@@ -155,7 +156,7 @@ class _ReaderBuilder:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin is Annotated:
             if library := constrained_by(kind.__metadata__):
-                return self._plain(library_reader(library, kind))
+                return self._plain(screened_reader(library, kind))
             return self.of(arguments[0], bound)
         if is_mark(origin):
             return self.of(arguments[0], bound)
@@ -172,7 +173,7 @@ class _ReaderBuilder:
         if kind is not None and not isinstance(alias, type):
             raise _unreadable(kind)
         if (library := library_of(alias)) is not None:
-            return self._plain(library_reader(library, kind))
+            return self._plain(screened_reader(library, kind))
         if kind is Any or kind is object:
             return self._plain(anything)
         if is_of("decimal", "Decimal", kind):

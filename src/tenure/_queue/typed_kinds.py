@@ -141,10 +141,10 @@ def bound_of(variable: TypeVar, bound: Mapping[Any, Any]) -> Any:
 
 def matched_variables(variables: Iterable[Any], arguments: Iterable[Any], bound: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the types of *variables*, where the arguments may be variables that are *bound* outside."""
-    return {variable: _closed(argument, bound) for variable, argument in zip(variables, arguments, strict=False)}
+    return {variable: closed(argument, bound) for variable, argument in zip(variables, arguments, strict=False)}
 
 
-def _closed(kind: Any, bound: Mapping[Any, Any]) -> Any:
+def closed(kind: Any, bound: Mapping[Any, Any]) -> Any:
     """Return *kind* with its type variables filled in."""
     if isinstance(kind, TypeVar):
         return bound_of(kind, bound)
@@ -189,7 +189,7 @@ def bare(kind: Any, bound: Mapping[Any, Any], *, constrained: bool = False) -> A
     if isinstance(kind, typing.NewType):
         return bare(kind.__supertype__, bound, constrained=constrained)
     if is_alias(typing.get_origin(kind) or kind):
-        return bare(_closed(*aliased(kind, bound)), bound, constrained=constrained)
+        return bare(closed(*aliased(kind, bound)), bound, constrained=constrained)
     if typing.get_origin(kind) is Annotated and (constrained or not constrained_by(kind.__metadata__)):
         return bare(typing.get_args(kind)[0], bound, constrained=constrained)
     return kind

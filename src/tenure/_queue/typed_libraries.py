@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import typing
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -66,6 +67,15 @@ def library_reader(library: str, kind: Any) -> Read:
     except Exception as error:  # also a NameError of an annotation, and an ImportError of an optional package
         why = str(error).partition("\n")[0]
         raise ConfigError(f"a body can't be read as {name_of_type(kind)}: {library} can't read it ({why})") from error
+
+
+def library_decoder(library: str, kind: Any) -> Callable[[bytes], Any]:
+    """Return what reads a *kind* from JSON, and raises the errors of the library."""
+    if library == "pydantic":
+        validate: Callable[[bytes], Any] = sys.modules["pydantic"].TypeAdapter(kind).validate_json
+        return validate
+    decode: Callable[[bytes], Any] = sys.modules["msgspec"].json.Decoder(kind).decode
+    return decode
 
 
 @lru_cache(maxsize=512)

@@ -11,6 +11,7 @@ from enum import Enum
 from math import isfinite
 from typing import Any
 
+from tenure._queue.typed_collisions import UNCHECKED, Hashes, refused_if_colliding
 from tenure._queue.typed_libraries import is_of
 from tenure._queue.typed_values import (
     DURATION,
@@ -25,15 +26,6 @@ from tenure._queue.typed_values import (
     shown_briefly,
 )
 from tenure._queue.typed_writing import form_of
-
-UNCHECKED = 1_000
-"""Values of a set, or keys of a mapping, whose hashes may all be equal: that takes some milliseconds."""
-
-CHOSEN = frozenset({"builtins", "decimal", "fractions", "ipaddress", "uuid"})
-"""The modules of types whose hash is a number that a sender can choose."""
-
-COLLISIONS_MAX = 100
-"""Different values with one hash in a larger one, at most."""
 
 
 def tried_once(read: Read) -> Read:
@@ -204,44 +196,11 @@ def list_of(make: Callable[[Iterable[Any]], Any], read: Read) -> Read:
         if not is_hashed:
             return make(done)
         try:
-            return make(_refused_if_colliding(done))
+            return make(refused_if_colliding(done))
         except TypeError as error:  # of unhashable values
             raise Misfit(f"can't be a set: {reason_of(error)}") from error
 
     return read_list
-
-
-def _refused_if_colliding(values: list[Any]) -> list[Any]:
-    """Return *values*, or refuse them if too many that differ have one hash."""
-    if len(values) > UNCHECKED:
-        hashes = _Hashes()
-        different: set[Any] = set()
-        for value in values:
-            if value not in different:
-                hashes.note(value)
-                different.add(value)
-    return values
-
-
-class _Hashes:
-    """The hashes of the values of a set, or of the keys of a mapping, while it grows.
-
-    A sender can choose numbers, and what is made of them, with one hash: then each takes as long as all those before.
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-
-    def note(self, value: Any) -> None:
-        """Count one more different value, if a sender can choose its hash: texts have secret ones."""
-        if isinstance(value, (str, bytes)) or type(value).__module__ not in CHOSEN:
-            return
-        hashed = hash(value)
-        self._counts[hashed] = count = self._counts.get(hashed, 0) + 1
-        if count > COLLISIONS_MAX:
-            raise Misfit(
-                f"has more than {COLLISIONS_MAX} different values with one hash, such as {shown_briefly(value)}"
-            )
 
 
 def read_each(values: list[Any], reads: list[Read]) -> list[Any]:
@@ -259,7 +218,7 @@ def mapping_of(kind: Any, read_key: Read, read: Read) -> Read:
         if not isinstance(value, dict):
             raise Misfit(f"must be an object, not {shown_briefly(value)}")
         made: dict[Any, Any] = collections.OrderedDict() if kind is collections.OrderedDict else {}
-        hashes = _Hashes() if len(value) > UNCHECKED else None
+        hashes = Hashes() if len(value) > UNCHECKED else None
         for key, one in value.items():
             try:
                 name = read_key(key)
