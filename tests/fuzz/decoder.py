@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import signal
 import time
 import traceback
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from random import Random
@@ -17,6 +16,9 @@ from tests.fuzz.hostile import mutated
 
 SECONDS_MAX = 1.0
 """Seconds of the process's own time that a round may take, whatever was written: a longer one would hang a consumer."""
+
+MEASURED = 200
+"""Rounds of each decoder of which the memory is measured."""
 
 
 @dataclass(frozen=True)
@@ -61,30 +63,31 @@ def given_by(decoder: Decoder, seed: int) -> Any:
     return mutated(rng, rng.choice(decoder.samples))
 
 
+def seeds_of(decoder: Decoder, rounds: int) -> range:
+    """Return the seeds that *decoder* gets of so many *rounds*."""
+    return range(max(1, int(rounds * decoder.share)))
+
+
 def replay_of(name: str, seed: int) -> str:
     return f"python -m tests.fuzz {name} --seed {seed}"
 
 
-def memory_of(decoder: Decoder, seeds: Iterable[int]) -> int:
-    """Return how many bytes *decoder* takes at once for what one of these *seeds* gives."""
+def memory_of(decoder: Decoder) -> int:
+    """Return how many bytes *decoder* takes at once for one of the values that its first seeds give.
+
+    All are read, as it may be a short one that claims a size.
+    """
     most = 0
-    tracemalloc.start()
-    try:
-        for seed in seeds:
-            given = given_by(decoder, seed)
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
+    for seed in seeds_of(decoder, MEASURED):
+        given = given_by(decoder, seed)
+        tracemalloc.start()
+        try:
             with suppress(*decoder.errors):
                 decoder.read(given)
-            most = max(most, tracemalloc.get_traced_memory()[1] - before)
-    finally:
-        tracemalloc.stop()
+            most = max(most, tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
     return most
-
-
-def largest(decoder: Decoder, seeds: Iterable[int], most: int) -> list[int]:
-    """Return so many of *seeds*, those that give the largest values."""
-    return heapq.nlargest(most, seeds, key=lambda seed: len(repr(given_by(decoder, seed))))
 
 
 @contextmanager
