@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,18 +24,32 @@ READERS = {
 }
 """By module, how the names of its readers begin."""
 NO_READERS = {"Unreadable", "RECORD_MAX", "DIGITS_MAX"}
+JSON = {"load", "loads", "JSONDecoder"}
+BYTES = {
+    "from_bytes",
+    "unpack",
+    "unpack_from",
+    "iter_unpack",
+    "b64decode",
+    "urlsafe_b64decode",
+    "a2b_base64",
+    "unhexlify",
+}
+"""Of the backends only: elsewhere, bytes are bodies, or of processes of ours."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A function that calls a reader, or reads JSON by itself."""
+    """A function that calls a reader, or reads JSON or bytes by itself."""
 
     where: str
     """As ``FILE::FUNCTION``: the file below the package, and the function with its classes."""
-    directly: bool
+    reads_json: bool = False
     """Whether it reads JSON without the strict reader."""
+    reads_bytes: bool = False
+    """Whether it reads bytes, or base64, by itself."""
 
 
 def readers_in(folder: Path = SOURCE) -> Iterator[Reader]:
@@ -47,21 +61,43 @@ def readers_in(folder: Path = SOURCE) -> Iterator[Reader]:
 
 
 def _readers_of(tree: ast.Module, path: str) -> Iterator[Reader]:
-    strict, raw = set(_readers_imported(tree)), set(_json_decoders(tree))
+    json_names = {*_imported(tree, "json", JSON), *_json_decoders(tree)}
+    bytes_names = {name for module in ("struct", "base64", "binascii") for name in _imported(tree, module, BYTES)}
+    strict = {name for module, begin in READERS.items() for name in _imported(tree, module, begin=begin)}
     for name, function in _functions(tree, ""):
         inside = list(_nodes_of(function))
-        used = {one.id for one in inside if isinstance(one, ast.Name)} - _bound_in(function, inside)
-        directly = bool(used & raw) or any(map(_is_json, inside))
-        if directly or used & strict:
-            yield Reader(f"{path}::{name}", directly)
+        own = _bound_in(function, inside)
+        used = {ast.unparse(one) for one in inside if isinstance(one, ast.Name | ast.Attribute)}
+        used = {one for one in used if one.partition(".")[0] not in own or "." in one}
+        reads_json = bool(used & json_names)
+        methods = {one.rpartition(".")[2] for one in used if "." in one}
+        reads_bytes = path.startswith("_backends/") and bool(used & bytes_names or methods & BYTES)
+        if reads_json or reads_bytes or used & strict:
+            yield Reader(f"{path}::{name}", reads_json, reads_bytes)
 
 
-def _readers_imported(tree: ast.Module) -> Iterator[str]:
+def _imported(tree: ast.Module, module: str, names: Collection[str] = (), *, begin: str = "") -> Iterator[str]:
+    """Yield how a file writes what it has imported of *module*: these *names*, or all that *begin* so."""
+    package, _, last = module.rpartition(".")
+    called = [module]
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (begin := READERS.get(node.module or "")) is not None:
-            for one in node.names:
-                if one.name.startswith(begin) and one.name not in NO_READERS:
-                    yield one.asname or one.name
+        if isinstance(node, ast.Import):
+            called += [one.asname for one in node.names if one.name == module and one.asname]
+        elif isinstance(node, ast.ImportFrom) and package and node.module == package:
+            called += [one.asname or one.name for one in node.names if one.name == last]
+        elif isinstance(node, ast.ImportFrom) and node.module == module:
+            yield from (one.asname or one.name for one in node.names if _is_reader(one.name, names, begin))
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node.value) in called
+            and _is_reader(node.attr, names, begin)
+        ):
+            yield ast.unparse(node)
+
+
+def _is_reader(name: str, names: Collection[str], begin: str) -> bool:
+    return name in names if names else name.startswith(begin) and name not in NO_READERS
 
 
 def _json_decoders(tree: ast.Module) -> Iterator[str]:
@@ -69,10 +105,6 @@ def _json_decoders(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and "JSONDecoder" in ast.unparse(node.value):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-
-
-def _is_json(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.loads", "json.load", "json.JSONDecoder")
 
 
 def _functions(node: ast.AST, outer: str) -> Iterator[tuple[str, Function]]:
@@ -126,13 +158,13 @@ def missed(
     known: set[str] = set()
     for one in readers:
         known.add(one.where)
-        if one.directly and one.where not in direct:
+        if one.reads_json and one.where not in direct:
             found.append(f"{one.where} reads JSON without tenure._foreign; use it, or write the reason into DIRECT")
         if one.where not in ran | elsewhere.keys() | direct.keys():
             found.append(f"{one.where} reads what others may have written, and no decoder of the fuzz runs it")
         if one.where in ran and one.where in elsewhere:
             found.append(f"{one.where} is run by the fuzz; remove it from ELSEWHERE")
-        if one.where in direct and not one.directly:
-            found.append(f"{one.where} reads no JSON by itself; remove it from DIRECT")
+        if one.where in direct and not (one.reads_json or one.reads_bytes):
+            found.append(f"{one.where} reads neither JSON nor bytes by itself; remove it from DIRECT")
     gone = [one for one in (*elsewhere, *direct) if one not in known]
     return found + [f"{one} reads nothing of others any more; remove it from the lists" for one in gone]

@@ -75,6 +75,10 @@ DATA = [
 ]
 MESSAGES = [*map(parts_of, DATA), {**parts_of(DATA[0]), "body": None, "value": {"a": [1, None, b"x", 1.5]}}]
 
+DECIMALS = amqp.section(
+    amqp.VALUE, amqp.joined_list([b"\x74" + b"\x32" * 4, b"\x84" + b"\x6c" * 8, b"\x94" + bytes(16)])
+)
+
 TEXT_MAX = 70_000
 """Bytes of the longest text: encoding one in many lists inside each other would take all the time."""
 
@@ -200,7 +204,7 @@ METADATA = [Noted("Orders A", ("lock", "body_max"), 1_000, 60.0, NOW, True, "mak
 
 DECODERS = [
     Decoder("servicebus.message", MESSAGES, read_message, share=0.7),
-    Decoder("servicebus.bytes", DATA, read_bytes, share=0.7),
+    Decoder("servicebus.bytes", [*DATA, DECIMALS], read_bytes, share=0.7),
     Decoder("servicebus.metadata", METADATA, read_metadata, (ConfigError,)),
     Decoder("servicebus.schedules", [STATE], read_schedules, (Unreadable,)),
     Decoder("servicebus.answers", [{b"session-state": STATE}, {b"session-state": [1, {"a": math.inf}]}], read_answer),
