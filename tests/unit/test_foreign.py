@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -253,54 +255,94 @@ def test_settings_that_can_not_work_are_left_out() -> None:
 # --- what is never done with what was read -----------------------------------------------------------------------
 
 SOURCE = Path(tenure.__file__).parent
-OWN_MODULES = {"importlib.import_module", "import_module"}
+OWN_MODULES = {"importlib.import_module"}
 RUNNING = {
     "__init__.py": OWN_MODULES,  # public names, when they are used
-    "_cli/entry_points.py": {"importlib.import_module"},  # MODULE:NAME of the command line
+    "_cli/entry_points.py": OWN_MODULES,  # MODULE:NAME of the command line
     "_cli/group.py": OWN_MODULES,  # the module of a command
-    "_cli/run.py": {"importlib.import_module"},  # MODULE:NAME of the command line
-    "_registry.py": {"importlib.import_module"},  # the backend for a scheme, from a table
+    "_cli/guard.py": {"os.execvp"},  # the command of the command line
+    "_cli/run.py": OWN_MODULES,  # MODULE:NAME of the command line
+    "_registry.py": OWN_MODULES,  # the backend for a scheme, from a table
     "telemetry.py": OWN_MODULES,
     "_queue/handler_process.py": {"pickle.loads"},  # from the process that started it, by a pipe
     "_service/signatures.py": {"eval"},  # the annotations of the user's own function
 }
-"""Calls that may run what they are given, and where they are given what no other program can write."""
+"""What may run what it is given, and where it is given what no other program can write."""
+
+RUNS = re.compile(
+    r"(?:builtins\.)?(eval|exec|compile|__import__)"
+    r"|(?:_?pickle)\.(load|loads|Unpickler|_\w+|\*)|(marshal|shelve|runpy|code|codeop|imp|dill|cloudpickle|jsonpickle)(\..*)?"
+    r"|importlib\.(import_module|reload|util\..*|machinery\..*|\*)|yaml\.(load|unsafe|full|Loader|Unsafe|Full|C?Loader|\*)\w*"
+    r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*|startfile|\*)|subprocess\.(getoutput|getstatusoutput|\*)"
+    r"|asyncio\.(subprocess\.)?create_subprocess_shell|_?pickle|importlib|subprocess"
+)
+"""Names, as they are written in full. A module alone is one that is handed on."""
 
 
-def calls_that_run(source: str) -> set[str]:
-    """Return the calls in *source* that evaluate, unpickle or import, and what it takes from such modules by name."""
+def what_runs(source: str) -> set[str]:
+    """Return what *source* names that evaluates, unpickles, imports or starts a shell, whatever it calls it."""
     tree = ast.parse(source)
-    named = {ast.unparse(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
-    imported = [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
-    named |= {f"{one.module}.{name.name}" for one in imported for name in one.names}
-    modules = (
-        "pickle.load",
-        "pickle.Unpickler",
-        "marshal.load",
-        "shelve.",
-        "yaml.load",
-        "yaml.unsafe",
-        "yaml.full_load",
-    )
-    calls = ("eval", "exec", "compile", "__import__", "importlib.import_module", "import_module")
-    return {one for one in named if one in calls or one.startswith(modules)}
+    full: dict[str, str] = {}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            firsts = {one.name.partition(".")[0] for one in node.names if not one.asname}
+            full |= {one.asname: one.name for one in node.names if one.asname} | {one: one for one in firsts}
+            found |= {one.name for one in node.names if one.name not in ("pickle", "importlib", "subprocess")}
+        elif isinstance(node, ast.ImportFrom):
+            full |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+            found |= {f"{node.module}.{one.name}" for one in node.names}
+        elif isinstance(node, ast.keyword) and node.arg == "shell" and ast.unparse(node.value) != "False":
+            found.add("shell=")
+    inner = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner:
+            first, *rest = ast.unparse(node).split(".")
+            if first in full or (not rest and first in vars(builtins)):
+                found.add(".".join([full.get(first, first), *rest]))
+    return {one for one in found if one == "shell=" or RUNS.fullmatch(one)}
 
 
 def test_nothing_that_was_read_is_run() -> None:
-    files = {path.relative_to(SOURCE).as_posix(): calls_that_run(path.read_text()) for path in SOURCE.rglob("*.py")}
+    files = {path.relative_to(SOURCE).as_posix(): what_runs(path.read_text()) for path in SOURCE.rglob("*.py")}
     assert {name: found for name, found in files.items() if found and not name.startswith("testing/")} == RUNNING
 
 
-def test_a_call_that_runs_what_was_read_is_seen() -> None:
-    assert calls_that_run("import pickle\npickle.loads(body)\nyaml.safe_load(text)\neval(text)") == {
-        "pickle.loads",
-        "eval",
-    }
-    assert calls_that_run(
-        "from pickle import loads, Unpickler\nfrom importlib import import_module\nimport_module(x)"
-    ) == {
-        "pickle.loads",
-        "pickle.Unpickler",
-        "importlib.import_module",
-        "import_module",
-    }
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle\npickle.loads(body)", "pickle.loads"),
+        ("import pickle as p\np.load(file)", "pickle.load"),
+        ("import pickle\nread = pickle.loads", "pickle.loads"),
+        ("import pickle\nread = getattr(pickle, name)", "pickle"),
+        ("from pickle import loads as read", "pickle.loads"),
+        ("from pickle import *", "pickle.*"),
+        ("from pickle import Unpickler", "pickle.Unpickler"),
+        ("import marshal", "marshal"),
+        ("import shelve as s\ns.open(path)", "shelve.open"),
+        ("from importlib import import_module\nimport_module(x)", "importlib.import_module"),
+        ("import importlib as i\ni.import_module(x)", "importlib.import_module"),
+        ("__import__(text)", "__import__"),
+        ("eval(text)", "eval"),
+        ("run = exec", "exec"),
+        ("import builtins as b\nb.eval(text)", "builtins.eval"),
+        ("import yaml as y\ny.load(text, y.Loader)", "yaml.load"),
+        ("import os\nos.system(text)", "os.system"),
+        ("from os import popen", "os.popen"),
+        ("import subprocess\nsubprocess.run(text, shell=True)", "shell="),
+        ("from subprocess import run as r\nr(text, shell=is_windows)", "shell="),
+        ("import subprocess as s\ns.getoutput(text)", "subprocess.getoutput"),
+        ("import asyncio\nasyncio.create_subprocess_shell(text)", "asyncio.create_subprocess_shell"),
+        ("import runpy\nrunpy.run_path(path)", "runpy.run_path"),
+        ("from runpy import run_module", "runpy.run_module"),
+    ],
+)
+def test_planted_code_that_runs_what_was_read_is_found(source: str, found: str) -> None:
+    assert found in what_runs(source)
+
+
+def test_what_runs_nothing_that_was_read_is_no_finding() -> None:
+    source = "import yaml, pickle, os, subprocess, re\nyaml.safe_load(x)\npickle.dumps(x)\nos.stat(x)\nre.compile(x)\n"
+    assert (
+        what_runs(f"{source}subprocess.run([x], shell=False)\nself.exec(x)\nfrom importlib import resources") == set()
+    )
