@@ -54,6 +54,7 @@ PLANTS = {
     "tests/conformance/test_planted_foreign.py": "stores that what others wrote disturbs",
     "tests/stores/test_tls.py": "stores that ignore whom their URL trusts",
     "tests/fuzz/test_fuzz.py": "decoders of what others wrote",
+    "tests/unit/test_one_line.py": "loggers whose lines others could write",
     "tests/unit/test_foreign.py": "code that would run what was read",
 }
 """The files that have tests of planted bugs, and what has the bug in it."""

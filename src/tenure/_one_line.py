@@ -17,6 +17,12 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def indented(text: str) -> str:
-    """Return the lines of *text*, each on one line and indented, so that none looks like the beginning of an entry."""
-    return "\n".join(f"{INDENT}{one_line(line)}".rstrip() for line in text.splitlines())
+class Indented(str):
+    """Lines that are indented, each on one line, so that none looks like the beginning of an entry."""
+
+    __slots__ = ()
+
+
+def indented(text: str) -> Indented:
+    """Return the lines of *text*, each on one line and indented."""
+    return Indented("\n".join(f"{INDENT}{one_line(line)}".rstrip() for line in text.splitlines()))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tenure
 from tenure import events
-from tenure._one_line import INDENT, indented, one_line
+from tenure._one_line import INDENT, Indented, indented, one_line
+from tenure._telemetry.callbacks import OneLineFilter
 from tenure._telemetry.log import log_event
 
 SPECIAL = [
@@ -100,3 +105,89 @@ def test_the_record_of_each_event_is_one_line_with_any_formatter(
     assert "forged" in line
     assert all(one.isprintable() for one in record.args or () if isinstance(one, str))
     assert record.__dict__["tenure"] == dataclasses.asdict(event)  # as they are, for a formatter that writes JSON
+
+
+class Hostile:
+    def __str__(self) -> str:
+        return HOSTILE
+
+
+class Rude:
+    def __str__(self) -> str:
+        raise RuntimeError("has no text")
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("by %s", (HOSTILE,)),
+        (HOSTILE, ()),
+        ("by %(name)s", ({"name": HOSTILE},)),
+        ("by %s", (Hostile(),)),
+        ("by %s", (ValueError(HOSTILE),)),
+        (Hostile(), ()),
+        ("%d: %s", (7, HOSTILE)),
+    ],
+)
+def test_every_record_of_the_logger_is_one_line(
+    message: object, arguments: tuple[Any, ...], records: list[logging.LogRecord]
+) -> None:
+    logging.getLogger("tenure").warning(message, *arguments)
+    [record] = records
+    line = logging.Formatter("%(levelname)s %(name)s: %(message)s").format(record)
+    assert line.isprintable()
+    assert "forged" in line
+
+
+def test_what_has_no_text_is_left_to_the_handler() -> None:
+    rude = Rude()
+    record = logging.makeLogRecord({"msg": "by %s", "args": (rude,)})
+    assert OneLineFilter().filter(record)
+    assert record.args == (rude,)
+
+
+def test_a_trace_keeps_its_lines(records: list[logging.LogRecord]) -> None:
+    logging.getLogger("tenure").warning("failed%s", Indented("\n" + indented("one\ntwo")))
+    assert records[0].getMessage() == "failed\n    one\n    two"
+
+
+SOURCE = Path(tenure.__file__).parent
+OTHER_LOGGERS = {
+    "_backends/rabbitmq/connection.py": {"'aiormq'", "'aiormq.channel'"},  # of its driver: what may be said there
+    "testing/loop.py": {"'asyncio'"},
+}
+
+
+def loggers_in(source: str) -> set[str]:
+    """Return the loggers that *source* asks for, and what it logs without one."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and (called := ast.unparse(node.func)).rpartition(".")[2] in (
+            "getLogger",
+            "getChild",
+        ):
+            found |= {ast.unparse(node.args[0]) if node.args else called}
+        elif isinstance(node, ast.Call) and re.fullmatch(
+            r"logging\.(debug|info|warning|error|exception|critical|log)", called
+        ):
+            found.add(called)
+    return found - {"'tenure'"}
+
+
+def test_tenure_has_one_logger() -> None:
+    files = {path.relative_to(SOURCE).as_posix(): loggers_in(path.read_text()) for path in SOURCE.rglob("*.py")}
+    assert {name: found for name, found in files.items() if found} == OTHER_LOGGERS
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import logging\nlogging.getLogger(__name__).info(x)", "__name__"),
+        ("import logging\nlogging.getLogger('tenure.queue')", "'tenure.queue'"),
+        ("from logging import getLogger\ngetLogger()", "getLogger"),
+        ("logger.getChild('queue').info(x)", "'queue'"),
+        ("import logging\nlogging.warning(x)", "logging.warning"),
+    ],
+)
+def test_a_planted_logger_is_found(source: str, found: str) -> None:
+    assert loggers_in(source) == {found}

@@ -26,7 +26,6 @@ from tenure import Backend, DeadMessage, LiveMessage, PartitionGroup, Queue, Sch
 from tenure._dashboard import shown
 from tenure._dashboard.guard import COOKIE, HEADERS, Guard
 from tenure._dashboard.sampler import Sampler
-from tenure._one_line import one_line
 from tenure._overview import in_ranges, other_owners, state_of
 from tenure.errors import ConfigError, TenureError
 
@@ -509,7 +508,7 @@ class Dashboard:
 
     def _done(self, request: Request, path: str, said: str, form: Mapping[str, str]) -> Response:
         what = {key: value for key, value in form.items() if key not in ("confirmed", "typed")}
-        _log.warning("dashboard: %s by %s: %s %s", one_line(said), _asker(request), one_line(request.url.path), what)
+        _log.warning("dashboard: %s by %s: %s %s", said, _asker(request), request.url.path, what)
         mark = "&" if "?" in path else "?"
         note = secrets.token_hex(8)  # not the text itself: a link must not put words into this page
         self._notes[note] = said
@@ -552,7 +551,7 @@ def _asker(request: Request) -> str:
     user = request.scope.get("user")
     name = getattr(user, "display_name", "") or ""
     address = request.client.host if request.client else "unknown"
-    return one_line(f"{name} ({address})" if name else address)
+    return f"{name} ({address})" if name else address
 
 
 def _page_of(queue: str) -> str:

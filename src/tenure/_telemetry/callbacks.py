@@ -11,6 +11,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from tenure._one_line import Indented, one_line
+
 BACKLOG_MAX = 10_000
 """Calls that wait while one blocks. Further calls are dropped, and counted."""
 
@@ -19,7 +21,37 @@ END_TIMEOUT = 1.0
 
 _Call = tuple[contextvars.Context, Callable[..., object], tuple[Any, ...]]
 
+
+class OneLineFilter(logging.Filter):
+    """Keeps what others wrote on the line of its record, for every handler and formatter.
+
+    Names, reasons and the texts of exceptions may be of others. A traceback in a record's ``exc_info`` is written by
+    the formatter, on lines of its own.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Escape what could end the line of *record*, and let it pass."""
+        record.msg = _escaped(record.msg)
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_escaped, record.args))
+        elif record.args:
+            record.args = {name: _escaped(one) for name, one in record.args.items()}
+        return True
+
+
+def _escaped(value: object) -> Any:
+    if isinstance(value, (int, float, Indented)):
+        return value
+    try:
+        return one_line(str(value))
+    except Exception:  # the handler meets it again, and reports it
+        return value
+
+
 logger: logging.Logger = logging.getLogger("tenure")
+"""The one logger of tenure: every record passes its filter, also where a module asks for it by name."""
+logger.addFilter(OneLineFilter())
+
 _current = threading.local()
 
 

@@ -1,7 +1,6 @@
 """Events as log records of the logger ``tenure``: one line each, the values as attributes of the record.
 
-Names, reasons and the texts of exceptions may be of others, so they are escaped here, for every handler and formatter.
-A traceback in a record's ``exc_info`` is written by the formatter, on lines of its own.
+The logger escapes what could end a line, for every handler and formatter: names, reasons and the texts of exceptions.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 from datetime import UTC, datetime
 from types import TracebackType
 
-from tenure._one_line import indented, one_line
+from tenure._one_line import Indented, indented
 from tenure._telemetry.callbacks import backlog, logger, run_callback
 from tenure.events import (
     BrokerAnswered,
@@ -44,6 +43,8 @@ from tenure.events import (
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
+_NO_TRACE = Indented()
+
 TRACES_MAX = 100
 """Exceptions that wait with their frames while a log handler blocks; beyond that, only their text is kept."""
 
@@ -59,17 +60,20 @@ def log_event(event: Event, exc_info: ExcInfo | None = None) -> None:
     The event's fields are in ``record.tenure`` for structured handlers, as they are.
     """
     if exc_info is not None and backlog() >= TRACES_MAX:
-        run_callback(_write, event, None, f"\n{indented(logging.Formatter().formatException(exc_info))}")
+        run_callback(_write, event, None, _trace_of(exc_info))
     else:
         run_callback(_write, event, exc_info)
 
 
-def _write(event: Event, exc_info: ExcInfo | None, trace: str = "") -> None:
+def _trace_of(exc_info: ExcInfo) -> Indented:
+    return Indented(f"\n{indented(logging.Formatter().formatException(exc_info))}")
+
+
+def _write(event: Event, exc_info: ExcInfo | None, trace: Indented = _NO_TRACE) -> None:
     level, message = _record(event)
     if logger.isEnabledFor(level):
         extra = {"tenure": dataclasses.asdict(event)}
-        name, message = one_line(event.name), one_line(message)
-        logger.log(level, "%s: %s%s", name, message, trace, extra=extra, exc_info=exc_info)
+        logger.log(level, "%s: %s%s", event.name, message, trace, extra=extra, exc_info=exc_info)
 
 
 def _record(event: Event) -> tuple[int, str]:
