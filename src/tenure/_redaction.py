@@ -60,7 +60,7 @@ def redacted(text: str) -> str:
 def redact(error: BaseException) -> None:
     """Replace the secrets in the texts of an error of a driver, and of those that it was made of, in place.
 
-    Its traceback shows them otherwise. Call it when its text is judged.
+    Its traceback shows them otherwise. Call it when its text has been judged.
     """
     if not sent():
         return
@@ -106,9 +106,12 @@ def _made_of(error: BaseException) -> Iterator[BaseException]:
 def _redacted_value(value: Any) -> Any:
     match value:
         case str():
-            return redacted(value)
+            shown = redacted(value)
+            return (
+                value if shown == value[:TEXT_MAX] else shown
+            )  # a long text of somebody else is cut for no other reason
         case bytes():
-            return redacted(value.decode("latin-1")).encode("latin-1")
+            return _redacted_value(value.decode("latin-1")).encode("latin-1")
         case tuple() if type(value) is tuple:
             return tuple(map(_redacted_value, value))
         case list():

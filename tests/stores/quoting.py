@@ -80,6 +80,7 @@ ANSWERS: dict[str, Answer] = {
     **{f"HTTP {status}": http(status) for status in (200, 400, 401, 403, 404, 429, 500, 503)},
     "HTTP 500, no JSON": http(500, as_json=False),
     "HTTP 200, no JSON": http(200, as_json=False),
+    "etcd, logged in": etcd,
     **{
         f"Redis {code}": partial(redis, code.encode()) for code in ("ERR", "NOPERM", "WRONGPASS", "MOVED 1", "LAYOUT a")
     },
@@ -94,6 +95,8 @@ ANSWERS: dict[str, Answer] = {
 async def quoting(how: str) -> AsyncIterator[int]:
     """Start a server that quotes; yield its port."""
 
+    answer = ANSWERS[how]
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             if how == "NATS":
@@ -101,7 +104,7 @@ async def quoting(how: str) -> AsyncIterator[int]:
                     b'INFO {"server_id":"x","version":"2.10.1","headers":true,"nonce":"abc","max_payload":9}\r\n'
                 )
             while request := await reader.read(2**16):
-                writer.write(ANSWERS[how](request))
+                writer.write(answer(request))
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -369,6 +369,7 @@ LOGINS: dict[str, tuple[str, list[str]]] = {
     "azure, a key": ("azure:?connection_string_env=AZURE_KEY&timeout=1", HTTP),
     "azure, a signature": ("azure:?connection_string_env=AZURE_SAS&timeout=1", HTTP),
     "servicebus, a key": ("servicebus:?connection_string_env=BUS_KEY&timeout=1", ["echo"]),
+    "servicebus, a signature": ("servicebus:?connection_string_env=BUS_SAS&timeout=1", ["echo"]),
 }
 """Each documented form of a login, and the answers of servers that quote it."""
 
@@ -397,8 +398,11 @@ def given_logins(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {"TOKEN": TOKEN, "PGSERVICEFILE": "services"}
     variables |= {"AZURE_KEY": f"AccountName=it;AccountKey={KEY};{at}"}
     variables |= {"AZURE_SAS": f"SharedAccessSignature=sv=2024&sp=rwd&sig={quote(KEY, safe='')};AccountName=it;{at}"}
-    bus = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=it;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
-    for name, text in {**variables, "BUS_KEY": bus}.items():
+    bus = f"Endpoint=sb://127.0.0.1:{port};UseDevelopmentEmulator=true"
+    variables |= {"BUS_KEY": f"{bus};SharedAccessKeyName=it;SharedAccessKey={KEY}"}
+    signature = f"SharedAccessSignature sr=it&sig={quote(KEY, safe='')}&se=1&skn=it"
+    variables |= {"BUS_SAS": f"{bus};SharedAccessSignature={signature}"}
+    for name, text in variables.items():
         monkeypatch.setenv(name, text)
 
 

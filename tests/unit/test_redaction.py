@@ -112,6 +112,17 @@ def test_the_errors_of_a_driver_are_redacted_in_place() -> None:
     assert "hUsH" not in "".join(traceback.format_exception(error))
 
 
+def test_an_error_without_a_secret_stays_as_it_is() -> None:
+    """Also one of the user's, which was handled when a store failed."""
+    secret = Secret("hUsHsecrethUsH")
+    hide(secret)
+    handled = ValueError("x" * 10**5, b"y" * 10**5)
+    error = DriverError("no answer")
+    error.__context__ = handled
+    redact(error)
+    assert handled.args == ("x" * 10**5, b"y" * 10**5)
+
+
 def test_an_error_is_judged_before_it_is_redacted() -> None:
     secret = Secret("NOPERM")  # a password that is also a word of the server
     hide(secret)

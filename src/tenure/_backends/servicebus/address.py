@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from urllib.parse import parse_qs
 
 from tenure._azure_emulators import may_be_emulator
 from tenure._secret import Secret
@@ -69,7 +70,7 @@ class Address:
     policy: str | None = None
     """The name of the shared access policy."""
     key: Secret | None = None
-    """The key, or the signature, that is in the connection string."""
+    """The key that is in the connection string, or the secret part of the signature."""
 
     @property
     def name(self) -> str:
@@ -163,7 +164,8 @@ def connected(given: Secret) -> Address:
     if not (policy and key):
         policy, login = None, f"SharedAccessSignature={signature}"
     written = f"Endpoint=sb://{host}/;{login}{';UseDevelopmentEmulator=true' if is_emulator else ''}"
-    found = Address(host, Secret(written), is_emulator, policy, Secret(key or signature or ""))
+    secret = key or parse_qs(signature or "").get("sig", [signature or ""])[0]
+    found = Address(host, Secret(written), is_emulator, policy, Secret(secret))
     if is_emulator and not may_be_emulator(found.name, has_known_key=key == EMULATOR_KEY):
         raise ConfigError(
             f"{host} is to be asked without TLS, as an emulator, and anybody on the way could read that, a signature "
