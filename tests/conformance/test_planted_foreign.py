@@ -63,12 +63,20 @@ class TellsNoName(MemoryLeases):
         return await super().acquire(name, holder, ttl, metadata)
 
 
+class TellsALowerToken(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        if (claim := self._memory.claims.get(name)) and claim.metadata:
+            return HeldBy(name, "a", claim.token - 1, None)
+        return await super().acquire(name, holder, ttl, metadata)
+
+
 LEASES: list[tuple[type[MemoryLeases], str]] = [
     (RefusesTheBatch, "test_an_edited_record_disturbs_no_other"),
     (RefusesToInspectMany, "test_an_edited_record_disturbs_no_other"),
     (ListsNoNames, "test_an_edited_record_disturbs_no_other"),
     (EndsTheOthers, "test_an_edited_record_disturbs_no_other"),
     (BeginsAnew, "test_no_edit_of_a_record_lets_a_token_fall"),
+    (TellsALowerToken, "test_no_edit_of_a_record_lets_a_token_fall"),
     (TellsNoName, "test_no_edit_of_a_record_lets_a_token_fall"),
 ]
 

@@ -57,12 +57,15 @@ def _named(*parts: str) -> str:
 
 
 async def _is_told_or_higher(store: LeaseStore, name: str, ttl: float, token: int) -> bool:
-    """Return whether the next claim of *name* gets a token higher than *token*, or an error that names the lease."""
+    """Return whether the next claim of *name* gets a higher token, or an error that names the lease.
+
+    If it is held, its holder has this token, or a higher one.
+    """
     try:
         answer = await store.acquire(name, "b", ttl)
     except TenureError as error:
         return name in str(error)
-    return isinstance(answer, HeldBy) or answer.grant.token > token
+    return answer.token >= token if isinstance(answer, HeldBy) else answer.grant.token > token
 
 
 def is_possible(answer: HeldBy | Vacant) -> bool:
