@@ -371,6 +371,58 @@ def test_types_that_hold_themselves_are_screened(kind: Any) -> None:
         decode(json.dumps({"held": [], "inner": inner if kind is Recursive else [inner]}).encode(), kind)
 
 
+class Early(pydantic.BaseModel):
+    held: set[Later]
+
+
+class EarlyOuter(pydantic.BaseModel):
+    held: LaterModel
+
+
+@pydantic.dataclasses.dataclass
+class EarlyChecked:
+    held: set[Later]
+
+
+@dataclass
+class EarlyPlain:
+    held: set[Later]
+
+
+class EarlyStruct(msgspec.Struct):
+    held: set[Later]
+
+
+Later = UUID
+
+
+class LaterModel(pydantic.RootModel[set[UUID]]):
+    pass
+
+
+def local_model() -> Any:
+    """Return a model in which is a type that only pydantic can resolve."""
+
+    class LocalId(pydantic.RootModel[UUID], frozen=True):
+        pass
+
+    @dataclass
+    class Inner:
+        held: set[LocalId]
+
+    class Outer(pydantic.BaseModel):
+        held: Inner
+
+    return Outer
+
+
+@pytest.mark.parametrize("kind", [Early, EarlyOuter, EarlyChecked, model_of(EarlyPlain), EarlyStruct, local_model()])
+def test_types_that_were_defined_later_or_elsewhere_are_screened(kind: Any) -> None:
+    held: Any = IDS if kind.__name__.startswith("Early") else {"held": IDS}
+    with pytest.raises(DecodeError, match="with one hash"):
+        decode(json.dumps({"held": held}).encode(), kind)
+
+
 @pytest.mark.parametrize("kind", [Struct, Model, Numbers, Checked, struct_of(dict[str, int]), model_of(set[str])])
 def test_types_without_what_a_sender_can_choose_the_hash_of_are_not_screened(kind: Any) -> None:
     assert "screened" not in screened_reader(str(library_of(kind)), kind).__qualname__

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections.abc
 import json
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,7 @@ from tenure._queue.typed_kinds import (
 )
 from tenure._queue.typed_libraries import library_decoder, library_reader
 from tenure._queue.typed_values import Misfit, Read
+from tenure.errors import ConfigError
 
 _FEW_OR_SECRET = (str, bytes, bool, float, date, time, timedelta, Enum, PurePath, type(None))
 """Types of which a sender can't make many values with one hash: that of text is secret, of others there are too few."""
@@ -116,13 +118,24 @@ def _may_collide(kind: Any) -> bool:
 
 def _fields(kind: Any, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Iterable[Any]:
     """Return the types of the fields of *kind*, if it has any."""
-    if isinstance(kind, type) and (described := getattr(kind, "model_fields", None)):
-        return [field.annotation for field in described.values()]
+    described: Any = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", None)
+    if isinstance(kind, type) and described:
+        known = [field.annotation for field in described.values()]
+        if "ForwardRef(" not in repr(known):  # else it was not defined when the model was
+            return known
     if not is_record(kind):
         return []
-    hints = hints_of(kind)
+    try:
+        hints = hints_of(kind)
+    except ConfigError:  # of a type whose own library can resolve them: they may be any
+        return _unknown()
     variables = variables_of_fields(kind, variables_of(kind, arguments, bound))
     return [_with(hints.get(name, Any), variables[name]) for name in fields_of(kind)]
+
+
+def _unknown() -> list[Any]:
+    kinds = [int, *([sys.modules["uuid"].UUID] if "uuid" in sys.modules else [])]  # else no type has one
+    return [made for one in kinds for made in (GenericAlias(set, (one,)), GenericAlias(dict, (one, Any)))]
 
 
 def _with(kind: Any, bound: Mapping[Any, Any]) -> Any:
