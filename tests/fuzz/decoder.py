@@ -17,7 +17,7 @@ from tests.fuzz.hostile import mutated
 SECONDS_MAX = 1.0
 """Seconds of the process's own time that a round may take, whatever was written: a longer one would hang a consumer."""
 
-MEASURED = 200
+MEASURED = 100
 """Rounds of each decoder of which the memory is measured."""
 
 

@@ -153,6 +153,7 @@ def test_a_trace_keeps_its_lines(records: list[logging.LogRecord]) -> None:
 
 SOURCE = Path(tenure.__file__).parent
 OTHER_LOGGERS = {
+    "_backends/azure_storage/client.py": {"'azure.core.pipeline.policies.http_logging_policy'"},  # filtered only
     "_backends/rabbitmq/connection.py": {"'aiormq'", "'aiormq.channel'"},  # of its driver: what may be said there
     "testing/loop.py": {"'asyncio'"},
 }
