@@ -52,12 +52,16 @@ GRANT ALL ON {schema}.migration TO PUBLIC
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    """Yield a server with the login of a program, one that is its member, and another user; all may create schemas."""
+    """Yield a server with the login of a program, one that is its member, and another user; all may create schemas.
+
+    Two may not: a ``tenant``, and a ``doorman``, who makes others members of roles.
+    """
 
     async def prepare(own: Postgres) -> None:
         async with native(own.url) as connection:
             await connection.execute(
                 "CREATE ROLE app LOGIN; CREATE ROLE deploy LOGIN; CREATE ROLE attacker LOGIN; CREATE ROLE dba LOGIN;"
+                "CREATE ROLE tenant LOGIN; CREATE ROLE doorman LOGIN CREATEROLE;"
                 "GRANT app TO deploy; GRANT postgres TO dba;"
                 "GRANT CREATE ON DATABASE postgres TO app, attacker"
             )
@@ -146,6 +150,8 @@ async def test_a_role_that_a_superuser_has_set_is_not_the_one_that_counts(server
         ("app", "CREATE SCHEMA own", "app", "deploy"),
         ("postgres", "CREATE SCHEMA own AUTHORIZATION app", "app", "app"),
         ("postgres", "CREATE SCHEMA own; GRANT CREATE, USAGE ON SCHEMA own TO app", "app", "app"),
+        ("postgres", "CREATE SCHEMA own; GRANT CREATE, USAGE ON SCHEMA own TO tenant", "tenant", "tenant"),
+        ("postgres", "CREATE SCHEMA own AUTHORIZATION tenant", "tenant", "tenant"),
         ("dba", "SET ROLE postgres; CREATE SCHEMA own", "postgres", "postgres"),
         ("postgres", "CREATE SCHEMA own AUTHORIZATION dba", "dba", "dba"),
     ],
@@ -158,6 +164,25 @@ async def test_the_owner_and_its_members_migrate(server: Postgres, owner: str, s
         async with native(login(server, first)) as connection:
             await connection.execute(postgres.migration_sql(Url.parse(url_of(server, first, "own")), 0))
         assert "already" in str(await postgres.migrate(url_of(server, then, "own")))
+
+
+@pytest.mark.parametrize("right", ["CREATE", "USAGE"])
+async def test_who_may_not_create_schemas_needs_two_rights_on_the_one_that_exists(server: Postgres, right: str) -> None:
+    sql = f"CREATE SCHEMA half; GRANT {right} ON SCHEMA half TO tenant"
+    async with held_by(server, "postgres", sql, "half") as superuser:
+        assert not await superuser.fetchval("SELECT has_database_privilege('tenant', 'postgres', 'CREATE')")
+        needs = (
+            r"permission denied for schema half.*CREATE on the database, or CREATE and USAGE on the schema if it exists"
+        )
+        with pytest.raises(ConfigError, match=needs):
+            await postgres.migrate(url_of(server, "tenant", "half"))
+        await superuser.execute("GRANT CREATE, USAGE ON SCHEMA half TO tenant")
+        assert (await postgres.migrate(url_of(server, "tenant", "half"))).after == VERSION
+        await superuser.execute(
+            "GRANT CREATE, USAGE ON SCHEMA half TO doorman; UPDATE half.migration SET functions = ''"
+        )
+        with pytest.raises(ConfigError, match=r"is owned by the role 'tenant'"):
+            await postgres.migrate(url_of(server, "doorman", "half"))
 
 
 async def test_who_makes_others_its_members_is_not_trusted_for_that(server: Postgres) -> None:

@@ -165,8 +165,8 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
         redact(error)
         raise ConfigError(
             f"{client.url} does not let this user create the schema {client.options.schema!r} or tables in it "
-            f"(the server reports: {said}); migrate as a user with CREATE on the database, or on the schema, "
-            "and to upgrade it, as the owner of what is in it"
+            f"(the server reports: {said}); migrate as a user with CREATE on the database, or CREATE and "
+            "USAGE on the schema if it exists, and to upgrade it, as the owner of what is in it"
         ) from error
     except DRIVER_ERRORS as error:
         raise client.translate(error, asked_at, PATIENCE) from error
