@@ -124,8 +124,13 @@ async def test_a_table_of_another_role_is_not_used(server: Postgres) -> None:
             "GRANT ALL ON SCHEMA {schema} TO PUBLIC;", ""
         )
         async with held_by(server, "attacker", squatted, "shared"):
-            with pytest.raises(ConfigError, match=r"the table shared\.migration is owned by the role 'attacker'"):
-                await postgres.migrate(f"{server.url}?schema=shared")
+            url, says = f"{server.url}?schema=shared", r"the table shared\.migration is owned by the role 'attacker'"
+            with pytest.raises(ConfigError, match=says):
+                await postgres.migrate(url)
+            for since in (0, 3):
+                with pytest.raises(asyncpg.RaiseError, match=says):
+                    await superuser.execute(postgres.migration_sql(Url.parse(url), since))
+                await superuser.execute("ROLLBACK")
             assert await superuser.fetchval("SELECT NOT rolsuper FROM pg_roles WHERE rolname = 'attacker'")
 
 
@@ -197,6 +202,22 @@ async def test_who_makes_others_its_members_is_not_trusted_for_that(server: Post
                 await postgres.migrate(url_of(server, role, "lured"))
         await superuser.execute("REVOKE lure FROM app CASCADE; GRANT lure TO app")
         assert (await postgres.migrate(url_of(server, "deploy", "lured"))).after == VERSION
+
+
+async def test_who_may_create_roles_is_trusted_for_the_members_that_it_makes(server: Postgres) -> None:
+    """Also if it is no superuser."""
+    async with held_by(
+        server, "postgres", "CREATE ROLE landlord; CREATE SCHEMA let AUTHORIZATION landlord", "let"
+    ) as own:
+        await own.execute("GRANT landlord TO doorman WITH ADMIN OPTION")
+        with pytest.raises(ConfigError, match="is owned by the role 'landlord'"):
+            await postgres.migrate(url_of(server, "tenant", "let"))
+        async with native(login(server, "doorman")) as doorman:
+            await doorman.execute("GRANT landlord TO tenant")
+        assert (await postgres.migrate(url_of(server, "tenant", "let"))).after == VERSION
+        await own.execute("ALTER ROLE doorman NOCREATEROLE")
+        with pytest.raises(ConfigError, match="is owned by the role 'landlord'"):
+            await postgres.migrate(url_of(server, "tenant", "let"))
 
 
 async def test_a_superuser_is_told_how_to_migrate_what_a_role_has_made(server: Postgres) -> None:
