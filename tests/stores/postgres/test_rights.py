@@ -14,6 +14,7 @@ import asyncpg
 
 import tenure
 from tenure._backends import postgres
+from tenure._url import Url
 from tests.docs.pages import commands, section
 from tests.durations import until
 from tests.servers import Postgres, private
@@ -21,10 +22,18 @@ from tests.stores.postgres.migrated import native, opened
 from tests.stores.rights import AT_ONCE, LATER, Act, Change, Refusal, acting, ends_in_time, lead, outlasts, refused
 
 ROLES = ("candidate", "observer", "producer", "consumer")
+SENDERS = ("producer", "sender")
+"""The producer of the page runs schedules, too; a ``sender`` has the block above that alone."""
 
 
 def on_the_page(begin: str) -> str:
     return commands("docs/postgresql.md", "Rights", begin)
+
+
+def to_send_only() -> str:
+    block, and_more, _ = on_the_page("-- sends").partition("\n-- runs schedules")
+    assert and_more
+    return block.replace("producer", "sender")
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +43,9 @@ def server() -> Iterator[Postgres]:
     async def prepare(own: Postgres) -> None:
         await postgres.migrate(own.url)
         async with native(own.url) as connection:
-            await connection.execute("".join(f"CREATE ROLE {role} LOGIN;" for role in ROLES))
-            for first in ("-- leads", "-- sends"):
-                await connection.execute(on_the_page(first))
+            await connection.execute("".join(f"CREATE ROLE {role} LOGIN;" for role in (*ROLES, "sender")))
+            for grants in (on_the_page("-- leads"), on_the_page("-- sends"), to_send_only()):
+                await connection.execute(grants)
         async with acting(own.url) as owner:
             await owner.queue("orders").send_batch([tenure.Outgoing(b"first"), tenure.Outgoing(b"second")])
             [message] = await owner.queue("orders").receive()
@@ -139,10 +148,146 @@ async def test_a_campaign_without_the_right_goes_on_if_looking_has_worked(server
         await refused(backend, lambda backend: lead(backend, "led"), "permission denied for table lease", error=LATER)
 
 
+async def refused_in_sql(server: Postgres, role: str, statement: str) -> None:
+    async with native(url_of(server, role)) as connection:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT FROM tenure.queue",
+        "SELECT FROM tenure.message",
+        "SELECT FROM tenure.dead",
+        "SELECT FROM tenure.schedule",
+        "DELETE FROM tenure.lease",
+        "TRUNCATE tenure.lease",
+        "DELETE FROM tenure.message",
+        "INSERT INTO tenure.mark (queue, kind, keys) VALUES (1, 2, '{}')",
+        "UPDATE tenure.migration SET oldest = 99",
+    ],
+)
+async def test_a_candidate_writes_nothing_but_leases(server: Postgres, statement: str) -> None:
+    await refused_in_sql(server, "candidate", statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT body FROM tenure.message",
+        "SELECT headers FROM tenure.message",
+        "SELECT id FROM tenure.message",
+        "SELECT FROM tenure.dead",
+        "SELECT FROM tenure.session",
+        "SELECT FROM tenure.sent",
+        "SELECT FROM tenure.inbox",
+        "DELETE FROM tenure.message",
+        "DELETE FROM tenure.lease",
+        "DELETE FROM tenure.schedule",
+        "DELETE FROM tenure.declared",
+        "UPDATE tenure.message SET priority = 9",
+        "UPDATE tenure.lease SET holder = NULL",
+        "UPDATE tenure.schedule SET record = record",
+        "UPDATE tenure.queue SET paused = true",
+        "UPDATE tenure.migration SET oldest = 99",
+        "INSERT INTO tenure.tally (queue) VALUES (1)",
+        "INSERT INTO tenure.mark (queue, kind, keys) VALUES (1, 2, '{}')",
+        "SELECT FROM tenure.lease FOR UPDATE",
+    ],
+)
+async def test_an_observer_writes_nothing_and_reads_no_body_in_sql(server: Postgres, statement: str) -> None:
+    await refused_in_sql(server, "observer", statement)
+
+
+# --- all rights --------------------------------------------------------------------------------------------------
+
+SENDER = {
+    "migration": "SELECT",
+    "queue": "SELECT",
+    "declared": "SELECT",
+    "message": (
+        "SELECT (due_at, id, priority, seq, session, state); INSERT (body, correlation_id, due_at, enqueued_at, "
+        "expires_at, headers, id, priority, queue, reply_to, session, state)"
+    ),
+    "sent": "SELECT; INSERT; UPDATE (until)",
+    "mark": "SELECT; INSERT (keys, kind, queue)",
+    "waiting": "INSERT",
+    "tally": "INSERT (delayed, queue, ready)",
+}
+CONSUMER_WRITES = ("session", "waiting", "inbox", "extended", "mark", "tally", "delivered", "process")
+RIGHTS = {
+    "candidate": {"migration": "SELECT", "lease": "SELECT; INSERT; UPDATE"},
+    "observer": {
+        **dict.fromkeys(("migration", "lease", "queue", "declared", "tally", "mark", "schedule"), "SELECT"),
+        "message": "SELECT (due_at, enqueued_at, priority, queue, seq, session, state)",
+    },
+    "sender": SENDER,
+    "producer": {
+        **SENDER,
+        "schedule": "SELECT; INSERT; UPDATE (record); DELETE",
+        "tally": "SELECT; INSERT (delayed, queue, ready)",
+    },
+    "consumer": {
+        **dict.fromkeys(("migration", "queue", "declared"), "SELECT"),
+        **dict.fromkeys(CONSUMER_WRITES, "SELECT; INSERT; UPDATE; DELETE"),
+        "message": "SELECT; UPDATE (deliveries, due_at, history, is_deferred, state, token); DELETE",
+        "dead": "SELECT; INSERT; UPDATE (dead_at, description, due_at, history, reason, token); DELETE",
+        "sent": "SELECT; UPDATE (until); DELETE",
+    },
+}
+"""What each role may do with each table; a right to some columns names them."""
+
+READ_RIGHTS = """
+SELECT relname::text, string_agg(granted, '; ' ORDER BY place) AS rights
+FROM (
+    SELECT relname, place, CASE WHEN has_table_privilege($1, pg_class.oid, p) THEN p
+        WHEN p NOT IN ('DELETE', 'TRUNCATE', 'TRIGGER') THEN p || ' (' || (
+            SELECT string_agg(attname, ', ' ORDER BY attname COLLATE "C") FROM pg_attribute
+            WHERE attrelid = pg_class.oid AND NOT attisdropped AND has_column_privilege($1, attrelid, attnum, p)
+        ) || ')' END AS granted
+    FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER'])
+        WITH ORDINALITY AS known (p, place)
+    WHERE relnamespace = 'tenure'::regnamespace AND relkind IN ('r', 'v', 'm', 'f', 'p')
+) AS found
+WHERE granted IS NOT NULL
+GROUP BY relname
+"""
+READ_OTHER_RIGHTS = """
+SELECT p || ' ON SCHEMA' FROM unnest(ARRAY['USAGE', 'CREATE']) AS p WHERE has_schema_privilege($1, 'tenure', p)
+UNION ALL SELECT p || ' ON DATABASE' FROM unnest(ARRAY['CREATE']) AS p WHERE has_database_privilege($1, 'postgres', p)
+UNION ALL SELECT 'SEQUENCE ' || relname FROM pg_class WHERE relnamespace = 'tenure'::regnamespace
+    AND CASE relkind WHEN 'S' THEN has_sequence_privilege($1, oid, 'USAGE, SELECT, UPDATE') END
+UNION ALL SELECT 'the owner''s, by ' || proname FROM pg_proc WHERE pronamespace = 'tenure'::regnamespace AND prosecdef
+UNION ALL SELECT 'CREATEROLE' FROM pg_roles WHERE rolname = $1 AND rolcreaterole
+"""
+
+
+@pytest.mark.parametrize("role", RIGHTS)
+async def test_a_role_of_the_page_has_these_rights_and_no_other(server: Postgres, role: str) -> None:
+    async with native(server.url) as owner:
+        found = await owner.fetch(READ_RIGHTS, role)
+        assert {row["relname"]: row["rights"] for row in found} == RIGHTS[role]
+        assert [right for (right,) in await owner.fetch(READ_OTHER_RIGHTS, role)] == ["USAGE ON SCHEMA"]
+
+
+MADE = ("TABLE {schema}.x ()", "FUNCTION {schema}.x() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_no_role_of_the_page_makes_tables(server: Postgres, role: str) -> None:
     with pytest.raises(tenure.ConfigError, match="CREATE on the database"):
         await postgres.migrate(f"{url_of(server, role)}?schema=theirs")
+    for made in MADE:
+        await refused_in_sql(server, role, f"CREATE {made.format(schema='tenure')}")
+
+
+async def test_nor_in_a_schema_that_the_script_has_made(server: Postgres) -> None:
+    async with native(server.url) as owner:
+        await owner.execute(postgres.migration_sql(Url.parse(f"{server.url}?schema=scripted"), 0))
+        await owner.execute("GRANT USAGE ON SCHEMA scripted TO producer")
+    for made in MADE:
+        await refused_in_sql(server, "producer", f"CREATE {made.format(schema='scripted')}")
 
 
 async def test_a_right_that_is_revoked_for_a_while_is_no_reason_to_give_up(server: Postgres) -> None:
@@ -209,17 +354,19 @@ async def bodies(server: Postgres, queue: str) -> list[bytes]:
         return [one.body for one in await owner.queue(queue).peek()]
 
 
+@pytest.mark.parametrize("role", SENDERS)
 @pytest.mark.parametrize("options", ["", "?prepared=false"])
 @pytest.mark.parametrize("kind", SENDS)
-async def test_a_producer_sends_each_kind_of_message(server: Postgres, kind: str, options: str) -> None:
-    queue = f"of {kind}{options}"
+async def test_a_producer_sends_each_kind_of_message(server: Postgres, kind: str, options: str, role: str) -> None:
+    queue = f"of {kind}{options} by the {role}"
     async with native(server.url) as owner:
         await owner.execute("SELECT tenure.declare($1)", queue)
-    async with acting(url_of(server, "producer") + options) as backend:
+    async with acting(url_of(server, role) + options) as backend:
         await SENDS[kind](backend.queue(queue))
     assert set(await bodies(server, queue)) == {b"x"}
 
 
+@pytest.mark.parametrize("role", SENDERS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -233,9 +380,9 @@ async def test_a_producer_sends_each_kind_of_message(server: Postgres, kind: str
         """, reply_to => 'answers', correlation_id => 'c', headers => '{"a": 1}'""",
     ],
 )
-async def test_a_producer_sends_in_a_transaction_of_its_own(server: Postgres, options: str) -> None:
-    queue = f"within a transaction{options}"
-    async with native(server.url) as owner, native(url_of(server, "producer")) as connection:
+async def test_a_producer_sends_in_a_transaction_of_its_own(server: Postgres, options: str, role: str) -> None:
+    queue = f"within a transaction{options} by the {role}"
+    async with native(server.url) as owner, native(url_of(server, role)) as connection:
         await owner.execute("SELECT tenure.declare($1)", queue)
         with pytest.raises(asyncpg.DivisionByZeroError):
             async with connection.transaction():
@@ -275,12 +422,6 @@ async def test_a_producer_sends_in_a_transaction_of_its_own(server: Postgres, op
 async def test_a_producer_only_sends(server: Postgres, act: Act, table: str, error: Refusal) -> None:
     async with acting(url_of(server, "producer")) as backend:
         await refused(backend, act, f"permission denied for table {table}", "GRANT", error=error)
-
-
-async def refused_in_sql(server: Postgres, role: str, statement: str) -> None:
-    async with native(url_of(server, role)) as connection:
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await connection.execute(statement)
 
 
 @pytest.mark.parametrize(
