@@ -14,6 +14,7 @@ import asyncpg
 
 import tenure
 from tenure._backends import postgres
+from tenure._backends.postgres import housekeeping
 from tenure._url import Url
 from tests.docs.pages import commands, section
 from tests.durations import until
@@ -573,22 +574,32 @@ async def test_a_consumer_completes_in_a_transaction_of_its_own(server: Postgres
         assert not (await backend.queue("own").stats()).locked
 
 
-async def test_a_consumer_that_replies_needs_the_rights_of_a_producer(server: Postgres) -> None:
+Verdict = Callable[[tenure.Message], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda message: message.reply(b"y"),
+        lambda message: message.complete(sends=[("answers", tenure.Outgoing(b"y"))]),
+    ],
+    ids=["reply", "complete"],
+)
+async def test_a_consumer_that_replies_or_sends_needs_the_rights_of_a_producer(server: Postgres, act: Verdict) -> None:
     async with acting(server.url) as owner, native(server.url) as connection:
         await connection.execute("SELECT tenure.declare('answers')")
+        await owner.queue("answers").purge()
         await owner.queue("asked").send(b"x", reply_to="answers")
         async with acting(url_of(server, "consumer")) as backend:
             [message] = await backend.queue("asked").receive()
-            await refused(
-                backend, lambda _: message.reply(b"y"), "permission denied for table message", "GRANT", error=LATER
-            )
+            await refused(backend, lambda _: act(message), "permission denied for table message", "GRANT", error=LATER)
             await message.give_back()
         assert not await bodies(server, "answers")
         await connection.execute("GRANT producer TO consumer")
         try:
             async with acting(url_of(server, "consumer")) as backend:
                 [message] = await backend.queue("asked").receive()
-                await message.reply(b"y")
+                await act(message)
         finally:
             await connection.execute("REVOKE producer FROM consumer")
         assert await bodies(server, "answers") == [b"y"]
@@ -666,6 +677,32 @@ async def test_a_consumer_tidies_what_it_consumes(server: Postgres) -> None:
         for table, left in (("tally", 1), ("mark", 1), ("sent", 0)):
             found = await connection.fetchval(f"SELECT count(*) FROM tenure.{table} WHERE queue = $1", number)
             assert (table, found) == (table, left)
+
+
+async def test_a_producer_leaves_housekeeping_to_consumers(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "TIDY_AFTER", 1)
+    name = "left"
+    await refused_in_sql(server, "producer", "SELECT tenure.tidy('orders')")
+    async with native(server.url) as owner:
+        await owner.execute("SELECT tenure.declare($1)", name)
+
+        async def old_ids() -> int:
+            """Wait for the housekeeping that has begun; return how many ids are left, whose time is over then."""
+            await asyncio.gather(*chores)
+            await owner.execute("UPDATE tenure.sent SET until = 1")
+            return int(await owner.fetchval("SELECT count(*) FROM tenure.sent"))
+
+        await owner.execute("DELETE FROM tenure.sent")
+        async with opened(url_of(server, "producer")) as backend:
+            for count in (1, 2):
+                await backend.broker.send(name, [tenure.Outgoing(b"x", id=f"{count}")])
+                chores = backend.broker._housekeeping._chores.here()
+                assert chores
+                assert await old_ids() == count
+        async with opened(url_of(server, "consumer")) as backend:
+            await backend.broker.receive(name, 2, 30.0)
+            chores = backend.broker._housekeeping._chores.here()
+            assert await old_ids() == 0
 
 
 @pytest.mark.parametrize(
