@@ -16,7 +16,7 @@ import tenure
 from tenure._backends import postgres
 from tenure._backends.postgres import housekeeping
 from tenure._url import Url
-from tests.docs.pages import commands, section
+from tests.docs.pages import commands
 from tests.durations import until
 from tests.servers import Postgres, private
 from tests.stores.postgres.migrated import native, opened
@@ -815,11 +815,45 @@ async def test_each_role_needs_the_functions_where_they_were_taken_from_all(serv
                 reads_first = role in ("producer", "consumer")  # the settings, without a function
                 error = LATER if reads_first else AT_ONCE
                 await refused(backend, act, "permission denied for function", "GRANT", error=error)
-        assert "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA\ntenure" in section("docs/postgresql.md", "Rights")
-        await owner.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {', '.join(acts)}")
+        grant = on_the_page("ALTER DEFAULT PRIVILEGES").splitlines()[-1]
+        await owner.execute(grant.replace("tenure", schema).replace("worker", ", ".join(acts)))
         for role, act in acts.items():
             async with acting(url.format(url_of(server, role))) as backend:
                 await act(backend)
+
+
+async def test_default_privileges_hold_for_functions_that_a_migration_creates(server: Postgres) -> None:
+    """And to revoke the right doesn't."""
+    url = f"{url_of(server, 'keeper')}?schema=kept"
+    async with native(server.url) as admin:
+        await admin.execute(
+            "CREATE ROLE keeper LOGIN; CREATE ROLE worker; CREATE ROLE stranger;"
+            "GRANT CREATE ON DATABASE postgres TO keeper"
+        )
+
+        async def executable(role: str) -> set[str]:
+            """Return the functions that *role* may execute after a migration that creates one of them."""
+            await admin.execute("DROP FUNCTION kept.fence; UPDATE kept.migration SET functions = 'of another release'")
+            assert (await postgres.migrate(url)).rewritten
+            functions = (
+                "SELECT proname::text FROM pg_proc WHERE pronamespace = 'kept'::regnamespace "
+                "AND has_function_privilege($1, oid, 'EXECUTE')"
+            )
+            return {name for (name,) in await admin.fetch(functions, role)}
+
+        await postgres.migrate(url)
+        everything = await executable("stranger")
+        assert {"fence", "send", "receive"} < everything
+        await admin.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA kept FROM PUBLIC")
+        assert await executable("stranger") == {"fence"}
+        closed = on_the_page("ALTER DEFAULT PRIVILEGES").replace("tenure", "kept").replace("ROLE owner", "ROLE keeper")
+        await admin.execute(closed)
+        assert await executable("stranger") == set()
+        assert await executable("worker") == everything
+        await admin.execute("ALTER DEFAULT PRIVILEGES FOR ROLE keeper GRANT EXECUTE ON FUNCTIONS TO PUBLIC")
+        in_schema = closed.replace("keeper REVOKE", "keeper IN SCHEMA kept REVOKE")
+        await admin.execute(in_schema)
+        assert await executable("stranger") == {"fence"}  # as the page says: for all schemas only
 
 
 async def test_the_user_that_migrated_is_removed_once_its_tables_have_another_owner(server: Postgres) -> None:
