@@ -54,14 +54,46 @@ def test_an_authority_means_verifying(tmp_path: Path, ca: str) -> None:
     assert decided("postgresql:///d?service=plain", tmp_path, **by_service) == Encryption("disable", None)
 
 
+def test_a_list_of_revoked_certificates_means_an_authority(tmp_path: Path, ca: str) -> None:
+    """The usual file has it: a list alone verifies nothing."""
+    by_service = {"PGSERVICEFILE": str(tmp_path / "services")}
+    (tmp_path / "services").write_text(f"[orders]\nhost=h\nsslcrl={ca}\n")
+    places: list[tuple[str, dict[str, str]]] = [
+        (f"postgresql://h/d?sslcrl={ca}", {}),
+        ("postgresql://h/d", {"PGSSLCRL": ca}),
+        ("postgresql:///d?service=orders", by_service),
+    ]
+    for url, env in places:
+        with pytest.raises(ConfigError, match=r"sslmode=verify-full .* needs an authority, and there is no .*root.crt"):
+            decided(url, tmp_path, **env)
+    usual = tmp_path / ".postgresql" / "root.crt"
+    usual.parent.mkdir()
+    usual.write_text("certificates")
+    for url, env in places:
+        assert decided(url, tmp_path, **env) == Encryption("verify-full", str(usual))
+    assert decided(f"postgresql://h/d?sslcrl={ca}&sslrootcert={ca}", tmp_path) == Encryption("verify-full", ca)
+
+
+@pytest.mark.parametrize("option", ["sslrootcert", "sslcrl"])
 @pytest.mark.parametrize("mode", ["disable", "allow", "prefer"])
-def test_an_authority_beside_a_mode_that_trusts_anybody_is_refused(tmp_path: Path, ca: str, mode: str) -> None:
+def test_an_authority_beside_a_mode_that_trusts_anybody_is_refused(
+    tmp_path: Path, ca: str, mode: str, option: str
+) -> None:
     with pytest.raises(ConfigError, match=f"={mode} trusts anybody; write sslmode=verify-full"):
-        decided(f"postgresql://h/d?sslmode={mode}&sslrootcert={ca}", tmp_path)
+        decided(f"postgresql://h/d?sslmode={mode}&{option}={ca}", tmp_path)
     with pytest.raises(ConfigError, match=f"the variable PGSSLMODE={mode} trusts anybody"):
-        decided(f"postgresql://h/d?sslrootcert={ca}", tmp_path, PGSSLMODE=mode)
+        decided(f"postgresql://h/d?{option}={ca}", tmp_path, PGSSLMODE=mode)
+    services = tmp_path / "services"
+    by_service = {"PGSERVICEFILE": str(services)}
+    services.write_text(f"[both]\nhost=h\nsslmode={mode}\n{option}={ca}\n[mode]\nhost=h\nsslmode={mode}\n")
+    for url in ("postgresql:///d?service=both", f"postgresql:///d?service=mode&{option}={ca}"):
+        with pytest.raises(ConfigError, match=f"sslmode in .*services={mode} trusts anybody"):
+            decided(url, tmp_path, **by_service)
     # What stands in the URL is about this connection, and wins over what holds for all.
-    assert decided(f"postgresql://h/d?sslmode={mode}", tmp_path, PGSSLROOTCERT=ca) == Encryption(mode, None)
+    variable = {f"PG{option.upper()}": ca}
+    assert decided(f"postgresql://h/d?sslmode={mode}", tmp_path, **variable) == Encryption(mode, None)
+    by_url = f"postgresql:///d?service=both&sslmode={mode}"
+    assert decided(by_url, tmp_path, **by_service) == Encryption(mode, None)
 
 
 def test_a_certificate_of_the_client_means_tls(tmp_path: Path, ca: str) -> None:
@@ -82,7 +114,10 @@ def test_the_file_that_libpq_looks_for(tmp_path: Path) -> None:
     usual.parent.mkdir()
     usual.write_text("certificates")
     assert decided("postgresql://h/d?sslmode=verify-full", tmp_path) == Encryption("verify-full", str(usual))
-    assert decided("postgresql://h/d?sslmode=require", tmp_path) == Encryption("verify-ca", str(usual))
+    verified = Encryption("verify-ca", str(usual))
+    assert decided("postgresql://h/d?sslmode=require", tmp_path) == verified
+    with_certificate = decided(f"postgresql://h/d?sslcert={usual}&sslkey={usual}", tmp_path)
+    assert (with_certificate.mode, with_certificate.authority) == (verified.mode, verified.authority)
     assert decided("postgresql://h/d", tmp_path) == Encryption(None, None)
 
 
