@@ -19,6 +19,7 @@ import tenure.testing
 from tenure._backends import sqlite
 from tenure._opened import Fact
 from tenure._url import Url
+from tests.docs.pages import section
 from tests.durations import until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows: its modes say nothing of other users")
@@ -149,7 +150,7 @@ async def used(path):
             for folder in (os.path.dirname(path), path + ".wake"):
                 for name in sorted(os.listdir(folder)):
                     about = os.stat(os.path.join(folder, name))
-                    found.append(f"{name[:12]} {about.st_mode & 0o7777:o} {about.st_gid}")
+                    found.append(f"{name} {about.st_mode & 0o7777:o} {about.st_gid}")
         return [{fact.name: fact.value for fact in diagnosis.facts}["wake-up"], *found]
 
 with tempfile.TemporaryDirectory() as folder:
@@ -166,22 +167,23 @@ for line in asyncio.run(used(sys.argv[1])):
 @as_root
 @pytest.mark.process
 def test_users_of_a_group_share_a_file_that_was_made_for_the_group(reached: Path) -> None:
-    """As docs/sqlite.md says: install -d -m 2770 -g GROUP FOLDER; install -m 660 -g GROUP /dev/null FILE."""
-    folder, path = reached / "shared", reached / "shared" / "x.db"
-    folder.mkdir()
-    os.chown(folder, -1, 12346)
-    folder.chmod(0o2770)
-    path.touch()
-    path.chmod(0o660)
-    assert path.stat().st_gid == 12346
+    """By the commands of docs/sqlite.md."""
+    commands = [line for line in section("docs/sqlite.md", "Users and modes").splitlines() if "      install " in line]
+    assert len(commands) == 2
+    folder = reached / "shared"
+    path = folder / "work.db"
+    for command in commands:
+        words = command.replace("GROUP", "12346").replace("/srv/queues", str(folder))
+        subprocess.run(shlex.split(words), check=True, timeout=60)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
     for user in ("1001", "1002"):
         line = [sys.executable, "-c", USER, str(path), user]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         hints, *found, socket = done.stdout.splitlines()
         assert hints.startswith("by sockets")
-        files = [f"x.db{end} 660 12346" for end in ("", "-reserve", "-shm", "-wal")]
-        assert found == [*files, "x.db.wake 3770 12346"]
+        files = [f"work.db{end} 660 12346" for end in ("", "-reserve", "-shm", "-wal")]
+        assert found == [*files, "work.db.wake 3770 12346"]
         assert socket.endswith(" 660 12346")
 
 
@@ -293,3 +295,42 @@ async def test_a_folder_of_another_user_has_a_warning(
             "it belongs to user 12345, who can remove or replace the file; unless that is meant, run: "
             f"chown 0 {reached}"
         )
+
+
+DOCTOR = """
+import asyncio, os, sys, tempfile, tenure
+
+async def advice(path):
+    async with tenure.connect("sqlite:///" + path) as backend:
+        facts = {fact.name: fact for fact in (await backend.diagnose(write=False)).facts}
+    return [facts[name].advice if name in facts else "" for name in ("file mode", "folder mode")]
+
+with tempfile.TemporaryDirectory() as folder:
+    asyncio.run(advice(os.path.join(folder, "x.db")))  # imports everything: the other user may be unable to
+os.setgroups([])
+os.setgid(12346)
+os.setuid(1001)
+for path in sys.argv[1:]:
+    print(*asyncio.run(advice(path)), sep="\\n")
+"""
+
+
+@as_root
+@pytest.mark.process
+def test_a_process_of_another_user_than_root_trusts_root_and_itself(reached: Path) -> None:
+    """What root owns has no warning, nor what its own user owns; what a third one owns has."""
+    paths = []
+    for owner in (0, 1001, 12345):
+        folder = reached / f"{owner}"
+        folder.mkdir()
+        folder.chmod(0o1757)
+        os.chown(folder, owner, -1)
+        paths.append(folder / "x.db")
+    line = [sys.executable, "-c", DOCTOR, *map(str, paths)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    last = (
+        "it belongs to user 12345, who can remove or replace the file; unless that is meant, run: "
+        f"chown 1001 {reached / '12345'}"
+    )
+    assert done.stdout.splitlines() == [*[""] * 5, last]
