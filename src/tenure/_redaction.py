@@ -6,7 +6,7 @@ own words, and the addresses in them, are left alone: a weak password such as ``
 
 A secret is found in whatever way its characters are escaped: as in JSON (also of Go, and of JSON in JSON), URLs, HTML,
 literals of Python, UTF-8 that was read as Latin-1; and in base64, with whatever is written beside it, such as a user.
-Its beginning is found, too, as in a text that was cut off.
+Its beginning is found, too, where a text was cut off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ TEXT_MAX = 2**14
 LOOKED_AT = 2 * TEXT_MAX
 """The most characters that are looked at: what begins among the first ones ends among these."""
 BEGINNING = 8
-"""So many characters of a secret are recognised without the others."""
+"""So many characters of a secret are recognised without the others, where the text ends."""
+_CUT_OFF = re.compile(r"(?:[\\%&][\w#\\%]{0,10})?(?:\.\.\.|…|\Z)")
+"""What follows a beginning there: perhaps a part of an escape. Elsewhere it may be a word of the server's own."""
 _WORD_MAX = 3
 """Secrets up to this length are found as words only: as a part of words, they would tell more than they hide."""
 _CODED_MIN = 4
@@ -142,12 +144,13 @@ def _places(written: str, text: str) -> Iterator[tuple[int, int]]:
         pattern = rf"(?<!\w){pattern}(?!\w)"
     at, beginning = 0, re.compile(pattern, _FLAGS)
     while found := beginning.search(text, at):
-        at = _end(written, text, found.start())
-        yield found.start(), at
+        at, is_whole = _end(written, text, found.start())
+        if is_whole or _CUT_OFF.match(text, at):
+            yield found.start(), at
 
 
-def _end(written: str, text: str, begin: int) -> int:
-    """Return where *written*, which begins at *begin*, ends in *text*, or where they differ."""
+def _end(written: str, text: str, begin: int) -> tuple[int, bool]:
+    """Return where *written*, which begins at *begin*, ends in *text*, or differs from it; and whether it is whole."""
     ends = {begin}
     for one in written:
         # Several, as what is escaped may begin with the character itself: % is %25, too.
@@ -155,9 +158,9 @@ def _end(written: str, text: str, begin: int) -> int:
             found.end() for way in _ways(one) for end in ends if (found := re.compile(way, _FLAGS).match(text, end))
         }
         if not more:
-            break
+            return max(ends), False
         ends = more
-    return max(ends)
+    return max(ends), True
 
 
 @lru_cache

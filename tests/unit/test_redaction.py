@@ -16,7 +16,7 @@ import pytest
 
 from tenure import Secret
 from tenure._redaction import LOOKED_AT, TEXT_MAX, redact, redacted, redacting
-from tenure._secret import hide, revealed, sent
+from tenure._secret import HIDDEN, hide, revealed, sent
 
 HARD = "hUsH@:/?#[]&=%+ é\U0001f511'\"<>\n\0\\\\hUsH"
 
@@ -37,8 +37,6 @@ WAYS: dict[str, Callable[[str], str]] = {
     "HTML": html.escape,
     "Latin-1": lambda text: text.encode().decode("latin-1"),
     "small letters": str.lower,
-    "cut off": lambda text: text[:12],
-    "cut off in an escape": lambda text: quote(text, safe="")[:29],
     "base64": lambda text: base64.b64encode(text.encode()).decode(),
     "base64 after a": lambda text: base64.b64encode(f"a:{text}".encode()).decode(),
     "base64 after ann": lambda text: base64.b64encode(f"ann:{text}".encode()).decode(),
@@ -54,6 +52,24 @@ def test_a_secret_is_found_however_it_is_written(way: str) -> None:
     shown = redacted(f"before <{written}> between <{written}> after")
     assert "hush" not in shown.lower()
     assert re.fullmatch(r"before <(\S*\*\*\*\S*)> between <\1> after", shown)
+
+
+@pytest.mark.parametrize("cut", [HARD[:12], quote(HARD, safe="")[:29], base64.b64encode(HARD.encode()).decode()[:12]])
+@pytest.mark.parametrize("end", ["", "...", "…"])
+def test_the_beginning_of_a_secret_is_found_where_a_text_was_cut_off(cut: str, end: str) -> None:
+    secret = Secret(HARD)
+    revealed(secret)
+    shown = redacted(f"before {cut}{end}")
+    assert "hush" not in shown.lower()
+    assert shown.startswith("before ***")
+    assert HIDDEN not in redacted(f"not {HARD[:12]} there")
+
+
+def test_a_word_with_which_a_secret_begins_is_shown() -> None:
+    secret = Secret("consumer-password")
+    hide(secret)
+    said = 'permissions violation for publish to "$JS.API.CONSUMER.NAMES.orders" by consumer'
+    assert redacted(f"{said}-1") == f"{said}-1"
 
 
 def test_only_what_was_sent_is_hidden_and_only_as_long_as_it_is_in_use() -> None:

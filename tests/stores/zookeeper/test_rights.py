@@ -16,7 +16,7 @@ from kazoo.security import ACL, Id, make_digest_acl
 
 import tenure
 from tests.docs.pages import commands
-from tests.durations import until
+from tests.durations import stretched, until
 from tests.servers import ZooKeeper, private
 from tests.stores.rights import LATER, TTL, Act, acting, lead, refused
 
@@ -123,8 +123,9 @@ async def test_without_the_right_to_read_the_path_leaders_are_not_listed(server:
 async def test_without_the_right_to_delete_a_leader_says_why_it_releases_nothing(
     server: ZooKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
+    ttl = stretched(1.0)
     async with acting(make_for_another(server, "/no-delete/job", "crw")) as backend:
-        leading = asyncio.ensure_future(backend.election("job", ttl=1.0).run(lambda term: asyncio.sleep(0)))
+        leading = asyncio.ensure_future(backend.election("job", ttl=ttl).run(lambda term: asyncio.sleep(0)))
         await until(lambda: "could not be released" in caplog.text)
         assert "does not permit this client an operation" in caplog.text
         assert "docs/zookeeper.md" in caplog.text
