@@ -223,7 +223,7 @@ async def test_a_page_of_very_many_partitions_shows_some(monkeypatch: pytest.Mon
 async def test_bodies_and_tracebacks_are_hidden_unless_asked_for() -> None:
     async with asked() as (backend, client):
         queue = backend.queue("orders", max_deliveries=1)
-        await queue.send(b"secret-body", id="live")
+        await queue.send(b"secret-body", id="live", headers={"a": "of-a-header"}, correlation_id="of-a-request")
         page = (await client.get("/queue", params={"name": "orders"})).text
 
         async def fail(message: tenure.Message) -> None:
@@ -238,6 +238,8 @@ async def test_bodies_and_tracebacks_are_hidden_unless_asked_for() -> None:
     assert "secret-body" not in page
     assert "secret-in-a-trace" not in page
     assert "--show-bodies" in page
+    assert "of-a-header" in page  # as docs/security.md warns
+    assert "of-a-request" in page
 
 
 async def test_nothing_in_a_message_or_a_name_is_markup() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import dataclass
 
+import msgspec
+import pydantic
 import pytest
 
 import tenure
@@ -39,6 +43,42 @@ async def test_no_log_and_no_event_has_a_body_or_a_header(caplog: pytest.LogCapt
     assert "its handler failed" in caplog.text
     assert len(shown) == 6
     assert MARK not in f"{events} {caplog.text} {shown}"
+
+
+@dataclass
+class Order:
+    price: int
+
+
+class ValidatedOrder(pydantic.BaseModel):
+    price: int
+
+
+class PackedOrder(msgspec.Struct):
+    price: int
+
+
+LONG = "".join(map(chr, range(0x4E00, 0x4E00 + 1000)))
+"""Characters that tenure's own words don't have."""
+
+
+@pytest.mark.parametrize("kind", [Order, ValidatedOrder, PackedOrder, list[int]])
+@pytest.mark.parametrize("body", [json.dumps({"price": LONG}), json.dumps([LONG]), json.dumps(LONG), f"no JSON {LONG}"])
+async def test_a_body_that_does_not_fit_is_quoted_in_part(
+    kind: type, body: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[Event] = []
+
+    async def serve(message: Received) -> None:
+        message.decode(kind)
+
+    async with connect("memory:", on_event=events.append) as backend:
+        queue = backend.queue("orders", max_deliveries=1)
+        await queue.send(body.encode())
+        await queue.consume(serve, until_empty=True)
+    [failed] = [event for event in events if isinstance(event, MessageFailed)]
+    for shown in (f"{failed.error}", caplog.messages[0]):
+        assert len([one for one in shown if one in LONG]) <= 80
 
 
 async def test_the_text_of_an_exception_is_shown_whatever_is_in_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -414,6 +414,9 @@ async def test_no_span_has_a_body_or_a_header_but_the_text_of_an_exception(url: 
     assert "process orders" in spans
     assert SECRET not in spans
     assert "ValueError: told" in spans
+    metrics = f"{recorded.metrics()}"
+    assert "messaging.process.duration" in metrics
+    assert SECRET not in metrics
 
 
 # --- by hand ---

@@ -70,6 +70,7 @@ async def test_each_store_tells_of_its_files(certified: Path, url: str) -> None:
     ("user", "told"),
     [
         ("token: abc", ["kubeconfig"]),
+        ("client-certificate-data: YQ==, client-key-data: YQ==", ["kubeconfig"]),
         ("client-certificate: {0}/server.pem, client-key: {0}/server.key", ["client-key"]),
         ("tokenFile: {0}/login", []),  # tokens are mounted for all users of a pod
         ("exec: {{command: login, apiVersion: client.authentication.k8s.io/v1}}", []),
@@ -87,7 +88,9 @@ async def test_a_kubeconfig_is_told_if_a_secret_of_its_user_is_in_it(
     await opened.close()
 
 
-@pytest.mark.parametrize(("password", "told"), [("password=abc", ["service"]), ("user=ann", [])])
+@pytest.mark.parametrize(
+    ("password", "told"), [("password=abc", ["service"]), ("sslpassword=abc", ["service"]), ("user=ann", [])]
+)
 async def test_a_service_file_is_told_if_a_password_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str, told: list[str]
 ) -> None:

@@ -114,8 +114,11 @@ async def outlasts(url: str, name: str, *, revoke: Change, grant: Change) -> Non
     assert len([one for one in events if isinstance(one, TermBegan)]) == 1
 
 
-async def ends_in_time(url: str, other: str, name: str, *, revoke: Change) -> None:
-    """Check that a term ends whose right is taken from the user in *url*, before the user in *other* leads."""
+async def ends_in_time(url: str, other: str, name: str, *, revoke: Change, shortest: float = 0.6) -> None:
+    """Check that a term ends whose right is taken from the user in *url*, before the user in *other* leads.
+
+    The store has leases of *shortest* seconds.
+    """
     events: list[Event] = []
     terms: list[tenure.Term] = []
     is_cancelled = asyncio.Event()
@@ -134,7 +137,7 @@ async def ends_in_time(url: str, other: str, name: str, *, revoke: Change) -> No
         await is_cancelled.wait()
 
     async with tenure.connect(patient(url), on_event=events.append) as backend, acting(other) as successor:
-        ttl = stretched(0.6)
+        ttl = stretched(shortest)
         leading = asyncio.create_task(backend.election(name, ttl=ttl).run(work))
         await until(lambda: terms)
         await revoke()

@@ -11,14 +11,18 @@ pytest.importorskip("aiormq")
 pytest.importorskip("redis")
 pytest.importorskip("aiohttp")
 pytest.importorskip("nats")
+pytest.importorskip("azure.storage.blob")
 
 from tenure._backends import rabbitmq
+from tenure._backends.azure_storage.address import connected
+from tenure._backends.azure_storage.diagnosis import _login as azure_login
 from tenure._backends.etcd import diagnosis as etcd
 from tenure._backends.nats import address as nats_address
 from tenure._backends.nats import diagnosis as nats
 from tenure._backends.rabbitmq.diagnosis import _login_advice
 from tenure._backends.redis.address import Options, address_of
 from tenure._backends.redis.diagnosis import login_fact
+from tenure._secret import Secret
 from tenure._url import Url, is_loopback
 from tests.explained import facts_by_name
 from tests.servers import RabbitMQ, shared
@@ -80,6 +84,14 @@ def test_a_nats_without_login_is_told(url: str, code: str) -> None:
     fact = nats._login(cast(Any, client))
     assert (fact.code if fact.advice else "") == code
     assert "hush" not in str(fact)
+
+
+@pytest.mark.parametrize(
+    ("secret", "code"), [("AccountKey=aHVzaA==", "azure-account-key"), ("SharedAccessSignature=sig=hush", "")]
+)
+def test_an_account_key_of_azure_is_told(secret: str, code: str) -> None:
+    fact = azure_login(connected(Secret(f"AccountName=mine;{secret}")))
+    assert (fact.code if fact.advice else "") == code
 
 
 @pytest.mark.parametrize(

@@ -265,18 +265,35 @@ def test_a_key_in_place_of_its_file_is_not_shown(key: str) -> None:
         assert main(["doctor", url]) != 0
 
 
-async def test_no_server_is_sent_the_password_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An etcd that redirects, or whatever answers in its place, gets no further than its own refusal."""
+REDIRECTED = {
+    "etcd": "etcd://ann:{secret}@127.0.0.1:{port}/?timeout=5",
+    "kubernetes": "kubernetes://default?server=http://127.0.0.1:{port}&token_env=TOKEN&timeout=5",
+    "azure": "azure:?connection_string_env=ACCOUNT&timeout=5",
+}
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize("store", REDIRECTED)
+async def test_no_server_to_which_another_redirects_is_asked(
+    store: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that redirects, or whatever answers in its place, gets no further than its own refusal."""
     asked: list[bytes] = []
+    first: list[bytes] = []
+    monkeypatch.setenv("TOKEN", MARK)
     async with listening(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", asked) as other:
-        redirect = (
-            f"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://127.0.0.1:{other}/\r\ncontent-length: 0\r\n\r\n"
-        )
-        async with listening(redirect.encode(), []) as first:
-            url = f"etcd://ann:{MARK}@127.0.0.1:{first}/?timeout=5"
-            async with tenure.connect(url) as backend:
-                with pytest.raises(tenure.TenureError):
-                    await backend.leaders()
+        redirect = f"HTTP/1.1 {status} Moved\r\nlocation: http://127.0.0.1:{other}/\r\ncontent-length: 0\r\n\r\n"
+        async with listening(redirect.encode(), first) as port:
+            place = f"http://127.0.0.1:{port}/mine"
+            account = f"AccountName=mine;AccountKey=aHVTSA==;BlobEndpoint={place};QueueEndpoint={place}"
+            monkeypatch.setenv("ACCOUNT", account)
+            async with tenure.connect(REDIRECTED[store].format(secret=MARK, port=port)) as backend:
+                uses: list[Callable[[], Awaitable[object]]] = [lambda: backend.leaders()]
+                uses += [lambda: backend.queue("orders").send(b"x")] if store == "azure" else []
+                for use in uses:
+                    with pytest.raises(tenure.TenureError):
+                        await use()
+    assert first
     assert asked == []
 
 

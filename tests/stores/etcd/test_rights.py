@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.durations import until
 from tests.servers import Etcd, patient, private
 from tests.servers.etcd import end_of, from_base64, in_base64
 from tests.servers.turned_process import CAN_TURN
-from tests.stores.rights import LATER, TTL, Act, acting, lead, refused
+from tests.stores.rights import LATER, TTL, Act, Change, acting, ends_in_time, lead, outlasts, refused
 
 
 def order(server: Etcd, line: str) -> None:
@@ -124,6 +125,34 @@ async def test_a_campaign_without_the_right_fails_although_reading_has_worked(se
     async with acting(url_of(server, "observer")) as backend:
         assert "led" in await backend.leaders()
         await refused(backend, lambda backend: lead(backend, "led"), "does not permit this user the keys")
+
+
+@asynccontextmanager
+async def changing(server: Etcd) -> AsyncIterator[tuple[Change, Change]]:
+    """Yield what takes its role from the candidate, and what gives it back, as is done at the end."""
+
+    async def revoke() -> None:
+        body = {"name": "app", "role": "tenure"}
+        await asyncio.to_thread(lambda: server.call("auth/user/revoke", body, token=server.login()))
+
+    async def grant() -> None:
+        await asyncio.to_thread(order, server, "etcdctl user grant-role app tenure")
+
+    try:
+        yield revoke, grant
+    finally:
+        await grant()
+
+
+async def test_a_term_outlasts_a_right_that_comes_back(server: Etcd) -> None:
+    async with changing(server) as (revoke, grant):
+        await outlasts(url_of(server, "app"), "outlasting", revoke=revoke, grant=grant)
+
+
+async def test_a_term_whose_right_is_gone_ends_before_another_begins(server: Etcd) -> None:
+    root = f"etcd://root:s3cret@127.0.0.1:{server.port}/"
+    async with changing(server) as (revoke, _):
+        await ends_in_time(url_of(server, "app"), root, "ending", revoke=revoke, shortest=1.0)
 
 
 # --- leases without a login ---

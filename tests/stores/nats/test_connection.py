@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 from nats.aio.client import Client as Driver
 from nats.errors import Error
 
+import tenure
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NotPermitted
 from tenure._backends.nats.transport import Transport
@@ -96,3 +98,32 @@ async def test_a_late_answer_to_a_request_that_was_given_up_is_dropped(setup: Se
     await setup.answer(0)
     await setup.answer(0)
     assert not setup.connection._asked
+
+
+async def test_a_server_that_another_announces_is_not_asked() -> None:
+    """What answers at the address of a URL sends nobody, with the login, to a server of its choice."""
+    connections: list[bytes] = []
+    announced: list[asyncio.StreamWriter] = []
+
+    async def announce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        about = {"server_id": "x", "version": "2.10.1", "headers": True, "max_payload": 1_000_000}
+        about["connect_urls"] = [f"127.0.0.1:{other.sockets[0].getsockname()[1]}"]
+        writer.write(f"INFO {json.dumps(about)}\r\n".encode())
+        said = b""
+        while b"PUB" not in said and (more := await reader.read(2**16)):  # then it closes the connection
+            said += more
+            if b"PING" in more:
+                writer.write(b"PONG\r\n")
+        connections.append(said)
+        writer.close()
+
+    async with (
+        await asyncio.start_server(lambda _, writer: announced.append(writer), "127.0.0.1", 0) as other,
+        await asyncio.start_server(announce, "127.0.0.1", 0) as first,
+        tenure.connect(f"nats://ann:hush@127.0.0.1:{first.sockets[0].getsockname()[1]}/?timeout=5") as backend,
+    ):
+        while len(connections) < 3:
+            with pytest.raises(tenure.TenureError):
+                await backend.leaders()
+    assert b"hush" in connections[0]
+    assert announced == []

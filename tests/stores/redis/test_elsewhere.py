@@ -42,8 +42,11 @@ async def test_doctor_looks_at_the_servers_that_have_the_data(kind: str, host: s
         assert warned(facts["TLS of sentinels"]) == ""
 
 
+@pytest.mark.parametrize("trusts", ["ca", "the machine"])
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-async def test_a_server_that_is_named_by_a_trusted_one_must_be_trusted_itself(tmp_path: Path, kind: str) -> None:
+async def test_a_server_that_is_named_by_a_trusted_one_must_be_trusted_itself(
+    tmp_path: Path, kind: str, trusts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, other = Authority(), Authority("another")
     for folder in ("right", "foreign"):
         (tmp_path / folder).mkdir()
@@ -53,7 +56,11 @@ async def test_a_server_that_is_named_by_a_trusted_one_must_be_trusted_itself(tm
         async with RedisAnswer("127.0.0.1", foreign.port, context) as named:
             url = URLS[kind].format(port=named.port).replace("redis", "rediss", 1).replace("//", "//:hush@")
             mark = "&" if "?" in url else "?"
-            written = f"{url}{mark}ca={authority.certificate}&timeout={stretched(0.5)}"
+            written = f"{url}{mark}timeout={stretched(0.5)}"
+            if trusts == "ca":
+                written += f"&ca={authority.certificate}"
+            else:
+                monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
             backend = redis.open(Url.parse(written))
             try:
                 while not foreign.handshakes:

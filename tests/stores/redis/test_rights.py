@@ -270,6 +270,56 @@ async def test_a_user_can_hide_the_names_of_what_it_has_no_right_on(server: Redi
             await client.sadd(key, *names)
 
 
+LISTED: dict[str, tuple[str, Act, dict[str, Act]]] = {
+    "tenure:queues": (
+        "orders",
+        lambda backend: backend.queues(),
+        {
+            "a first send": lambda backend: backend.queue("others").send(b"x"),
+            "a declaration": lambda backend: backend.queue("others").declare(lock=30),
+            "a claim": lambda backend: backend.queue("others").receive(),
+        },
+    ),
+    "tenure:leases": ("candidate", lambda backend: backend.leaders(), {"a campaign": lambda b: lead(b, "led")}),
+}
+"""By a list of names: who may write it, what lists them, and what goes on whatever stands there."""
+
+
+@pytest.mark.parametrize(("key", "what"), [(key, what) for key, (_, _, acts) in LISTED.items() for what in acts])
+async def test_other_data_in_a_list_of_names_stops_only_lists(server: Redis, key: str, what: str) -> None:
+    user, look, acts = LISTED[key]
+    async with aioredis.Redis.from_url(server.url) as client:
+        names = await client.smembers(key)
+        async with aioredis.Redis.from_url(url_of(server, user)) as own:
+            await own.set(key, "other data")
+        try:
+            async with acting(server.url) as fresh:
+                await acts[what](fresh)
+                with pytest.raises(tenure.ConfigError, match="has other data under a key that tenure needs"):
+                    await look(fresh)
+                await client.delete(key)
+                await acts[what](fresh)
+                await look(fresh)
+        finally:
+            await client.delete(key)
+            await client.sadd(key, *names)
+
+
+async def test_a_consumer_without_the_right_goes_on_if_looking_has_worked(
+    server: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with acting(url_of(server, "observer")) as backend:
+        with pytest.raises(tenure.ConfigError, match=PERMIT[0]):
+            await backend.queue("orders").consume(print)
+        await backend.leaders()
+        caplog.clear()
+        consuming = asyncio.ensure_future(backend.queue("orders").consume(print))
+        await until(lambda: consuming.done() or PERMIT[0] in caplog.text)
+        assert not consuming.done()
+        consuming.cancel()
+        await asyncio.wait([consuming])
+
+
 WRITES: dict[str, tuple[str, ...]] = {
     "candidate": ("tenure:lease",),
     "orders": ("tenure:queues", "tenure:idle", "tenure:queue:{orders}:"),

@@ -262,6 +262,22 @@ async def test_a_folder_in_which_others_can_replace_the_file_has_a_warning(
         assert found["folder mode"].advice.endswith(f"run: chmod o-w {reached}")
 
 
+@pytest.mark.parametrize("inner", [0o755, 0o700], ids=str)
+@pytest.mark.parametrize(("mode", "warned"), [(0o755, False), (0o777, True), (0o1777, False)], ids=str)
+async def test_a_folder_around_it_that_others_can_replace_has_a_warning(
+    reached: Path, facts: Facts, mode: int, warned: bool, inner: int
+) -> None:
+    """Also if they can't enter the folder of the file: they put another in its place."""
+    folder = reached / "around" / "in it"
+    folder.mkdir(parents=True)
+    folder.chmod(inner)
+    (reached / "around").chmod(mode)
+    found = await facts(folder / "x.db")
+    assert ("folder mode" in found) is warned
+    if warned:
+        assert found["folder mode"].advice.endswith(f"run: chmod o-w {reached / 'around'}")
+
+
 @as_root
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, True), (0o640, True), (0o660, False)], ids=str)
 async def test_a_file_of_another_user_has_a_warning(reached: Path, facts: Facts, mode: int, warned: bool) -> None:

@@ -160,6 +160,7 @@ class LoopConnections:
             "credential": self._credential,
             # The callers retry: the client's own retries take longer than a lease.
             "retry_total": 0,
+            "permit_redirects": False,  # only the servers that the URL names are asked, and never without its TLS
             "connection_timeout": options.timeout + 1.0,  # only if our own limit fails
             "read_timeout": options.timeout + 1.0,
         }

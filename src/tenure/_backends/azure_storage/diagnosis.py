@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from tenure._backends.azure_storage.address import DEVELOPMENT_ACCOUNT
+from tenure._backends.azure_storage.address import DEVELOPMENT_ACCOUNT, Address
 from tenure._backends.azure_storage.client import Account
 from tenure._backends.azure_storage.leases import AzureLeases
 from tenure._backends.azure_storage.queue import AzureBroker
@@ -20,17 +20,22 @@ async def diagnose(account: Account, leases: AzureLeases, broker: AzureBroker) -
     places = [urlsplit(one) for one in (address.blobs, address.queues) if one]
     hosts = [one.hostname or "" for one in places]
     is_local = address.account == DEVELOPMENT_ACCOUNT
-    key = "a key gives access to the whole account; an identity with two roles (azure://ACCOUNT) is enough"
     emulator = "an emulator, which loses its newest writes when it is killed"
     polling = "followers poll every retry_every, idle consumers ever less often"
     return [
         Fact("account", address.account, emulator * is_local, "azure-emulator"),
         tls_fact("certificate and name" if all(one.scheme == "https" for one in places) else None, hosts),
-        Fact("login", address.login, "" if is_local or address.key is None else key, "azure-account-key"),
+        _login(address),
         Fact("container", f"{options.container}; names in it: {len(await leases.names())}"),
         await _queues(broker),
         Fact("polling", "Azure sends no hints", polling, "no-hints"),
     ]
+
+
+def _login(address: Address) -> Fact:
+    advice = "a key gives access to the whole account; an identity with two roles (azure://ACCOUNT) is enough"
+    is_safe = address.account == DEVELOPMENT_ACCOUNT or address.key is None
+    return Fact("login", address.login, "" if is_safe else advice, "azure-account-key")
 
 
 async def _queues(broker: AzureBroker) -> Fact:

@@ -70,7 +70,7 @@ def encryption_of(
     warnings = require_readable(
         url, **{name: one.text for name, one in given.items() if name != "sslmode" and one.text != SYSTEM}
     )
-    if "password" in service:
+    if {"password", "sslpassword"} & service.keys():
         warnings += warnings_about("service", file)
     mode, root = given.get("sslmode"), given.get("sslrootcert")
     named, cert = root or given.get("sslcrl"), given.get("sslcert") or given.get("sslkey")

@@ -150,6 +150,14 @@ def other_layout(found: str, keys: str, place: str) -> ConfigError:
     )
 
 
+def is_other_data(error: object) -> bool:
+    """Return whether a list of names can't be written because another program has put other data under its key.
+
+    Whatever is to be listed works without: only lists of names are wrong then, and the request for one tells that.
+    """
+    return isinstance(error, exceptions.ResponseError) and str(error).startswith("WRONGTYPE")
+
+
 def without_arguments(error: exceptions.RedisError) -> exceptions.RedisError:
     """Return an error without the arguments that a server quotes of a command that it doesn't know: of AUTH, too."""
     text, quotes, _ = str(error).partition(_QUOTES)
@@ -341,10 +349,11 @@ class Client:
 
     async def run_noted(self, note: Call, call: Call, *, within: float | None = None) -> tuple[Answer, bool]:
         """Run *note*, then *call*; return the answer of *call*, and whether *note* was done."""
-        note_answer, answer = await self.run_all([note, call], within=within)
-        if isinstance(answer, Unavailable):
-            raise answer
-        return answer, not isinstance(note_answer, Unavailable)
+        noted, done = await self.send(lambda redis: run_scripts(redis, [note, call]), within=within)
+        [answer] = self._each([done])
+        if is_other_data(noted):
+            return answer, False
+        return answer, not isinstance(self._each([noted, done])[0], Unavailable)
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""

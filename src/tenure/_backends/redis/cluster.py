@@ -24,7 +24,7 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.client import Client, cluster_code, without_arguments
+from tenure._backends.redis.client import Client, cluster_code, is_other_data, without_arguments
 from tenure._backends.redis.connections import LoopConnections, first_answer, is_unanswered, run_scripts
 from tenure._backends.redis.scripts import Answer, Argument, Call, Script
 from tenure._runtime.closing import close_together
@@ -197,9 +197,15 @@ class ClusterClient(Client):
         return answers
 
     async def run_noted(self, note: Call, call: Call, *, within: float | None = None) -> tuple[Answer, bool]:
-        """Run *note*, then *call*, whose keys are in another slot; return the answer of *call*, and True."""
-        await self.run(note.script, note.keys, *note.arguments, within=within)
-        return await self.run(call.script, call.keys, *call.arguments, within=within), True
+        """Run *note*, then *call*, which has other slots; return the answer of *call*, and whether *note* was done."""
+        is_noted = True
+        try:
+            await self.run(note.script, note.keys, *note.arguments, within=within)
+        except ConfigError as error:
+            if not is_other_data(error.__cause__):
+                raise
+            is_noted = False
+        return await self.run(call.script, call.keys, *call.arguments, within=within), is_noted
 
     async def _final_answer(self, call: Call, answer: Answer, within: float | None) -> Answer | Unavailable:
         """Return *answer*, from a pipeline, as the answer to *call*; run *call* alone if it was not executed."""

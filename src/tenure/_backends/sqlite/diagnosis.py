@@ -63,10 +63,10 @@ def _modes(path: str) -> list[Fact]:
         advice = f"it belongs to user {owner}, who can change everything in it; unless that is meant, run: {command}"
     facts = [Fact("file mode", _shown(about), advice, "sqlite-file-mode")]
     of_folder = _unshared_owner(around)
-    if is_reached and around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
-        command = f"chmod o-w {shlex.quote(folder)}"
+    if (open_to_all := _replaceable(folder)) is not None:
+        command = f"chmod o-w {shlex.quote(open_to_all)}"
         advice = f"every user of this machine can remove or replace the file; run: {command}"
-        facts.append(Fact("folder mode", _shown(around), advice, "sqlite-folder-mode"))
+        facts.append(Fact("folder mode", _shown(os.stat(open_to_all)), advice, "sqlite-folder-mode"))
     elif of_folder is not None and of_folder != owner:
         command = f"chown {os.geteuid()} {shlex.quote(folder)}"
         advice = (
@@ -105,6 +105,21 @@ def _is_reached(folder: str) -> bool:
             return True
         folder = around
     return False
+
+
+def _replaceable(folder: str) -> str | None:
+    """Return the folder, *folder* or one around it, in which users that own nothing can replace what leads to the file.
+
+    They must be able to reach that one only: what they put in place of the next folder is their own.
+    """
+    while True:
+        mode = os.stat(folder).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and _is_reached(folder):
+            return folder
+        around = os.path.dirname(folder)
+        if around == folder:
+            return None
+        folder = around
 
 
 def _files_of(path: object) -> str:
