@@ -76,6 +76,19 @@ async def lead(backend: tenure.Backend, name: str) -> int:
     raise tenure.Unavailable(_failures[backend].result())
 
 
+async def plan(backend: tenure.Backend, name: str, queue: str) -> None:
+    """Let a schedule begin for *queue*, which sends nothing before the next hour."""
+    running = asyncio.create_task(backend.schedule(name, 3600, queue=queue).run())
+
+    async def is_there() -> bool:
+        return name in [one.name for one in await backend.schedules()]
+
+    await until(is_there)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
 async def refused(backend: tenure.Backend, act: Act, *says: str, error: Refusal = AT_ONCE) -> None:
     """Check that *act* is refused, in one line that has the words of *says*: the missing right, and what to do.
 

@@ -29,7 +29,7 @@ from tests.docs.pages import commands
 from tests.durations import stretched, until
 from tests.explained import facts_by_name
 from tests.servers import Nats, patient, private
-from tests.stores.rights import AT_ONCE, EITHER, LATER, TTL, Act, Refusal, acting, lead, refused
+from tests.stores.rights import AT_ONCE, EITHER, LATER, TTL, Act, Refusal, acting, lead, plan, refused
 
 
 class WithUsers(Nats):
@@ -43,11 +43,11 @@ class WithUsers(Nats):
 
     def of_page(self) -> str:
         """Return what the page says to put into the configuration."""
-        return commands("docs/nats.md", "Rights", "authorization")
+        return commands("docs/nats.md", "Rights", "authorization {\n  users: [\n    # Makes queues")
 
     def own(self, user: str) -> str:
         """Return what a URL says of the inboxes of *user*."""
-        return "" if user == "owner" else f"?inbox=_INBOX_{user}"
+        return "" if user in ("owner", "tenure") else f"?inbox=_INBOX_{user}"
 
     def refusal_of(self, one: Refused) -> str:
         """Return the words of a refusal: the right that is missing."""
@@ -67,6 +67,13 @@ class WithAccounts(WithUsers):
         if one.subject == LEASE:
             return f"this user's account does not import '{LEASE}'"
         return f"has no JetStream for this user: nothing answers to '{one.in_account or one.subject}'"
+
+
+class WithOneUser(WithUsers):
+    """A server that has one user, which may do all that tenure does."""
+
+    def of_page(self) -> str:
+        return commands("docs/nats.md", "Rights", "authorization {\n  users: [\n    # Does all")
 
 
 def url_of(server: WithUsers, user: str) -> str:
@@ -152,6 +159,43 @@ async def test_an_observer_sees_leaders_names_and_settings(server: WithUsers) ->
         assert "led" in await backend.leaders()
         assert await backend.queues() == ["orders", "others"]
         assert (await backend.queue("orders").settings()).lock
+
+
+async def test_the_first_user_does_all() -> None:
+    """On a server on which nobody else has made anything."""
+    with private(WithOneUser) as own:
+        url = url_of(own, "tenure")
+        async with acting(url) as backend:
+            assert await lead(backend, "led")  # which fails without the right; a campaign asks again
+        async with acting(url) as backend, backend.election("held", ttl=TTL).campaign():
+            assert await backend.election("held").ask_to_resign()
+            assert {"held", "led"} <= set(await backend.leaders())
+            queue = backend.queue("orders", max_deliveries=5)
+            await queue.declare(lock=99)
+            await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(5)])
+            await queue.send(b"later", id="later", delay=3600)
+            [one, two, three, four] = await queue.receive(max=4)
+            await one.complete(remember=3600)
+            await two.abandon()
+            await three.abandon(delay=3600)
+            await four.renew()
+            await four.dead_letter("bad")
+            assert [message.body for message in await queue.dead_letters.peek()] == [b"3"]
+            assert await queue.dead_letters.redrive() == 1
+            [message] = await queue.receive()
+            await message.dead_letter("bad")
+            assert await queue.dead_letters.purge() == 1
+            assert await queue.peek()
+            assert (await queue.stats()).ready == 4
+            await plan(backend, "daily", "orders")
+            await queue.schedules.remove("daily")
+            assert await backend.queues() == ["orders"]
+            assert await queue.purge()
+            await queue.delete(force=True)
+            assert (await backend.diagnose()).traits
+        await hear_of_changes(own, "tenure")
+        violations = [line for line in own.log().splitlines() if "violation" in line.lower()]
+        assert violations == []
 
 
 class Refused(NamedTuple):

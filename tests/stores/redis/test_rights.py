@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,7 +19,20 @@ from tenure._url import Url
 from tests.docs.pages import commands
 from tests.durations import until
 from tests.servers import Redis, patient, private
-from tests.stores.rights import AT_ONCE, LATER, TTL, Act, Change, Refusal, acting, ends_in_time, lead, outlasts, refused
+from tests.stores.rights import (
+    AT_ONCE,
+    LATER,
+    TTL,
+    Act,
+    Change,
+    Refusal,
+    acting,
+    ends_in_time,
+    lead,
+    outlasts,
+    plan,
+    refused,
+)
 
 PERMIT = "does not permit this user", "docs/redis.md"
 USERS = ["tenure", "candidate", "orders", "observer"]
@@ -41,25 +54,12 @@ def server() -> Iterator[Redis]:
             [message] = await owner.queue("others").receive()
             await message.dead_letter("bad")
             await owner.queue("others").send(b"x")
-            await plan(owner, "hourly")
+            await plan(owner, "hourly", "others")
             await lead(owner, "led")
 
     with private(Redis) as own:
         asyncio.run(prepare(own))
         yield own
-
-
-async def plan(backend: tenure.Backend, name: str) -> None:
-    """Let a schedule begin, which sends nothing before the next hour."""
-    running = asyncio.create_task(backend.schedule(name, 3600, queue="others").run())
-
-    async def is_there() -> bool:
-        return name in [one.name for one in await backend.schedules()]
-
-    await until(is_there)
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
 
 
 def url_of(server: Redis, user: str) -> str:
@@ -80,7 +80,7 @@ async def test_the_first_user_does_all(server: Redis) -> None:
         await three.dead_letter("bad")
         assert await queue.dead_letters.redrive()
         assert (await queue.stats()).ready == 3
-        await plan(backend, "daily")
+        await plan(backend, "daily", "others")
         await backend.queue("others").schedules.remove("daily")
         assert "all" in await backend.queues()
         assert await queue.purge() == 3
