@@ -29,6 +29,7 @@ from tests.docs.pages import commands
 from tests.durations import stretched, until
 from tests.explained import facts_by_name
 from tests.servers import Nats, patient, private
+from tests.stores.nats.raw import flush
 from tests.stores.rights import AT_ONCE, EITHER, LATER, TTL, Act, Refusal, acting, lead, plan, refused
 
 
@@ -313,6 +314,116 @@ async def connected(server: WithUsers, user: str, **more: Any) -> AsyncIterator[
         yield driver
     finally:
         await driver.close()
+
+
+STREAMS = ("tenure_orders", "tenure_orders=24dead", "tenure_others", "KV_tenure-leases", "KV_tenure-queues")
+CONSUMER = "<consumer>"
+"""In a subject: the name of the consumer of the queue ``orders``."""
+
+SUBJECTS = [
+    *(f"$JS.API.{of_all}" for of_all in ("INFO", "STREAM.NAMES", "STREAM.LIST", "ACCOUNT.PURGE.TENURE")),
+    *("$JS.API.META.LEADER.STEPDOWN", "$JS.API.SERVER.REMOVE", "$SYS.REQ.USER.INFO"),
+    *(
+        f"$JS.API.{of_stream}.{stream}"
+        for stream in STREAMS
+        for of_stream in (
+            *("STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE", "STREAM.INFO", "STREAM.SNAPSHOT"),
+            *("STREAM.RESTORE", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "STREAM.LEADER.STEPDOWN", "STREAM.PEER.REMOVE"),
+            *("DIRECT.GET", "CONSUMER.CREATE", "CONSUMER.NAMES", "CONSUMER.LIST"),
+        )
+    ),
+    *(
+        f"$JS.API.{of_consumer}.{stream}.{CONSUMER}"
+        for stream in STREAMS
+        for of_consumer in (
+            *("CONSUMER.CREATE", "CONSUMER.DURABLE.CREATE", "CONSUMER.DELETE", "CONSUMER.INFO", "CONSUMER.MSG.NEXT"),
+            *("CONSUMER.PAUSE", "CONSUMER.RESET", "CONSUMER.UNPIN", "CONSUMER.LEADER.STEPDOWN"),
+        )
+    ),
+    *(f"$JS.API.CONSUMER.CREATE.{stream}.{CONSUMER}.tenure.trial" for stream in STREAMS),
+    *(f"$JS.API.DIRECT.GET.{stream}.tenure.trial" for stream in STREAMS),
+    *(f"$JS.ACK.{stream}.{CONSUMER}.1.999999.999999.1.0" for stream in STREAMS),
+    *("tenure.orders", "tenure.orders.trial", "tenure.orders=24dead", "tenure.orders=24dead.trial"),
+    *("tenure.others", "tenure.others.trial", "tenure.others=24dead.trial", "tenure.trial"),
+    *("$KV.tenure-leases.trial", "$KV.tenure-leases.trial.deep", "$KV.tenure-queues.trial", "$KV.tenure-inbox.trial"),
+    *("tenure-leases.trial", "_INBOX.trial", "_INBOX_candidate.trial", "_INBOX_consumer.trial", "_R_.trial", "trial"),
+]
+"""What a user of NATS may publish to: one subject for each thing that the server does, also with queues of others."""
+
+PERMITTED: dict[str, set[str]] = {
+    "candidate": {
+        *("$KV.tenure-leases.trial", "$JS.API.STREAM.MSG.GET.KV_tenure-leases", "$JS.API.STREAM.INFO.KV_tenure-leases"),
+    },
+    "producer": {
+        *("tenure.orders.trial", "$JS.API.STREAM.INFO.tenure_orders", "$JS.API.STREAM.MSG.GET.KV_tenure-queues"),
+    },
+    "consumer": {
+        *("tenure.orders.trial", "tenure.orders=24dead.trial", f"$JS.ACK.tenure_orders.{CONSUMER}.1.999999.999999.1.0"),
+        *("$JS.API.CONSUMER.NAMES.tenure_orders", f"$JS.API.CONSUMER.INFO.tenure_orders.{CONSUMER}"),
+        *(f"$JS.API.CONSUMER.MSG.NEXT.tenure_orders.{CONSUMER}", "$JS.API.STREAM.INFO.tenure_orders"),
+        *("$JS.API.STREAM.MSG.GET.tenure_orders", "$JS.API.STREAM.MSG.DELETE.tenure_orders"),
+        *("$JS.API.STREAM.INFO.tenure_orders=24dead", "$JS.API.STREAM.MSG.GET.KV_tenure-queues"),
+    },
+    "observer": {
+        *("$JS.API.STREAM.NAMES", *(f"$JS.API.STREAM.INFO.{stream}" for stream in STREAMS)),
+        *("$JS.API.STREAM.MSG.GET.KV_tenure-leases", "$JS.API.STREAM.MSG.GET.KV_tenure-queues"),
+    },
+}
+"""By user: to which of them it may publish; in an account of its own, also to ``$JS.API.INFO``."""
+
+HEARD = ["tenure-leases.trial", *(f"_INBOX_{user}.trial" for user in PERMITTED), "_INBOX.trial", "trial"]
+HEARD += ["tenure.orders.trial", "tenure.orders=24dead.trial", "$KV.tenure-leases.trial", "$KV.tenure-queues.trial"]
+HEARD += ["$JS.EVENT.ADVISORY.trial", "$JS.API.CONSUMER.MSG.NEXT.tenure_orders.trial", "$JS.ACK.tenure_orders.trial"]
+"""What others publish to, by what it is."""
+
+
+async def ignore(error: Exception) -> None:
+    """Take a violation for what it is: the message was not passed on."""
+
+
+@pytest.fixture(scope="module", params=[WithUsers, WithAccounts])
+def apart(request: pytest.FixtureRequest) -> Iterator[WithUsers]:
+    """Yield a server as ``server``, on which what is tried may leave something behind."""
+    with private(request.param) as own:
+        asyncio.run(prepare(own))
+        yield own
+
+
+@pytest.mark.parametrize("user", PERMITTED)
+async def test_no_user_publishes_to_more_than_it_needs(apart: WithUsers, user: str) -> None:
+    """What is permitted reaches the account that has the streams, where the owner hears all."""
+    body = f"a trial by {user}".encode()
+    async with connected(apart, "owner") as owner, connected(apart, user, error_cb=ignore) as driver:
+        answer = await owner.request("$JS.API.CONSUMER.NAMES.tenure_orders", b"")
+        [consumer] = json.loads(answer.data)["consumers"]
+        everything = await owner.subscribe(">")
+        await flush(owner)
+        for subject in SUBJECTS:
+            await driver.publish(subject.replace(CONSUMER, consumer), body)
+        await flush(driver)
+        await flush(owner)
+        heard = set()
+        while everything.pending_msgs:
+            message = await everything.next_msg()
+            if message.data == body:
+                heard.add(message.subject.replace(consumer, CONSUMER))
+        if user == "candidate":
+            heard.remove("tenure-leases.trial")  # which the server publishes
+        assert heard == PERMITTED[user] | ({"$JS.API.INFO"} if type(apart) is WithAccounts else set())
+
+
+@pytest.mark.parametrize("user", PERMITTED)
+async def test_no_user_hears_more_than_it_needs(apart: WithUsers, user: str) -> None:
+    async with connected(apart, "owner") as owner, connected(apart, user, error_cb=ignore) as driver:
+        subscriptions = {subject: await driver.subscribe(subject) for subject in HEARD}
+        await flush(driver)
+        for subject in HEARD:
+            await owner.publish(subject, b"")
+        await flush(owner)
+        await flush(driver)
+        heard = {subject for subject, subscription in subscriptions.items() if subscription.pending_msgs}
+        own = {f"_INBOX_{user}.trial"} if type(apart) is WithUsers else set()
+        assert heard == own | ({"tenure-leases.trial"} if user == "candidate" else set())
 
 
 ASKS: dict[str, Act] = {
