@@ -44,6 +44,10 @@ CANDIDATE = list(roles_in((ROOT / "examples" / "kubernetes" / "rbac.yaml").read_
 OBSERVER = list(roles_in(commands("docs/kubernetes.md", "Rights", "apiVersion")))
 
 
+def test_the_role_of_the_page_only_looks() -> None:
+    assert OBSERVER == [{"verbs": ["get", "list", "watch"]}]
+
+
 async def test_a_candidate_leads_its_election(server: Kubernetes) -> None:
     server.set(roles=CANDIDATE)
     async with acting(server.url) as backend:

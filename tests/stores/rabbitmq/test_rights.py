@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -16,7 +17,7 @@ from aiormq.abc import AbstractChannel
 import tenure
 from tenure._backends.rabbitmq.delays import LEVELS, STEP
 from tenure._backends.rabbitmq.names import DUE, GONE, delay_name
-from tests.docs.pages import commands
+from tests.docs.pages import commands, section
 from tests.durations import PATIENCE, stretched, until
 from tests.servers import RabbitMQ, private
 from tests.servers.rabbitmq import ROOT, US
@@ -230,11 +231,9 @@ async def test_both_can_end_what_is_delayed_for_their_own_queue(server: RabbitMQ
 
 async def test_a_producer_without_delays_needs_no_right_to_bind(server: RabbitMQ) -> None:
     """The page says which rights are left."""
-    order(server, "rabbitmqctl add_user prompt PASSWORD")
-    order(
-        server,
-        "rabbitmqctl set_permissions prompt '^tenure:records:lock$' '^amq[.]default$' '^tenure:records$'",
-    )
+    for line in section("docs/rabbitmq.md", "Rights").splitlines():
+        if line.startswith("  rabbitmqctl "):
+            order(server, line)
     async with acting(url_of(server, "prompt")) as backend:
         assert await backend.queue("orders").send(b"x")
         await refused(backend, lambda backend: backend.queue("orders").send(b"x", delay=3600), "'prompt'", error=LATER)
@@ -245,6 +244,31 @@ async def test_a_producer_without_delays_needs_no_right_to_bind(server: RabbitMQ
             await channel.queue_unbind("orders", DUE, f"{KEY}.orders")
     finally:
         await connection.close()
+
+
+NAMES = [
+    *("orders", "orders:dead", "others", "others:dead", "tenure:records", "tenure:records:lock"),
+    *("amq.default", "amq.direct", "amq.topic", "amq.rabbitmq.trace", "tenure:delay:0", "tenure:delay:23"),
+    *("tenure:delays", "tenure:due", "tenure:gone", "ordersx", "xorders", "tenure:records:locks"),
+]
+"""All that tenure makes, for the queue ``orders`` and another, and what is there from the beginning."""
+
+SENDING = {"amq.default", "orders", "tenure:delay:0", "tenure:delay:23"}
+PERMITTED: dict[str, list[set[str]]] = {
+    "producer": [{"tenure:records:lock"}, SENDING, {"tenure:records", "tenure:due"}],
+    "consumer": [{"tenure:records:lock"}, SENDING, {"tenure:records", "tenure:due", "orders", "orders:dead"}],
+    "prompt": [{"tenure:records:lock"}, {"amq.default"}, {"tenure:records"}],
+}
+"""By user: which of them it may configure, write and read."""
+
+
+def test_no_user_of_the_page_has_more_rights_than_it_needs() -> None:
+    lines = re.findall(r"rabbitmqctl set_permissions .*", section("docs/rabbitmq.md", "Rights"))
+    found = {
+        user: [{name for name in NAMES if re.search(pattern, name)} for pattern in patterns]
+        for _, _, user, *patterns in map(shlex.split, lines)
+    }
+    assert found == PERMITTED
 
 
 OTHERS = delay_name(LEVELS - 1)

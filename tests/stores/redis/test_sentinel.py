@@ -45,6 +45,20 @@ def sentinel() -> Iterator[Sentinel]:
         yield sentinel
 
 
+async def test_a_user_of_the_sentinels_needs_one_right(sentinel: Sentinel) -> None:
+    url = f"{sentinel.url}?sentinel_user=looks&sentinel_password=hush"
+    async with aioredis.Redis(port=sentinel.port, password=SECRET) as client:
+        for right, is_enough in (("-sentinel", False), ("+sentinel", True)):
+            rights = ["on", ">hush", "-@all", right]
+            await client.execute_command("ACL", "SETUSER", "looks", "reset", *rights)  # type: ignore[no-untyped-call]
+            async with opened(url) as backend:
+                if is_enough:
+                    assert await backend.leases.names() is not None
+                else:
+                    with pytest.raises(tenure.ConfigError, match=r"grant \+sentinel to this user"):
+                        await backend.leases.names()
+
+
 @pytest.mark.parametrize("speech", ["plain", "tls"])
 async def test_after_a_failover_requests_go_to_the_new_primary(speech: str) -> None:
     authority = Authority() if speech == "tls" else None
