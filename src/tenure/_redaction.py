@@ -29,6 +29,8 @@ TEXT_MAX = 2**14
 """The most characters of a text that are shown."""
 LOOKED_AT = 2 * TEXT_MAX
 """The most characters that are looked at: what begins among the first ones ends among these."""
+ATTEMPTS_MAX = 1_000
+"""So many beginnings that go on otherwise are looked at in a text: one with more of them is hidden from there on."""
 BEGINNING = 8
 """So many characters of a secret are recognised without the others, where the text ends."""
 _CUT_OFF = re.compile(r"(?:[\\%&][\w#\\%]{0,10})?(?:\.\.\.|…|\Z)")
@@ -67,16 +69,20 @@ def redact(error: BaseException) -> None:
     if not sent():
         return
     for one in _made_of(error):
-        if isinstance(one, TenureError):
-            continue
-        # The text of a response, which some of Azure's errors read when they are shown.
-        given = {"args": one.args, **vars(one), "strerror": getattr(one, "strerror", None)}
-        for name, value in given.items():
-            if (shown := _redacted_value(value)) != value:
-                with suppress(AttributeError, TypeError):
-                    setattr(one, name, shown)
-        if hasattr(one, "response") and redacted(text := str(one)) != text[:TEXT_MAX]:
-            one.response = None
+        if not isinstance(one, TenureError):
+            with suppress(Exception):  # the translated error counts, whatever an error of a driver is like
+                _redact_alone(one)
+
+
+def _redact_alone(error: BaseException) -> None:
+    given = {"args": error.args, **vars(error), "strerror": getattr(error, "strerror", None)}
+    for name, value in given.items():
+        if (shown := _redacted_value(value)) != value:
+            with suppress(AttributeError, TypeError):
+                setattr(error, name, shown)
+    # The text of a response, which some of Azure's errors read when they are shown.
+    if hasattr(error, "response") and redacted(text := str(error)) != text[:TEXT_MAX]:
+        error.response = None
 
 
 def redacting(translate: Callable[P, R]) -> Callable[P, R]:
@@ -101,7 +107,9 @@ def _made_of(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(one))
         yield one
-        more = [one.__cause__, one.__context__, *one.args, *getattr(one, "exceptions", ()), *vars(one).values()]
+        inner = getattr(one, "exceptions", ())
+        more = [one.__cause__, one.__context__, *one.args, *vars(one).values()]
+        more += inner if isinstance(inner, (list, tuple)) else []
         waiting += [each for each in more if isinstance(each, BaseException)]
 
 
@@ -130,6 +138,8 @@ def _spans(secret: str, text: str) -> Iterator[tuple[int, int]]:
     for coded in _coded(secret):
         done = 0
         for begin, end in _places(coded, text):
+            if end <= done:  # it is a part of what was found
+                continue
             while begin > done and text[begin - 1] in _ALPHABET:
                 begin -= 1
             while end < len(text) and text[end] in _ALPHABET:
@@ -142,11 +152,17 @@ def _places(written: str, text: str) -> Iterator[tuple[int, int]]:
     pattern = "".join(f"(?:{'|'.join(_ways(one))})" for one in written[:BEGINNING])
     if len(written) <= _WORD_MAX:
         pattern = rf"(?<!\w){pattern}(?!\w)"
-    at, beginning = 0, re.compile(pattern, _FLAGS)
+    at, beginning, left = 0, re.compile(pattern, _FLAGS), ATTEMPTS_MAX
     while found := beginning.search(text, at):
-        at, is_whole = _end(written, text, found.start())
-        if is_whole or _CUT_OFF.match(text, at):
-            yield found.start(), at
+        end, is_whole = _end(written, text, found.start())
+        if is_whole or _CUT_OFF.match(text, end):
+            yield found.start(), end
+            at = end
+        elif left := left - 1:
+            at = found.start() + 1  # it may begin within what looked like it
+        else:
+            yield found.start(), len(text)
+            return
 
 
 def _end(written: str, text: str, begin: int) -> tuple[int, bool]:

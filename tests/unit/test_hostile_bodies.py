@@ -343,6 +343,24 @@ def test_frozen_dataclasses_of_one_hash_hold_up_nobody() -> None:
         decode(json.dumps(POINTS).encode(), set[Point])
 
 
+@pytest.mark.parametrize("depth", [100, 300, 510])
+@pytest.mark.parametrize("made", [struct_of, model_of])
+def test_long_arrays_in_each_other_hold_up_nobody(made: Callable[[Any], Any], depth: int) -> None:
+    inner = "0"
+    for _ in range(depth):
+        inner = f"[{'0,' * UNCHECKED}{inner}]"
+    began = time.process_time()
+    with pytest.raises(DecodeError, match=r"does not fit|too many long arrays and objects in each other"):
+        decode(f'{{"held":{inner}}}'.encode(), made(set[int]))
+    assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize("made", [struct_of, model_of])
+def test_a_text_that_looks_like_deep_json_is_read(made: Callable[[Any], Any]) -> None:
+    text = "[" * 3 * UNCHECKED
+    assert decode(json.dumps({"held": [text]}).encode(), made(dict[str, int] | list[str])).held == [text]
+
+
 @pytest.mark.parametrize("made", [struct_of, model_of])
 def test_large_sets_of_libraries_are_read(made: Callable[[Any], Any]) -> None:
     many = list(range(20 * UNCHECKED))

@@ -65,6 +65,53 @@ def test_the_beginning_of_a_secret_is_found_where_a_text_was_cut_off(cut: str, e
     assert HIDDEN not in redacted(f"not {HARD[:12]} there")
 
 
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        ("abcabcabcabd", "x abcabcabcabcabd y"),
+        ("0000000000000001", "00000000000000001"),
+        ("a" * 12 + "b", "a" * 40 + "b"),
+    ],
+)
+def test_a_secret_is_found_that_begins_within_what_looked_like_it(secret: str, text: str) -> None:
+    hidden = Secret(secret)
+    hide(hidden)
+    assert secret not in redacted(text)
+    assert HIDDEN in redacted(text)
+
+
+class Odd(Exception):
+    """One of a driver that can't be shown, or changed."""
+
+    exceptions = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.itself: list[object] = []
+        self.itself.append(self.itself)
+
+    @property
+    def response(self) -> str:
+        return "text"
+
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+def test_an_odd_error_is_left_as_it_is() -> None:
+    secret = Secret("hUsHsecrethUsH")
+    hide(secret)
+
+    @redacting
+    def translate(error: Exception) -> str:
+        return "translated"
+
+    odd = Odd()
+    odd.__cause__ = DriverError(secret.reveal())
+    assert translate(odd) == "translated"
+    assert odd.__cause__.args == ("***",)
+
+
 def test_a_word_with_which_a_secret_begins_is_shown() -> None:
     secret = Secret("consumer-password")
     hide(secret)
@@ -101,7 +148,10 @@ def test_a_text_without_end_is_cut_without_a_half_secret() -> None:
     assert len(redacted("." * 10**6)) == TEXT_MAX < LOOKED_AT
 
 
-@pytest.mark.parametrize(("secret", "text"), [("a" * 12 + "b", "a"), ("%" * 20, "%25"), ("\\\\" * 6, "\\\\")])
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [("a" * 12 + "b", "a"), ("%" * 20, "%25"), ("\\\\" * 6, "\\\\"), ("test", "dGVzd"), ("hunter2", "aHVudGVyMg")],
+)
 def test_hostile_texts_take_no_time(secret: str, text: str) -> None:
     hidden = Secret(secret)
     hide(hidden)

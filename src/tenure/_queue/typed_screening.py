@@ -40,6 +40,10 @@ _FEW_OR_SECRET = (str, bytes, bool, float, date, time, timedelta, Enum, PurePath
 """Types of which a sender can't make many values with one hash: that of text is secret, of others there are too few."""
 
 
+WRITTEN_MAX = 8
+"""So many times a body may be read again, at most, as each type of a set: so deep may long arrays be in each other."""
+
+
 class _Pairs(list[tuple[str, Any]]):
     """The keys and values of an object, also those whose key comes again: a library may read these, too."""
 
@@ -66,10 +70,12 @@ def screened_reader(library: str, kind: Any) -> Read:
     def read_screened(value: Any) -> Any:
         if isinstance(value, bytes) and len(value) <= 2 * UNCHECKED:  # no array in it is a long one
             return read(value)
-        for one in _long_ones(_read(value) if isinstance(value, bytes) else value):
+        long_ones, size = _long_ones(_read(value) if isinstance(value, bytes) else value)
+        texts = _Texts(WRITTEN_MAX * size * (len(read_values) + len(read_keys)))
+        for one in long_ones:
             items = one if type(one) is list else _keys_of(one)
             for each in read_values if type(one) is list else read_keys:
-                refused_if_colliding(list(each(items)))
+                refused_if_colliding(list(each(items, texts)))
         return read(value)
 
     return read_screened
@@ -157,19 +163,20 @@ def _read(body: bytes) -> Any:
         raise Misfit(f"is no JSON: {error}") from error
 
 
-def _long_ones(value: Any) -> list[Any]:
-    """Return the long lists and objects in *value*, each after those in it: these are read with it."""
-    found, left = [], [value]
+def _long_ones(value: Any) -> tuple[list[Any], int]:
+    """Return the long lists and objects in *value*, each after those in it; and about how many characters it has."""
+    found, left, size = list[Any](), [value], 0
     while left:
         one = left.pop()
+        size += len(one) + 8 if isinstance(one, str) else 8
         if type(one) is str and len(one) > 2 * UNCHECKED and one.lstrip().startswith(("[", "{")):
-            with suppress(ValueError):  # pydantic can read JSON in a text
+            with suppress(ValueError, RecursionError):  # pydantic can read JSON in a text, but none that is so deep
                 left.append(_parsed(one))
         elif isinstance(one, (list, dict)):
             if len(one) > UNCHECKED:
                 found.append(one)
             left += one if type(one) is list else [inner for _, inner in _pairs_of(one)]
-    return found[::-1]
+    return found[::-1], size
 
 
 def _pairs_of(value: Any) -> Iterable[tuple[str, Any]]:
@@ -180,24 +187,49 @@ def _keys_of(value: Any) -> list[str]:
     return [key for key, _ in _pairs_of(value)]
 
 
-def _text_of(value: Any) -> str:
-    """Return *value* as JSON, with its numbers as they were written."""
-    if type(value) is _Number:
-        return value
-    if type(value) is list:
-        return f"[{','.join(map(_text_of, value))}]"
-    if isinstance(value, (dict, _Pairs)):
-        return f"{{{','.join(f'{json.dumps(key)}:{_text_of(one)}' for key, one in _pairs_of(value))}}}"
-    return json.dumps(value)
+class _Texts:
+    """The JSON of values, with their numbers as they were written: at most so many characters for all of them."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._known: dict[int, str] = {}
+        """Of long arrays and objects, which stand in others: these would be written once for each around them."""
+
+    def of(self, value: Any) -> str:
+        """Return the JSON of *value*.
+
+        Raises:
+            Misfit: It takes too long to read all that stands in long arrays, as there are many in each other.
+        """
+        text = self._of(value)
+        self._left -= len(text)
+        if self._left < 0:
+            raise Misfit("has too many long arrays and objects in each other")
+        return text
+
+    def _of(self, value: Any) -> str:
+        if type(value) is _Number:
+            return value
+        if not isinstance(value, (list, dict)):
+            return json.dumps(value)
+        if (known := self._known.get(id(value))) is not None:
+            return known
+        if type(value) is list:
+            text = f"[{','.join(map(self._of, value))}]"
+        else:
+            text = f"{{{','.join(f'{json.dumps(key)}:{self._of(one)}' for key, one in _pairs_of(value))}}}"
+        if len(value) > UNCHECKED:
+            self._known[id(value)] = text
+        return text
 
 
-def _each(library: str, kind: Any, around: str) -> Callable[[list[Any]], Iterator[Any]]:
+def _each(library: str, kind: Any, around: str) -> Callable[[list[Any], _Texts], Iterator[Any]]:
     """Return what yields those of some values that fit a *kind* with *around* them."""
     decode = library_decoder(library, kind)
 
-    def each(values: list[Any]) -> Iterator[Any]:
+    def each(values: list[Any], texts: _Texts) -> Iterator[Any]:
         for value in values:
-            yield from one_of(_text_of(value))
+            yield from one_of(texts.of(value))
 
     def one_of(text: str) -> list[Any]:
         try:

@@ -6,7 +6,7 @@ import contextvars
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -34,7 +34,7 @@ class OneLineFilter(logging.Filter):
         record.msg = _escaped(record.msg)
         if isinstance(record.args, tuple):
             record.args = tuple(map(_escaped, record.args))
-        elif record.args:
+        elif isinstance(record.args, Mapping):
             record.args = {name: _escaped(one) for name, one in record.args.items()}
         return True
 

@@ -46,7 +46,10 @@ class _Redacting(logging.Filter):
     """Logs the answers of the service without the signature that one may quote in its headers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redacted(record.getMessage()), ()
+        with suppress(Exception):  # the handler meets it again, and reports it
+            text = record.getMessage()
+            if (shown := redacted(text)) != text:
+                record.msg, record.args = shown, ()
         return True
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +18,11 @@ from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
 
-_LAST_FIELD = re.compile(r"(?:[^\\:]|\\.)*\Z")
+_FIELDS = re.compile(r"(?:[^\\:]|\\.)*")
+LINE_MAX = 4_096
+"""Characters of a line of a password file: a longer one is of some other file."""
+LINES_MAX = 200
+"""Lines whose passwords are looked for."""
 
 
 def passwords_of(url: Url, options: Options, env: Mapping[str, str] = MappingProxyType(os.environ)) -> list[Secret]:
@@ -29,7 +34,7 @@ def passwords_of(url: Url, options: Options, env: Mapping[str, str] = MappingPro
             service = service_of(url, options.service, env)
     found += [Secret(text) for text in (env.get("PGPASSWORD"), service.get("password")) if text]
     named = options.passfile or env.get("PGPASSFILE") or service.get("passfile")
-    return [*found, *_in_file(named or _usual_file(env))]
+    return [*found, *islice(_in_file(named or _usual_file(env)), LINES_MAX)]
 
 
 def _usual_file(env: Mapping[str, str]) -> str:
@@ -42,6 +47,19 @@ def _in_file(path: str) -> Iterator[Secret]:
     """Yield the passwords in a file with lines of the form ``host:port:database:user:password``."""
     with suppress(OSError):
         for line in read_file(path).decode(errors="replace").splitlines():
-            found = _LAST_FIELD.search(line.strip())
-            if ":" in line and not line.startswith("#") and found and found[0]:
-                yield Secret(re.sub(r"\\(.)", r"\1", found[0]))
+            if len(line) > LINE_MAX or line.startswith("#"):
+                continue
+            *others, last = _fields(line.strip())
+            if others and last:
+                yield Secret(re.sub(r"\\(.)", r"\1", last))
+
+
+def _fields(line: str) -> list[str]:
+    """Return what the colons of a line separate; a backslash escapes one."""
+    fields, at = list[str](), 0
+    while found := _FIELDS.match(line, at):
+        fields.append(found[0])
+        at = found.end() + 1
+        if at > len(line):
+            break
+    return fields
