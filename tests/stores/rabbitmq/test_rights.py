@@ -16,7 +16,7 @@ from aiormq.abc import AbstractChannel
 
 import tenure
 from tenure._backends.rabbitmq.delays import LEVELS, STEP
-from tenure._backends.rabbitmq.names import DUE, GONE, delay_name
+from tenure._backends.rabbitmq.names import DUE, GONE, RECORDS, delay_name
 from tests.docs.pages import commands, section
 from tests.durations import PATIENCE, stretched, until
 from tests.servers import RabbitMQ, private
@@ -244,6 +244,49 @@ async def test_a_producer_without_delays_needs_no_right_to_bind(server: RabbitMQ
             await channel.queue_unbind("orders", DUE, f"{KEY}.orders")
     finally:
         await connection.close()
+
+
+async def test_a_producer_can_stop_all_queues_by_unreadable_records(server: RabbitMQ) -> None:
+    """As the page says of what all users of a virtual host share."""
+    garbage = b"garbage"
+    theirs, owner = await aiormq.connect(url_of(server, "producer")), await aiormq.connect(server.url)
+    handled: list[bytes] = []
+
+    async def handle(message: tenure.Message) -> None:
+        handled.append(message.body)
+
+    async with acting(server.url) as running:
+        queue = running.queue("stopped")
+        await queue.send(b"before")
+        consuming = asyncio.ensure_future(queue.consume(handle))
+        await until(lambda: handled)
+        try:
+            channel, own = await theirs.channel(), await owner.channel()
+            newest = aiormq.spec.Basic.Properties(message_id=RECORDS)
+            await channel.basic_publish(garbage, routing_key=RECORDS, properties=newest)
+            acts: list[Act] = [
+                lambda backend: backend.queue("others").send(b"x"),
+                lambda backend: backend.queue("others").receive(),
+                lambda backend: backend.queue("others").declare(lock=31),
+                lambda backend: backend.queues(),
+            ]
+            for act in acts:
+                async with acting(server.url) as fresh:
+                    await refused(fresh, act, f"'{RECORDS}' is not as tenure writes it")
+            await own.basic_publish(b"raw", routing_key="stopped")
+            await until(lambda: b"raw" in handled)
+            assert not consuming.done()
+        finally:
+            one = await own.basic_get(RECORDS)
+            while one.body != garbage:
+                one = await own.basic_get(RECORDS)
+            assert one.delivery_tag is not None
+            await own.basic_ack(one.delivery_tag)
+            await theirs.close()
+            await owner.close()
+            consuming.cancel()
+            await asyncio.wait([consuming])
+        await queue.delete(force=True)
 
 
 NAMES = [

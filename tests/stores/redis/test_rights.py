@@ -297,6 +297,9 @@ async def test_other_data_in_a_list_of_names_stops_only_lists(server: Redis, key
                 await acts[what](fresh)
                 with pytest.raises(tenure.ConfigError, match="has other data under a key that tenure needs"):
                     await look(fresh)
+                if user == "orders":
+                    with pytest.raises(tenure.ConfigError, match="has other data under a key that tenure needs"):
+                        await fresh.queue("made in between").delete()
                 await client.delete(key)
                 await acts[what](fresh)
                 await look(fresh)
