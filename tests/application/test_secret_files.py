@@ -88,6 +88,26 @@ async def test_a_kubeconfig_is_told_if_a_secret_of_its_user_is_in_it(
     await opened.close()
 
 
+@pytest.mark.parametrize("place", ["variable", "service file"])
+async def test_a_key_is_told_that_a_variable_or_a_service_file_names(
+    certified: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    names = {"sslcert": f"{certified}/server.pem", "sslkey": f"{certified}/server.key"}
+    text = "postgresql://127.0.0.1:1/db"
+    if place == "variable":
+        for name, path in names.items():
+            monkeypatch.setenv(f"PG{name.upper()}", path)
+    else:
+        file = tmp_path / "services"
+        file.write_text("[orders]\n" + "".join(f"{name}={path}\n" for name, path in names.items()))
+        monkeypatch.setenv("PGSERVICEFILE", str(file))
+        text += "?service=orders"
+    url = Url.parse(text)
+    opened = load(url).open(url)
+    assert [fact.name for fact in opened.warnings] == ["sslkey"]
+    await opened.close()
+
+
 @pytest.mark.parametrize(
     ("password", "told"), [("password=abc", ["service"]), ("sslpassword=abc", ["service"]), ("user=ann", [])]
 )

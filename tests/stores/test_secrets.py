@@ -269,7 +269,18 @@ REDIRECTED = {
     "etcd": "etcd://ann:{secret}@127.0.0.1:{port}/?timeout=5",
     "kubernetes": "kubernetes://default?server=http://127.0.0.1:{port}&token_env=TOKEN&timeout=5",
     "azure": "azure:?connection_string_env=ACCOUNT&timeout=5",
+    "servicebus": "servicebus:?connection_string_env=BUS&admin_port={port}&timeout=5",
 }
+"""Of the stores that speak HTTP."""
+
+
+def test_each_store_that_speaks_http_is_tried() -> None:
+    backends = Path(tenure.__file__).parent / "_backends"
+    speaks = re.compile(r"^(?:import aiohttp|from (?:aiohttp|azure)\b)", re.MULTILINE)
+    found = {
+        one.name for one in backends.iterdir() if any(speaks.search(part.read_text()) for part in one.glob("*.py"))
+    }
+    assert {name.removesuffix("_storage") for name in found} == REDIRECTED.keys()
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -287,9 +298,16 @@ async def test_no_server_to_which_another_redirects_is_asked(
             place = f"http://127.0.0.1:{port}/mine"
             account = f"AccountName=mine;AccountKey=aHVTSA==;BlobEndpoint={place};QueueEndpoint={place}"
             monkeypatch.setenv("ACCOUNT", account)
+            bus = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=mine;SharedAccessKey=aHVTSA=="
+            monkeypatch.setenv("BUS", f"{bus};UseDevelopmentEmulator=true")
             async with tenure.connect(REDIRECTED[store].format(secret=MARK, port=port)) as backend:
-                uses: list[Callable[[], Awaitable[object]]] = [lambda: backend.leaders()]
-                uses += [lambda: backend.queue("orders").send(b"x")] if store == "azure" else []
+                uses: list[Callable[[], Awaitable[object]]] = []
+                if store != "servicebus":
+                    uses += [lambda: backend.leaders(), lambda: backend.diagnose()]
+                if store not in ("etcd", "kubernetes"):
+                    uses += [lambda: backend.queue("orders").stats(), lambda: backend.queues()]
+                if store == "azure":
+                    uses += [lambda: backend.queue("orders").send(b"x")]
                 for use in uses:
                     with pytest.raises(tenure.TenureError):
                         await use()

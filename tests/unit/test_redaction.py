@@ -54,7 +54,9 @@ def test_a_secret_is_found_however_it_is_written(way: str) -> None:
     assert re.fullmatch(r"before <(\S*\*\*\*\S*)> between <\1> after", shown)
 
 
-@pytest.mark.parametrize("cut", [HARD[:12], quote(HARD, safe="")[:29], base64.b64encode(HARD.encode()).decode()[:12]])
+@pytest.mark.parametrize(
+    "cut", [HARD[:8], HARD[:12], quote(HARD, safe="")[:29], base64.b64encode(HARD.encode()).decode()[:12]]
+)
 @pytest.mark.parametrize("end", ["", "...", "…"])
 def test_the_beginning_of_a_secret_is_found_where_a_text_was_cut_off(cut: str, end: str) -> None:
     secret = Secret(HARD)

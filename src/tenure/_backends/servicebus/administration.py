@@ -228,6 +228,7 @@ class Administration:
             address, options = self._namespace.address, self._namespace.options
             settings: dict[str, Any] = {
                 "retry_total": 0,
+                "permit_redirects": False,  # only the servers that the URL names are asked, and never without its TLS
                 "read_timeout": options.timeout + 1.0,
                 "transport": _Transport(self._learn, is_plain=address.emulator),
             }
