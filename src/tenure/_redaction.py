@@ -68,10 +68,11 @@ def redact(error: BaseException) -> None:
     """
     if not sent():
         return
-    for one in _made_of(error):
-        if not isinstance(one, TenureError):
-            with suppress(Exception):  # the translated error counts, whatever an error of a driver is like
-                _redact_alone(one)
+    with suppress(Exception):  # the translated error counts, whatever an error of a driver is like
+        for one in _made_of(error):
+            if not isinstance(one, TenureError):
+                with suppress(Exception):
+                    _redact_alone(one)
 
 
 def _redact_alone(error: BaseException) -> None:

@@ -478,6 +478,22 @@ def test_the_memory_for_a_body_is_bounded(kind: Any, body: bytes) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("made", [struct_of, model_of])
+def test_the_memory_for_long_objects_in_each_other_is_bounded(made: Callable[[Any], Any]) -> None:
+    inner, others = "0", '"":0,' * UNCHECKED
+    for _ in range(100):
+        inner = f'{{{others}"":{inner}}}'
+    body = f'{{"held":[{"0," * UNCHECKED}{inner}]}}'.encode()
+    decode(b'{"held":[]}', made(set[int]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            decode(body, made(set[int]))
+        assert tracemalloc.get_traced_memory()[1] < 80 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_decimal_of_any_size_is_read_at_once_and_not_expanded() -> None:
     began = time.thread_time()
     assert decode(b"1e1000000000", Decimal) == Decimal("1e1000000000")

@@ -202,10 +202,13 @@ class _Texts:
             Misfit: It takes too long to read all that stands in long arrays, as there are many in each other.
         """
         text = self._of(value)
+        self._spend(text)
+        return text
+
+    def _spend(self, text: str) -> None:
         self._left -= len(text)
         if self._left < 0:
             raise Misfit("has too many long arrays and objects in each other")
-        return text
 
     def _of(self, value: Any) -> str:
         if type(value) is _Number:
@@ -219,6 +222,7 @@ class _Texts:
         else:
             text = f"{{{','.join(f'{json.dumps(key)}:{self._of(one)}' for key, one in _pairs_of(value))}}}"
         if len(value) > UNCHECKED:
+            self._spend(text)  # it is kept
             self._known[id(value)] = text
         return text
 
