@@ -18,7 +18,7 @@ from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
 
-_FIELDS = re.compile(r"(?:[^\\:]|\\.)*")
+_COLON = re.compile(r"(?<!\\):")
 LINE_MAX = 4_096
 """Characters of a line of a password file: a longer one is of some other file."""
 LINES_MAX = 200
@@ -49,17 +49,6 @@ def _in_file(path: str) -> Iterator[Secret]:
         for line in read_file(path).decode(errors="replace").splitlines():
             if len(line) > LINE_MAX or line.startswith("#"):
                 continue
-            *others, last = _fields(line.strip())
-            if others and last:
-                yield Secret(re.sub(r"\\(.)", r"\1", last))
-
-
-def _fields(line: str) -> list[str]:
-    """Return what the colons of a line separate; a backslash escapes one."""
-    fields, at = list[str](), 0
-    while found := _FIELDS.match(line, at):
-        fields.append(found[0])
-        at = found.end() + 1
-        if at > len(line):
-            break
-    return fields
+            fields = _COLON.split(line.strip().replace(r"\\", "\n"), maxsplit=4)  # as the driver splits it
+            if len(fields) == 5 and fields[4]:
+                yield Secret(fields[4].replace(r"\:", ":").replace("\n", "\\"))

@@ -1,0 +1,37 @@
+"""The passwords that the driver finds by itself are known, so that no text of a server shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("asyncpg")
+
+from asyncpg.connect_utils import _read_password_file  # type: ignore[attr-defined]
+
+from tenure._backends.postgres.address import Options
+from tenure._backends.postgres.passwords import LINE_MAX, LINES_MAX, passwords_of
+from tenure._redaction import redacted
+from tenure._secret import hide
+from tenure._url import Url
+
+
+@pytest.mark.parametrize(
+    "written", ["hush", "with:colons:in it", r"an\:escaped", r"back\\slashes\\", r"both\\\\:of them"]
+)
+def test_what_the_driver_reads_is_hidden(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "passwords"
+    file.write_text(f"# a comment\nno line: of these\n*:*:*:ann:{written}\n")
+    file.chmod(0o600)
+    found = passwords_of(Url.parse("postgresql://ann@host/db"), Options(passfile=str(file)), env={})
+    hide(*found)
+    [_, (*_, sent)] = _read_password_file(file)
+    assert len(found) == 1
+    assert redacted(f"the login {sent} of ann") == "the login *** of ann"
+
+
+def test_a_file_of_another_kind_takes_no_time(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    file.write_text("\n".join(["a" * LINE_MAX + ":b", *["h:1:d:u:p"] * 2 * LINES_MAX]))
+    assert len(passwords_of(Url.parse("postgresql://h/d"), Options(passfile=str(file)), env={})) == LINES_MAX
