@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -240,6 +240,17 @@ class CompletesWithoutSending(MemoryBroker):
             Settlement(one, COMPLETE if isinstance(verdict, Complete) else verdict) for one, verdict in settlements
         ]
         return await super().settle(plain)
+
+
+class CompletesDeadLettersWithoutSending(MemoryBroker):
+    def _complete(self, subqueue: Subqueue, message: StoredMessage, verdict: Complete, now: float) -> Iterable[str]:
+        return super()._complete(subqueue, message, replace(verdict, sends=()) if subqueue.is_dead else verdict, now)
+
+
+class CompletesDeadLettersWithoutRemembering(MemoryBroker):
+    def _complete(self, subqueue: Subqueue, message: StoredMessage, verdict: Complete, now: float) -> Iterable[str]:
+        kept = replace(verdict, remember=0.0) if subqueue.is_dead else verdict
+        return super()._complete(subqueue, message, kept, now)
 
 
 class SharesSessions(MemoryBroker):
@@ -588,6 +599,8 @@ PLANTED: dict[type[MemoryBroker], str] = {
     RoughStats: "test_a_delayed_message_comes_later",
     PurgesLockedMessages: "test_redrive_and_purge_take_the_selected_dead_letters",
     CompletesWithoutSending: "test_complete_sends_and_remembers",
+    CompletesDeadLettersWithoutSending: "test_complete_sends_and_remembers_for_a_dead_letter_too",
+    CompletesDeadLettersWithoutRemembering: "test_complete_sends_and_remembers_for_a_dead_letter_too",
     SharesSessions: "test_messages_of_sessions_come_only_to_their_holder",
     SessionsLoseTheirState: "test_a_session_keeps_its_state",
     OvertakesInSessions: "test_a_session_is_in_order_through_failures",

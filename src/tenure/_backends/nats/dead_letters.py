@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tenure._backends.nats.client import Client, number_in, part_of
+from tenure._backends.nats.client import FAILURES, Client, number_in, part_of
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_MESSAGE, NO_STREAM, Refusal, TooLarge
+from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.message_format import State, encode_to_fit
 from tenure._backends.nats.messages import (
     Found,
@@ -27,9 +28,12 @@ from tenure._backends.nats.messages import (
 )
 from tenure._backends.nats.places import Places
 from tenure._backends.nats.receipts import Held, Receipts
+from tenure._backends.nats.settling import Send
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import Storing, new_key
+from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, Selection
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery
 from tenure._queue.verdicts import (
@@ -57,12 +61,23 @@ Act = Callable[[Connection, Found], Coroutine[Any, Any, None]]
 class DeadLetters:
     """The dead letters of every queue of one client."""
 
-    def __init__(self, client: Client, places: Places, clock: StoreClock, receipts: Receipts, storing: Storing) -> None:
+    def __init__(
+        self,
+        client: Client,
+        places: Places,
+        clock: StoreClock,
+        receipts: Receipts,
+        storing: Storing,
+        inbox: Inbox,
+        send: Send,
+    ) -> None:
         self._client = client
         self._places = places
         self._clock = clock
         self._receipts = receipts
         self._storing = storing
+        self._inbox = inbox
+        self._send = send
         self._returns = Tasks()
 
     # --- as a queue ---
@@ -105,8 +120,7 @@ class DeadLetters:
         """Unlock what a claim has locked that failed, or was given up."""
 
         async def ask(connection: Connection) -> None:
-            for one in deliveries:
-                await self.settle(connection, Settlement(one, GIVE_BACK))
+            await self.settle(connection, [Settlement(one, GIVE_BACK) for one in deliveries])
 
         with suppress(TenureError):  # then they are free when their locks end
             await self._client.run(ask)
@@ -146,18 +160,42 @@ class DeadLetters:
         self._receipts.forget(delivery)
         return LAPSED
 
-    async def settle(self, connection: Connection, settlement: Settlement) -> Settled | Lapsed:
-        """Pass a verdict on a dead letter that is locked."""
+    async def settle(
+        self, connection: Connection, settlements: Sequence[Settlement]
+    ) -> list[Settled | Lapsed | NoAnswer]:
+        """Pass verdicts on dead letters that are locked; the answers stand in the order given.
+
+        Raises:
+            Exception: As the driver raises it, if none got an answer.
+        """
+        outcomes: list[Settled | Lapsed | Exception] = []
+        for one in settlements:
+            try:
+                outcomes.append(await self._settle(connection, one))
+            except (*FAILURES, TenureError) as error:
+                outcomes.append(error)
+        failures = [one for one in outcomes if isinstance(one, Exception)]
+        if failures and len(failures) == len(outcomes):
+            raise failures[0]
+        return [NoAnswer(str(self._client.translate(one))) if isinstance(one, Exception) else one for one in outcomes]
+
+    async def _settle(self, connection: Connection, settlement: Settlement) -> Settled | Lapsed:
         delivery, verdict = settlement
         held = self._receipts.find(delivery)
         if held is None:
             return LAPSED
+        if isinstance(verdict, Complete):
+            for queue, message in verdict.sends:
+                await self._send(queue, [message])
         stands = await self._pass(connection, held.found, verdict)
         if not stands:  # an earlier renewal without an answer may have changed it
             newest = await self._storing.newest(connection, held.found)
             if newest is not None and newest.state.lock == delivery.token:
                 stands = await self._pass(connection, newest, verdict)
         self._receipts.forget(delivery)
+        if stands and isinstance(verdict, Complete) and verdict.remember:
+            home = delivery.queue.removesuffix(DEAD_SUFFIX)
+            await self._inbox.remember(connection, home, held.found.id, verdict.remember)
         return SETTLED if stands else LAPSED
 
     async def _pass(self, connection: Connection, found: Found, verdict: Verdict) -> bool:

@@ -112,7 +112,9 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         self._settling = Settling(
             client, self._places, self._clock, self._receipts, self._storing, self._inbox, self.send
         )
-        self._dead_letters = DeadLetters(client, self._places, self._clock, self._receipts, self._storing)
+        self._dead_letters = DeadLetters(
+            client, self._places, self._clock, self._receipts, self._storing, self._inbox, self.send
+        )
         self._live = LiveMessages(client, self._places, self._clock, self._storing, self._receiving, self._dead_letters)
         self._windows: dict[str, tuple[float, float]] = {}  # by queue: how long ids are remembered; read when
         self._schedules = ScheduleSteps(NatsSchedules(client, self._places, self._clock), self.send, clock)
@@ -405,7 +407,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
         async def ask(connection: Connection) -> list[Settled | Lapsed | NoAnswer]:
             answers = iter(await self._settling.settle(connection, live) if live else ())
-            others = iter([await self._dead_letters.settle(connection, one) for one in dead])
+            others = iter(await self._dead_letters.settle(connection, dead) if dead else ())
             return [next(others if one.delivery.queue.endswith(DEAD_SUFFIX) else answers) for one in settlements]
 
         answers = await self._client.run(ask)

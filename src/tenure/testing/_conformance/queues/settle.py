@@ -12,6 +12,7 @@ from tenure._queue.broker import (
     EVERYTHING,
 )
 from tenure._queue.failures import Failure
+from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import MAX_DELIVERIES, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
@@ -33,6 +34,7 @@ from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     bodies,
     comes_now,
+    expect_stats,
     needs,
     receive,
     send,
@@ -189,6 +191,25 @@ class SettleTests(QueueSuite):
         assert list(await other.handled(name, ["b"])) == [False]
         await harness.pass_time(harness.lock * LATE)
         assert list(await other.handled(name, ["a"])) == [False]
+
+    async def test_complete_sends_and_remembers_for_a_dead_letter_too(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker, other = await harness.open(), await harness.open()
+        ids = [*await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"made up")]), "c"]
+        await settle(broker, await receive(broker, name, harness), DeadLetter("because"))
+        given, made_up = sorted(await receive(broker, dead_letters_of(name), harness), key=lambda one: one.body)
+        remembers = harness.traits.inbox != "impossible"
+        results = f"{name}-results"
+        verdict = Complete(
+            sends=((results, Outgoing(b"result", correlation_id="a")),), remember=harness.lock * remembers
+        )
+        assert await settle(broker, [given, made_up], verdict) == [Settled(), Settled()]
+        assert await settle(broker, [given, made_up], verdict) == [LAPSED, LAPSED]
+        sent = await receive(other, results, harness)
+        assert [(one.body, one.correlation_id) for one in sent] == [(b"result", "a")] * 2
+        await expect_stats(broker, harness, name, Stats())
+        if remembers:
+            assert list(await other.handled(name, ids)) == [True, True, False]
 
     async def test_the_inbox_remembers_for_the_longest_that_was_asked(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.inbox)
