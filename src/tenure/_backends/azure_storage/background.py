@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-from tenure._backends.azure_storage.client import on_loop
+from tenure._runtime.closing import close_together
+from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 
 CLOSE_WAIT = 2.0
@@ -24,8 +26,7 @@ class Background:
 
     async def close(self) -> None:
         """Wait up to ``CLOSE_WAIT`` seconds for the tasks of every loop, then cancel them."""
-        for loop in self._tasks.loops():
-            await on_loop(loop, self._finish)
+        await close_together(*(partial(on_loop, loop, self._finish) for loop in self._tasks.loops()))
 
     async def _finish(self) -> None:
         if not (tasks := self._tasks.here()):

@@ -30,6 +30,7 @@ from azure.storage.queue.aio import QueueServiceClient
 from tenure._backends.azure_storage.address import Address, Options
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
+from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 from tenure._secret import Secret, hide
 from tenure._tls_failures import TlsAdvice, tls_error
@@ -355,12 +356,3 @@ class SharedLogin:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run *act* on *loop*. If the loop doesn't run any more, its tasks have ended."""
-    if loop is asyncio.get_running_loop():
-        await act()
-    elif loop.is_running():
-        with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop)), 5.0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from tenure._foreign import Unreadable, digits, read_object, read_or
 from tenure._opened import Fact
 from tenure._redaction import LOOKED_AT, redacted, redacting
 from tenure._runtime.closing import close_together
+from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 from tenure._runtime.threads import in_thread
 from tenure._secret import Secret, revealed
@@ -438,16 +439,3 @@ async def _lines_of(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
             parts, size = [line], len(line)
         if size > LINE_MAX:
             raise ValueError(f"a watch has a line of more than {LINE_MAX:,} bytes")
-
-
-async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[None]]) -> None:
-    """Run *act* on *loop*. If the loop doesn't run any more, its tasks have ended."""
-
-    async def run() -> None:
-        await act()
-
-    if loop is asyncio.get_running_loop():
-        await run()
-    elif loop.is_running():
-        with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop)), 5.0)

@@ -12,14 +12,17 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from tenure._backends.kubernetes.client import Client, Request, on_loop
+from tenure._backends.kubernetes.client import Client, Request
 from tenure._backends.kubernetes.observations import Observations
 from tenure._backends.kubernetes.records import about, has_version, is_lease
 from tenure._runtime.backoff import Backoff
+from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Listener, Notifier
+from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 from tenure.errors import ConfigError, Unavailable
 
@@ -71,9 +74,13 @@ class Watches:
     async def close(self) -> None:
         """End all watches; every iterator ends."""
         self._notifier.close()
-        for loop, watches in list(self._watches.items()):
-            for watch in list(watches.values()):
-                await on_loop(loop, watch.close)
+        await close_together(
+            *(
+                partial(on_loop, loop, watch.close)
+                for loop, watches in list(self._watches.items())
+                for watch in list(watches.values())
+            )
+        )
         self._watches.clear()
 
 

@@ -38,6 +38,7 @@ from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read
 from tenure._opened import Fact
 from tenure._option_files import require_readable
 from tenure._runtime.closing import close_together
+from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 from tenure._tls_context import tls_context
 from tenure.errors import TenureError, Unavailable
@@ -157,7 +158,7 @@ class Client:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(task.cancel)
         connections, self._connections = self._connections, {}
-        await close_together(*(partial(_on_loop, loop, connection.close) for loop, connection in connections.items()))
+        await close_together(*(partial(on_loop, loop, connection.close) for loop, connection in connections.items()))
         await asyncio.gather(*self._closing.here(), return_exceptions=True)
 
     # --- JetStream ---
@@ -380,12 +381,3 @@ def stored_in(answer: Json) -> Stored:
 
 def _from_base64(text: object) -> bytes:
     return b64decode(text) if isinstance(text, str) else b""
-
-
-async def _on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Any]) -> None:
-    """Run *act* on *loop*. If the loop doesn't run any more, its tasks have ended."""
-    if loop is asyncio.get_running_loop():
-        await act()
-    elif loop.is_running():
-        with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop)), 5.0)

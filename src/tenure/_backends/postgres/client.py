@@ -23,13 +23,14 @@ from asyncpg.exceptions import (
 )
 
 from tenure._backends.postgres.address import Options, dsn_of, servers_of
-from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections, on_loop
+from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, LoopConnections
 from tenure._backends.postgres.encryption import Encryption, encryption_of
 from tenure._backends.postgres.passwords import passwords_of
 from tenure._backends.postgres.statements import VERSION, works_with
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_together
+from tenure._runtime.on_loop import on_loop
 from tenure._secret import Secret, hide
 from tenure._tls_failures import NoTls, TlsAdvice, tls_error
 from tenure._url import Url

@@ -282,12 +282,3 @@ def _too_busy(waited: float) -> Unavailable:
 async def _close(connection: Connection) -> None:
     with suppress(*DRIVER_ERRORS):
         await connection.close(timeout=1.0)
-
-
-async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run *act* on *loop*. If the loop doesn't run any more, its connections are closed already."""
-    if loop is asyncio.get_running_loop():
-        await act()
-    elif loop.is_running():
-        with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop)), 5.0)

@@ -8,10 +8,12 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tenure._backends.postgres.connections import on_loop
 from tenure._backends.postgres.functions import QueueFunctions
+from tenure._runtime.closing import close_together
+from tenure._runtime.on_loop import on_loop
 from tenure._runtime.process_name import process_name
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
@@ -137,5 +139,4 @@ class Housekeeping:
 
     async def close(self) -> None:
         """Wait for the housekeeping that has begun, up to a second for each loop."""
-        for loop in self._chores.loops():
-            await on_loop(loop, self.finish)
+        await close_together(*(partial(on_loop, loop, self.finish) for loop in self._chores.loops()))

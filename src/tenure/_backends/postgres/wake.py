@@ -13,12 +13,15 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 
 from tenure._backends.postgres.client import Client
-from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, on_loop
+from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection
 from tenure._opened import Fact
 from tenure._runtime.backoff import Backoff
+from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Notifier
+from tenure._runtime.on_loop import on_loop
 from tenure.errors import TenureError
 
 PAUSES = (0.001, 0.005)
@@ -87,10 +90,10 @@ class Wake:
     async def close(self) -> None:
         """Stop listening, send the notifications that wait, and end every iterator."""
         self._notifier.close()
-        for loop, sender in list(self._senders.items()):
-            await on_loop(loop, sender.close)
+        parts = [partial(on_loop, loop, sender.close) for loop, sender in list(self._senders.items())]
         if self._listening is not None:
-            await on_loop(self._listening.get_loop(), self._stop_listening)
+            parts.append(partial(on_loop, self._listening.get_loop(), self._stop_listening))
+        await close_together(*parts)
 
     # --- the connection that listens ---
 

@@ -23,7 +23,7 @@ from redis import asyncio as aioredis
 from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
-from tenure._backends.redis.connections import LoopConnections, on_loop, run_scripts
+from tenure._backends.redis.connections import LoopConnections, close_on, run_scripts
 from tenure._backends.redis.scripts import LAYOUT, Answer, Argument, Call, Script
 from tenure._opened import Fact
 from tenure._option_files import require_readable
@@ -363,7 +363,7 @@ class Client:
     async def _close(self, closing: Mapping[asyncio.AbstractEventLoop, Callable[[], Awaitable[object]]]) -> None:
         self._closed = True
         within = self.options.timeout
-        await close_together(*(partial(on_loop, loop, close, within=within) for loop, close in closing.items()))
+        await close_together(*(partial(close_on, loop, close, within=within) for loop, close in closing.items()))
 
 
 def _tls_of(address: Address, options: Options) -> ssl.SSLContext:

@@ -18,7 +18,8 @@ from redis.backoff import NoBackoff
 
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.scripts import Answer, Argument, Call
-from tenure._runtime.closing import close_together
+from tenure._runtime.closing import Close, close_together
+from tenure._runtime.on_loop import on_loop
 from tenure._runtime.tasks import Tasks
 from tenure._secret import revealed
 
@@ -108,19 +109,15 @@ async def _disconnect_idle(redis: aioredis.Redis) -> None:
         await redis.connection_pool.disconnect(inuse_connections=False)
 
 
-async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:
-    """Run *act* on *loop*, if that is still running, and wait up to *within* seconds; ignore its errors."""
+async def close_on(loop: asyncio.AbstractEventLoop, close: Close, *, within: float) -> None:
+    """Call *close* on *loop*, if that is still running, for up to *within* seconds; ignore the errors of Redis."""
 
     async def run() -> None:
         with suppress(exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(within):
-                await act()
+                await close()
 
-    if loop is asyncio.get_running_loop():
-        await run()
-    elif loop.is_running():
-        running = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop))
-        await asyncio.wait({running}, timeout=within)  # that loop may be blocked, or end meanwhile
+    await on_loop(loop, run, within=within)
 
 
 async def run_scripts(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer]:

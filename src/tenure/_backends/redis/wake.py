@@ -20,6 +20,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -28,9 +29,10 @@ from redis.asyncio.client import PubSub
 
 from tenure._backends.redis.address import Endpoint
 from tenure._backends.redis.client import Client
-from tenure._backends.redis.connections import on_loop
+from tenure._backends.redis.connections import close_on
 from tenure._foreign import digits, read_or
 from tenure._runtime.backoff import Backoff
+from tenure._runtime.closing import close_together
 from tenure._runtime.notifier import Listener, Notifier
 from tenure._runtime.tasks import Tasks
 
@@ -88,9 +90,14 @@ class Wake:
     async def close(self) -> None:
         """Unsubscribe; every iterator ends."""
         self._notifier.close()
-        for loop, subscribers in list(self._subscribers.items()):
-            for subscriber in list(subscribers.values()):
-                await on_loop(loop, subscriber.close, within=self._client.options.timeout)
+        within = self._client.options.timeout
+        await close_together(
+            *(
+                partial(close_on, loop, subscriber.close, within=within)
+                for loop, subscribers in list(self._subscribers.items())
+                for subscriber in list(subscribers.values())
+            )
+        )
         self._subscribers.clear()
 
 
