@@ -15,6 +15,7 @@ import pytest
 import tenure
 from scripts import errors_page
 from tenure import errors, events
+from tenure._backends.nats.message_format import HEADERS_TOO_LONG
 from tenure._backends.sqlite.client import DiskFullError
 from tenure._cli import codes
 from tenure._cli.exits import Exit
@@ -138,7 +139,7 @@ def owned() -> set[str]:
         *(kind.code for kind in error_classes()),
         *(f"exit-{int(code)}" for code in (*Exit, codes.REJECT)),
         *(code_of(name) for name in event_names() if name not in NO_FAILURES),
-        *map(code_of, (MAX_DELIVERIES, EXPIRED, UNDECODABLE, REQUEST_ENDED, UNFIT_VARIABLE)),
+        *map(code_of, (MAX_DELIVERIES, EXPIRED, UNDECODABLE, REQUEST_ENDED, UNFIT_VARIABLE, HEADERS_TOO_LONG)),
         *warnings(),
     }
 

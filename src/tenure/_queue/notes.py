@@ -89,6 +89,7 @@ class Notes:
         yield replace(self, history=newest, before=kept, error=_shortened(self.error))
         yield replace(self, history=(), before=0, error=_shortened(self.error))
         yield replace(self, history=(), before=0, error=None, description=self.description[:200])
+        yield replace(self, history=(), before=0, error=None, description="")
 
 
 def _shortened(error: Failure | None) -> Failure | None:

@@ -14,7 +14,9 @@ from tenure._queue.message import Attempt
 
 pytest.importorskip("nats")
 
+from tenure._backends.nats.errors import HeadersTooLong, TooLarge
 from tenure._backends.nats.message_format import (
+    ADDED,
     HEADERS,
     ID,
     LOCK_MAX,
@@ -28,6 +30,7 @@ from tenure._backends.nats.message_format import (
     encode,
     encode_to_fit,
     size_of,
+    without_headers,
 )
 from tenure._backends.nats.messages import Found
 from tenure._backends.nats.names import WORD_MAX, name_of, short_word_of, word_of
@@ -132,6 +135,37 @@ def test_the_history_is_shortened_until_the_message_fits() -> None:
     decoded = decode(over_the_wire(headers))
     assert (decoded.id, dict(decoded.headers), decoded.state.description) == ("x", {"tenant": "blue"}, "why")
     assert decoded.state.history  # as much of it as there is room for
+
+
+@pytest.mark.parametrize("letter", ["m", "ü", "\x01", "😀"])
+def test_the_history_is_shortened_until_the_headers_fit(letter: str) -> None:
+    error = Failure("ValueError", letter * 4_000, letter * 16_000)
+    state = State(
+        history=tuple(Attempt(number, 1.0, "abandoned", error) for number in range(1, 11)),
+        reason=letter * 255,
+        description=letter * 4_000,
+        error=error,
+    )
+    headers = encode_to_fit(Properties("x", {"tenant": "blue"}, state=state), b"", 64 * 2**20)
+    assert size_of(headers) <= 65_535 - ADDED
+    assert decode(over_the_wire(headers)).state.reason == state.reason
+
+
+def test_headers_of_which_the_least_does_not_fit_are_told_from_bodies() -> None:
+    state = State(reason="r", description="d" * 200)
+    least = size_of(encode(Properties("x", {"h": "h"}, state=replace(state, description=""))))
+    longest = Properties("x", {"h": "h" * (65_535 - ADDED - least + 1)}, state=state)
+    headers = encode_to_fit(longest, b"", 2**20)
+    assert size_of(headers) == 65_535 - ADDED
+    assert encode_to_fit(longest, b"x" * 10, 65_535 + 10) == headers
+    with pytest.raises(TooLarge) as too_large:
+        encode_to_fit(longest, b"x" * 11, 65_535 + 10)
+    assert too_large.type is TooLarge
+    longer = replace(longest, headers={"h": longest.headers["h"] + "h"})  # type: ignore[operator]
+    with pytest.raises(HeadersTooLong):
+        encode_to_fit(longer, b"", 2**20)
+    kept = encode_to_fit(without_headers(longer), b"", 2**20)
+    assert "65,535 bytes" in decode(over_the_wire(kept)).state.description
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200))

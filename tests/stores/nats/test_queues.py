@@ -16,15 +16,18 @@ import nats as driver
 import pytest
 import pytest_asyncio
 from nats.js import JetStreamContext
+from nats.js.errors import APIError
 
 import tenure
 from tenure._backends import nats
+from tenure._backends.nats.message_format import HEADERS_TOO_LONG
 from tenure._backends.nats.receiving import TOO_LARGE_FOR
 from tenure._backends.nats.storing import Storing
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
-from tenure._queue.message import Delivery, Stats
+from tenure._queue.failures import Failure
+from tenure._queue.message import MAX_DELIVERIES, Delivery, Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Settled, Settlement, Verdict
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, LAPSED, Abandon, DeadLetter, Settled, Settlement, Verdict
 from tenure._url import Url
 from tenure.errors import ConfigError, LockLost, MessageRefused, Unavailable
 from tenure.testing import until
@@ -605,3 +608,131 @@ async def test_a_message_too_large_to_be_stored_again_holds_up_no_other(
         got = await receive(broker)
         assert [one.body for one in got] == [b"%d" % number]
         assert (await broker.stats("orders")).locked == 2, "that one, and the one received"
+
+
+@pytest.mark.parametrize("letter", ["ü", "\x01", "😀"], ids=["umlaut", "control", "emoji"])
+async def test_a_message_that_fails_with_many_words_dies_at_its_last_delivery(
+    broker: nats.NatsBroker, letter: str
+) -> None:
+    """JetStream takes 65,535 bytes of headers, and the whole history would take more."""
+    await broker.declare("orders", {"lock": LOCK, "max_deliveries": 10})
+    await broker.send("orders", [Outgoing(b"a"), Outgoing(b"wordy", headers={"tenant": "blue"}), Outgoing(b"b")])
+    for number in range(1, 11):
+        a, b, wordy = sorted(await receive(broker), key=lambda one: one.body)
+        assert (wordy.delivery_count, a.delivery_count, b.delivery_count) == (number, 1, 1)
+        verdicts: list[Verdict] = [GIVE_BACK, Abandon(error=Failure.of(ValueError(letter * 6_000))), GIVE_BACK]
+        settlements = [Settlement(one, verdict) for one, verdict in zip((a, wordy, b), verdicts, strict=True)]
+        assert list(await broker.settle(settlements)) == [Settled(), Settled(dead=number == 10), Settled()]
+    assert sorted(one.body for one in await receive(broker)) == [b"a", b"b"]
+    [dead] = await broker.peek_dead("orders", EVERYTHING, 9)
+    assert (dead.body, dead.headers, dead.reason, dead.delivery_count) == (
+        b"wordy", {"tenant": "blue"}, MAX_DELIVERIES, 10,
+    )  # fmt: skip
+    assert dead.history[-1].number == 10
+    assert dead.error is not None
+    assert dead.error.message.startswith(Failure.of(ValueError(letter * 6_000)).message[:400])
+
+
+LONG_VERDICT = DeadLetter("😀" * 255, "😀" * 6_000, Failure("ValueError", "😀" * 4_096, "😀" * 16_000))
+
+
+@pytest.mark.parametrize("id_", [None, "17", "😀" * 255], ids=["made up", "short", "long"])
+async def test_headers_that_leave_no_room_to_store_a_message_again_are_refused(
+    broker: nats.NatsBroker, id_: str | None
+) -> None:
+    def message(size: int) -> Outgoing:
+        return Outgoing(b"", id=id_, headers={"long": "x" * size}, reply_to="ü" * 200, correlation_id="ü" * 255)
+
+    await broker.declare("orders", {"lock": LOCK, "max_deliveries": 10})
+    with pytest.raises(
+        MessageRefused, match=r"takes 65,535, of which 4,096 are kept .* put what is large into the"
+    ) as no:
+        await broker.send("orders", [Outgoing(b"short"), message(65_000)])
+    assert no.value.index == 1
+    takes = int(str(no.value).partition("headers take ")[2].partition(" bytes")[0].replace(",", ""))
+    size = 65_000 - (takes - (65_535 - 4_096))
+    with pytest.raises(MessageRefused, match=f"headers take {65_535 - 4_096 + 1:,} bytes"):
+        await broker.send("orders", [message(size + 1)])
+    await broker.send("orders", [message(size)])
+    for _ in range(2):
+        assert await settle(broker, await receive(broker), Abandon(error=LONG_VERDICT.error)) == [Settled()]
+    assert len(await receive(broker)) == 1
+    await pass_time(LATE)
+    got = await receive(broker)
+    assert got[0].delivery_count == 4
+    assert await settle(broker, got, LONG_VERDICT) == [Settled()]
+    [dead] = await broker.peek_dead("orders", EVERYTHING, 9)
+    assert (dead.headers, dead.reason) == ({"long": "x" * size}, LONG_VERDICT.reason)
+    [letter] = (await broker.receive("orders$dead", 9, LOCK)).deliveries
+    assert await settle(broker, [letter], Abandon()) == [Settled()]
+    assert await broker.redrive("orders", EVERYTHING, None) == 1
+    assert await settle(broker, await receive(broker), COMPLETE) == [Settled()]
+
+
+def full_headers(more: int = 0) -> dict[str, str]:
+    return {"x": "a" * (65_535 - len("NATS/1.0\r\nx: \r\n\r\n") + more)}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "answer", "reason"),
+    [
+        (COMPLETE, Settled(), None),
+        (Abandon(), Settled(dead=True), HEADERS_TOO_LONG),
+        (Abandon(delay=60.0), Settled(dead=True), HEADERS_TOO_LONG),
+        (GIVE_BACK, Settled(dead=True), HEADERS_TOO_LONG),
+        (DeadLetter("bad", "no number"), Settled(), "bad"),
+        (None, None, HEADERS_TOO_LONG),
+    ],
+    ids=str,
+)
+async def test_a_message_of_another_program_whose_headers_leave_no_room_is_never_locked_for_ever(
+    broker: nats.NatsBroker,
+    native: JetStreamContext,
+    url: str,
+    verdict: Verdict | None,
+    answer: Settled | None,
+    reason: str | None,
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    with pytest.raises(APIError, match="header size exceeds maximum"):
+        await native.publish(f"{prefix_of(url)}.orders", b"longer", headers=full_headers(1))
+    await native.publish(f"{prefix_of(url)}.orders", b"long", headers=full_headers())
+    await native.publish(f"{prefix_of(url)}.orders", b"short")
+    long, short = await receive(broker)
+    assert long.headers == full_headers()
+    if verdict is None:
+        assert await settle(broker, [short], GIVE_BACK) == [Settled()]
+        await pass_time(LATE)
+        claim = await broker.receive("orders", 9, LOCK)
+        assert [(one.reason, one.delivery_count) for one in claim.died] == [(reason, 1)]
+        [short] = claim.deliveries
+    else:
+        assert await settle(broker, [long], verdict) == [answer]
+        assert await settle(broker, [long], verdict) == [LAPSED]
+    assert await settle(broker, [short], COMPLETE) == [Settled()]
+    assert await broker.stats("orders") == Stats(dead=0 if reason is None else 1)
+    dead = await broker.peek_dead("orders", EVERYTHING, 9)
+    assert [(one.body, one.reason, dict(one.headers)) for one in dead] == [(b"long", reason, {})][: len(dead)]
+    assert all("65,535 bytes" in one.description for one in dead)
+    assert await broker.redrive("orders", EVERYTHING, None) == len(dead)
+
+
+async def test_a_stream_that_takes_shorter_messages_than_the_server_holds_up_no_other(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    await broker.send("orders", [Outgoing(b"x" * 1_000), Outgoing(b"short")])
+    long, short = await receive(broker)
+    stream = broker._places.place_of("orders").stream
+    config = (await native.stream_info(stream)).config
+    await native.update_stream(config, max_msg_size=900)
+    with pytest.raises(Unavailable, match="max_msg_size"):
+        await settle(broker, [long], Abandon())
+    assert await settle(broker, [short], Abandon()) == [Settled()]
+    await pass_time(LATE)
+    assert [one.body for one in await receive(broker)] == [b"short"]
+    with pytest.raises(Unavailable, match=r"size exceeds maximum.* raise max_msg_size"):
+        await broker.send("orders", [Outgoing(b"x" * 1_000)])
+    await native.update_stream(config, max_msg_size=-1)
+    await pass_time(TOO_LARGE_FOR + 1.0)
+    assert b"x" * 1_000 in [one.body for one in await receive(broker)]

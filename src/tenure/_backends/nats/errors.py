@@ -19,6 +19,7 @@ STREAM_EXISTS, SUBJECTS_TAKEN, NOT_ENABLED, NOT_ENABLED_HERE = 10_058, 10_065, 1
 WRONG_SEQUENCE, SUBJECT_IN_PROCESS, ID_IN_PROCESS = 10_071, 10_164, 10_158
 NO_LEADER, NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL = 10_008, 10_023, 10_047, 10_028, 10_077
 REPLICAS_WITHOUT_CLUSTER, NO_PEERS = 10_074, 10_005
+LONG_MESSAGE, LONG_HEADERS = 10_054, 10_097
 
 
 class Refusal(Exception):
@@ -44,7 +45,14 @@ class NotPermitted(Exception):
 
 
 class TooLarge(Exception):
-    """A message can't be stored again: with the headers that it needs, it is larger than the server takes."""
+    """A message can't be stored again: with the headers that it needs, it is larger than the server takes.
+
+    Its text is what the server has answered, if it was asked.
+    """
+
+
+class HeadersTooLong(TooLarge):
+    """The headers of a message leave no room for what must be noted with it, however large messages may be."""
 
 
 class HandshakeFailed(Exception):
@@ -69,6 +77,11 @@ class NoJetStream(Exception):
 def is_wrong_sequence(error: Refusal) -> bool:
     """Whether a write was refused because the subject's last message is another."""
     return error.code == WRONG_SEQUENCE
+
+
+def is_too_large(error: Refusal) -> bool:
+    """Whether a write was refused for its size, or for that of its headers."""
+    return error.code in (LONG_MESSAGE, LONG_HEADERS)
 
 
 def is_undecided(error: Refusal) -> bool:
@@ -110,9 +123,10 @@ def translate(
                 "let the account import what is missing, or name its domain by the option domain"
             )
         case TooLarge():
+            said = f": {error}" if str(error) else ""
             return Unavailable(
                 f"a message is too large to be stored again on {address}, as it must be unless it is completed at its "
-                "first delivery; raise max_payload there"
+                f"first delivery{said}; raise max_payload there, and max_msg_size of its stream, if that has one"
             )
         case BadAnswer():
             return Unavailable(
@@ -166,6 +180,10 @@ def _refusal(error: Refusal, address: Address, lasting: type[TenureError]) -> Te
         )
     if error.code in (NO_RESOURCES, NO_STORAGE, NO_MEMORY, FULL):
         return Unavailable(f"{address} is full, and stored nothing: {said}; raise its limits, or remove messages")
+    if is_too_large(error):
+        return Unavailable(
+            f"{address} takes no message of this size: {said}; send less, or raise max_msg_size of its stream"
+        )
     if is_undecided(error):
         return Unavailable(
             f"{address} has not decided about an earlier write of this message: {said}; check whether enough of its "

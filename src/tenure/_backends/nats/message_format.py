@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self
 
-from tenure._backends.nats.errors import TooLarge
+from tenure._backends.nats.errors import HeadersTooLong, TooLarge
 from tenure._checks import LONGEST
 from tenure._foreign import a_count, a_text, read_json, read_object, read_or, seconds
 from tenure._queue.checks import COUNT_MAX, INT_MAX, TEXT_MAX, read_id, read_name
@@ -50,8 +50,17 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 ADDED = 512
 """Bytes of the headers that are added to a message when it is stored: its id, and what it expects."""
 
-ROOM = 2_048
-"""Bytes that a message leaves free when it is sent, so that it can be stored again with what tenure has to note."""
+HEADERS_MAX = 65_535
+"""Bytes of all headers of a message that JetStream takes, whatever ``max_payload`` is."""
+
+ROOM = 4_096
+"""Bytes that a message leaves free when it is sent, so that it can be stored again with what tenure has to note: the
+longest reason of a dead letter alone takes 3,060."""
+
+HEADERS_TOO_LONG = "headers_too_long"
+"""The reason of a dead letter that can't be delivered again, as its headers leave no room for what must be noted."""
+
+HEADERS_TOO_LONG_DESCRIPTION = "it can't be stored again, as it must be for another delivery"
 
 LOCK_MAX = 604_800.0
 """Seconds of the longest lock."""
@@ -161,17 +170,32 @@ def size_of(headers: Mapping[str, str]) -> int:
     return 12 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
 
 
+def size_again(headers: Mapping[str, str], id_: str) -> int:
+    """Return how many bytes *headers* of a message that is sent take when it is stored again, with its *id_*."""
+    return size_of(headers) + (0 if ID in headers else size_of({ID: json.dumps(id_)}))
+
+
 def encode_to_fit(properties: Properties, body: bytes, most: int) -> dict[str, str]:
     """Return the headers of a message of *most* bytes at most, with as much of its state as fits beside *body*.
 
     Raises:
-        TooLarge: Not even the least of it fits.
+        HeadersTooLong: The headers of the sender leave no room for the least of it.
+        TooLarge: The least of it does not fit beside *body*.
     """
+    headers = 0
     for less in properties.state.shortened():
         encoded = encode(replace(properties, state=less))
-        if size_of(encoded) + ADDED + len(body) <= most:
+        headers = size_of(encoded) + ADDED
+        if headers <= HEADERS_MAX and headers + len(body) <= most:
             return encoded
-    raise TooLarge
+    raise HeadersTooLong if headers > HEADERS_MAX else TooLarge
+
+
+def without_headers(dead: Properties) -> Properties:
+    """Return the properties of a dead letter without the headers of its sender, and with a note that says so."""
+    said = f"{dead.state.description}; " if dead.state.description else ""
+    description = f"{said}its headers left no room in the {HEADERS_MAX:,} bytes of JetStream, and are not kept"
+    return replace(dead, headers=NO_HEADERS, state=replace(dead.state, description=description))
 
 
 def decode(headers: Mapping[str, str] | None, *, is_ours: bool = True) -> Properties:

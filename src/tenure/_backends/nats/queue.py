@@ -23,7 +23,7 @@ from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal, is_undecided
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
-from tenure._backends.nats.message_format import LOCK_MAX, ROOM, encode, properties_of, size_of
+from tenure._backends.nats.message_format import HEADERS_MAX, LOCK_MAX, ROOM, encode, properties_of, size_again
 from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
 from tenure._backends.nats.receipts import Receipts
 from tenure._backends.nats.receiving import OVERDUE_MAX, Receiving
@@ -44,7 +44,7 @@ from tenure._queue.broker import (
     Selection,
     undeclared,
 )
-from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.checks import DEAD_SUFFIX, INT_MAX
 from tenure._queue.identity import ID_MARK, dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
@@ -255,16 +255,25 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         if any(one.delay or one.at is not None for one in messages):
             await self._clock.ensure_known(connection, place.stream)
         now = self._clock.now()
+        made_up = f"{queue}{ID_MARK}{INT_MAX}"
         requests: list[Request] = []
         for index, one in enumerate(messages):
             due = now + one.delay if one.delay else 0.0 if one.at is None else float(one.at)  # type: ignore[arg-type]
             once = None if one.id is None else await self._name_of(connection, queue, one.id)
             headers = encode(properties_of(one, due if due > now else 0.0), once)
-            if len(one.body) + size_of(headers) + ROOM > connection.max_payload:
+            size = size_again(headers, one.id or made_up)
+            if size + ROOM > HEADERS_MAX:
                 raise MessageRefused(
-                    f"the message takes {len(one.body) + size_of(headers):,} bytes with its headers, and "
-                    f"{self._client.address} takes {connection.max_payload:,}, of which {ROOM:,} are kept for what "
-                    "tenure notes with it; send less, or raise max_payload there",
+                    f"the headers take {size:,} bytes, and JetStream takes {HEADERS_MAX:,}, of which {ROOM:,} are kept "
+                    "for what tenure notes with the message; put what is large into the body",
+                    index,
+                    len(messages),
+                )
+            if len(one.body) + size + ROOM > connection.max_payload:
+                raise MessageRefused(
+                    f"the message takes {len(one.body) + size:,} bytes with its headers, and {self._client.address} "
+                    f"takes {connection.max_payload:,}, of which {ROOM:,} are kept for what tenure notes with it; send "
+                    "less, or raise max_payload there",
                     index,
                     len(messages),
                 )

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.errors import NO_LEADER, NoJetStream, Refusal, TooLarge
+from tenure._backends.nats.errors import NO_LEADER, HeadersTooLong, NoJetStream, Refusal, TooLarge
+from tenure._backends.nats.message_format import HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION
 from tenure._backends.nats.messages import Found, delivery_of
 from tenure._backends.nats.places import Consumer, Places, nanoseconds, slack_of
 from tenure._backends.nats.pulls import Inbox, Inboxes
@@ -395,7 +396,13 @@ class Receiving:
         properties = found.with_state(
             history=state.history, before=state.before, deliveries=handed_out, locked_for=lasts, lock=token
         )
-        return await self._storing.replace(connection, found, replace(properties, due=0.0))
+        try:
+            return await self._storing.replace(connection, found, replace(properties, due=0.0))
+        except HeadersTooLong:  # it can't be delivered again
+            dead = found.dead(state, HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION, count, now)
+            if await self._storing.bury(connection, found, dead):
+                self.record_death(found, count, HEADERS_TOO_LONG)
+            return None
 
     async def _expire(self, connection: Connection, found: Found) -> None:
         count, now = deliveries_before(found), self._clock.now()

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from tenure._backends.nats.client import FAILURES, Client
 from tenure._backends.nats.connection import Connection
-from tenure._backends.nats.errors import NoJetStream
+from tenure._backends.nats.errors import HeadersTooLong, NoJetStream
 from tenure._backends.nats.inbox import Inbox
+from tenure._backends.nats.message_format import HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION
 from tenure._backends.nats.messages import Found
 from tenure._backends.nats.places import Places, slack_of
 from tenure._backends.nats.receipts import Held, Receipts
@@ -312,7 +313,12 @@ class Settling:
                 return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
             count, due = count - 1, 0.0
         properties = replace(found.with_state(history=state.history, before=state.before, deliveries=count), due=due)
-        return SETTLED if await self._storing.replace(connection, found, properties) is not None else None
+        try:
+            stored = await self._storing.replace(connection, found, properties)
+        except HeadersTooLong:  # it can't be delivered again
+            dead = found.dead(state, HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION, count, now)
+            return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
+        return SETTLED if stored is not None else None
 
     def _find(self, connection: Connection, delivery: Delivery) -> Held | None:
         held = self._receipts.find(delivery)

@@ -27,17 +27,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from tenure._backends.nats.client import Client
+from tenure._backends.nats.client import Client, Json
 from tenure._backends.nats.connection import Connection, has_no_stream
 from tenure._backends.nats.copies import Copies
-from tenure._backends.nats.errors import NO_LEADER, NO_MESSAGE, NO_STREAM, NoJetStream, Refusal, is_wrong_sequence
-from tenure._backends.nats.message_format import NATIVE_ID, Properties, encode_to_fit
+from tenure._backends.nats.errors import (
+    NO_LEADER,
+    NO_MESSAGE,
+    NO_STREAM,
+    HeadersTooLong,
+    NoJetStream,
+    Refusal,
+    TooLarge,
+    is_too_large,
+    is_wrong_sequence,
+)
+from tenure._backends.nats.message_format import NATIVE_ID, Properties, encode_to_fit, without_headers
 from tenure._backends.nats.messages import Found, read_message
 from tenure._backends.nats.places import Places, nanoseconds
 from tenure._queue.identity import dead_letters_of
@@ -106,6 +116,10 @@ class Storing:
 
         Then every earlier delivery of it is over, and it can be pulled, as one that was never delivered. With
         ``locked_for`` it is locked at the same time: whoever pulls it puts it off.
+
+        Raises:
+            HeadersTooLong: The headers of its sender leave no room for what must be noted.
+            TooLarge: With what must be noted, it is larger than its stream takes.
         """
         place, copies = self._places.place_of(found.queue), await self.copies_of(connection, found)
         headers = encode_to_fit(properties, found.body, connection.max_payload)
@@ -117,7 +131,7 @@ class Storing:
         while True:
             try:
                 require = partial(self._places.require, connection, place.stream)
-                answer = await self._places.store(connection, require, subject, found.body, headers, last=last)
+                answer = await self._store(connection, require, subject, found.body, headers, last)
                 if not answer.get("duplicate"):
                     stored = int(answer["seq"])
                     copy = replace(
@@ -231,7 +245,7 @@ class Storing:
         try:
             last = found.stored_as if subject == found.subject else 0
             require = partial(self._places.require, connection, self._places.place_of(found.queue).stream)
-            answer = await self._places.store(connection, require, subject, found.body, headers, last=last)
+            answer = await self._store(connection, require, subject, found.body, headers, last)
         except NoJetStream:
             return None
         except Refusal as error:
@@ -275,12 +289,17 @@ class Storing:
         """Move a message to the dead letters; False if it is gone, and was not moved.
 
         First it is stored again, marked as dead: that decides, once and for all. Then it is copied and removed. A
-        process that receives it in between finishes the move, and delivers nothing.
+        process that receives it in between finishes the move, and delivers nothing. Headers that leave no room for
+        that are not kept.
         """
-        marked = await self.replace(connection, found, dead)
+        try:
+            marked = await self.replace(connection, found, dead)
+        except HeadersTooLong:
+            marked = await self.replace(connection, found, without_headers(dead))
         if marked is None:
             return False
-        with suppress(Refusal, TimeoutError):  # as of a full server: it is decided all the same, and done later
+        # As of a full server: it is decided all the same, and done later.
+        with suppress(Refusal, TooLarge, TimeoutError):
             await self.finish(connection, marked)
         return True
 
@@ -302,7 +321,28 @@ class Storing:
         subject = self._places.place_of(queue).subject_of(key)
         try:
             make = partial(self._places.make, connection, queue)
-            await self._places.store(connection, make, subject, body, headers, last=0)
+            await self._store(connection, make, subject, body, headers, 0)
         except Refusal as error:
             if not is_wrong_sequence(error):
                 raise
+
+    async def _store(
+        self,
+        connection: Connection,
+        make: Callable[[], Awaitable[None]],
+        subject: str,
+        body: bytes,
+        headers: dict[str, str],
+        last: int,
+    ) -> Json:
+        """Store a message, as ``Places.store`` does.
+
+        Raises:
+            TooLarge: The stream takes none that is so large.
+        """
+        try:
+            return await self._places.store(connection, make, subject, body, headers, last=last)
+        except Refusal as error:
+            if is_too_large(error):
+                raise TooLarge(error.text) from error
+            raise
