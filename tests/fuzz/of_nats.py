@@ -297,7 +297,12 @@ def read_leases(given: Any) -> None:
 
 def read_inbox(given: Any) -> None:
     store: Any = SimpleNamespace(
-        ensure_known=always(None), make_stream=always(None), require=always(None), store=always(None), now=lambda: NOW
+        ensure_known=always(None),
+        make_stream=always(None),
+        require=always(None),
+        store=always(None),
+        now=lambda: NOW,
+        after=lambda seconds: NOW + seconds,
     )
     asked(
         given,

@@ -23,11 +23,22 @@ from tenure._backends import nats
 from tenure._backends.nats.message_format import HEADERS_TOO_LONG
 from tenure._backends.nats.receiving import TOO_LARGE_FOR
 from tenure._backends.nats.storing import Storing
+from tenure._checks import LONGEST
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
 from tenure._queue.failures import Failure
 from tenure._queue.message import MAX_DELIVERIES, Delivery, Stats
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import COMPLETE, GIVE_BACK, LAPSED, Abandon, DeadLetter, Settled, Settlement, Verdict
+from tenure._queue.verdicts import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Settled,
+    Settlement,
+    Verdict,
+)
 from tenure._url import Url
 from tenure.errors import ConfigError, LockLost, MessageRefused, Unavailable
 from tenure.testing import until
@@ -736,3 +747,26 @@ async def test_a_stream_that_takes_shorter_messages_than_the_server_holds_up_no_
     await native.update_stream(config, max_msg_size=-1)
     await pass_time(TOO_LARGE_FOR + 1.0)
     assert b"x" * 1_000 in [one.body for one in await receive(broker)]
+
+
+async def test_the_longest_delay_is_no_delay_that_has_ended(broker: nats.NatsBroker) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    await broker.send("orders", [Outgoing(b"a", delay=LONGEST), Outgoing(b"b"), Outgoing(b"c", at=LONGEST)])
+    got = await receive(broker)
+    assert [one.body for one in got] == [b"b"]
+    assert await settle(broker, got, Abandon(delay=LONGEST)) == [Settled()]
+    assert await receive(broker) == []
+    await broker.send("orders", [Outgoing(b"d")])
+    got = await receive(broker)
+    assert [one.body for one in got] == [b"d"]
+    await settle(broker, got, DeadLetter("bad"))
+    letters = (await broker.receive("orders$dead", 9, LOCK)).deliveries
+    assert await settle(broker, letters, Abandon(delay=LONGEST)) == [Settled()]
+    assert (await broker.receive("orders$dead", 9, LOCK)).deliveries == ()
+
+
+async def test_an_id_may_be_remembered_for_the_longest_time(broker: nats.NatsBroker) -> None:
+    await broker.declare("orders", {"lock": LOCK})
+    await broker.send("orders", [Outgoing(b"a", id="17")])
+    assert await settle(broker, await receive(broker), Complete(remember=LONGEST)) == [Settled()]
+    assert list(await broker.handled("orders", ["17", "18"])) == [True, False]

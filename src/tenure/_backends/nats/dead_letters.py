@@ -206,7 +206,7 @@ class DeadLetters:
             error = verdict.error or state.error
             state = replace(state, reason=verdict.reason, description=verdict.description, error=error)
         elif isinstance(verdict, Abandon) and verdict.delay > 0:
-            state = replace(state, due=self._clock.now() + verdict.delay)
+            state = replace(state, due=self._clock.after(verdict.delay))
         return await self._store(connection, found, state) is not None
 
     async def _store(self, connection: Connection, found: Found, state: State) -> Found | None:

@@ -42,7 +42,7 @@ class Inbox:
         await self._make(connection, seconds)
         subject = self._subject_of(queue, id_)
         await self._clock.ensure_known(connection, self._bucket)
-        until = self._clock.now() + seconds
+        until = self._clock.after(seconds)
         while True:
             known, revision = await self._read(connection, subject)
             if _until(known) >= until or await self._write(connection, subject, {"until": until}, revision):
@@ -66,7 +66,7 @@ class Inbox:
             if _until(known) > self._clock.now() and _is_name_of(id_, name):
                 return name
             name = f"{id_}/{secrets.token_hex(8)}"
-            new = {"until": self._clock.now() + window, "name": name}
+            new = {"until": self._clock.after(window), "name": name}
             if await self._write(connection, subject, new, revision):
                 return name
 

@@ -221,7 +221,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
             await self._clock.ensure_known(connection, self._places.place_of(queue).stream)
 
         await self._client.run(ask)
-        idle_at = self._clock.now() + seconds
+        idle_at = self._clock.after(seconds)
         await self._places.change_record(queue, lambda record: replace(record, idle_at=idle_at))
 
     async def idle(self) -> Sequence[str]:
@@ -258,7 +258,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         made_up = f"{queue}{ID_MARK}{INT_MAX}"
         requests: list[Request] = []
         for index, one in enumerate(messages):
-            due = now + one.delay if one.delay else 0.0 if one.at is None else float(one.at)  # type: ignore[arg-type]
+            due = self._clock.after(one.delay) if one.delay else 0.0 if one.at is None else float(one.at)  # type: ignore[arg-type]
             once = None if one.id is None else await self._name_of(connection, queue, one.id)
             headers = encode(properties_of(one, due if due > now else 0.0), once)
             size = size_again(headers, one.id or made_up)

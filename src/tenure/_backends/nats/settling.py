@@ -306,7 +306,7 @@ class Settling:
                 )
                 dead = found.dead(state, reason, why, count, now)
                 return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
-            due = now + verdict.delay if verdict.delay > 0 else 0.0
+            due = self._clock.after(verdict.delay) if verdict.delay > 0 else 0.0
         else:
             if expired:
                 dead = found.dead(state, EXPIRED, EXPIRED_DESCRIPTION, count - 1, now)

@@ -11,6 +11,7 @@ from datetime import datetime
 from tenure._backends.nats.client import Client, Json
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_STREAM, Refusal
+from tenure._checks import LONGEST
 from tenure._foreign import Unreadable, a_text, digits, read_or, seconds
 from tenure._runtime.clock import Clock
 
@@ -35,6 +36,10 @@ class StoreClock:
     def now(self) -> float:
         """Return the estimated time of the server; before it was read, that of this machine's wall clock."""
         return time.time() if self._offset is None else self.local.now() + self._offset
+
+    def after(self, seconds: float) -> float:
+        """Return the time in *seconds*, to be stored: at most the last one that is read again, which is ``LONGEST``."""
+        return min(self.now() + seconds, LONGEST)
 
     async def ensure_known(self, connection: Connection, stream: str) -> None:
         """Read the server's time, by a request about *stream*, unless that was done a moment ago."""
