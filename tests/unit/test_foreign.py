@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -154,14 +155,34 @@ def test_a_count_of_deliveries_is_clipped() -> None:
 
 
 def test_attempts_that_are_missing_are_added_in_their_order() -> None:
-    tried = Attempt(2, 1.0, "abandoned")
-    notes = Notes(history=(Attempt(1, 0.5, "rejected"), tried), before=1).with_expired_attempts(3, 5.0)
-    assert notes.history == (
-        Attempt(1, 0.5, "rejected"),
-        Attempt(1, 5.0, "expired"),
-        tried,
-        Attempt(3, 5.0, "expired"),
-    )
+    before, tried, last = Attempt(1, 0.5, "rejected"), Attempt(1, 1.0, "abandoned"), Attempt(3, 2.0, "abandoned")
+    notes = Notes(history=(before, tried, last), before=1).with_expired_attempts(4, 5.0)
+    assert notes.history == (before, tried, Attempt(2, 5.0, "expired"), last, Attempt(4, 5.0, "expired"))
+
+
+def test_attempts_before_the_first_one_were_dropped_and_are_not_made_up() -> None:
+    notes = Notes(history=(Attempt(3, 1.0, "abandoned"),)).with_expired_attempts(5, 5.0)
+    assert [(one.number, one.outcome) for one in notes.history] == [(3, "abandoned"), (4, "expired"), (5, "expired")]
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_what_was_dropped_for_want_of_room_does_not_come_back(step: int) -> None:
+    """The last step, without any attempt, is for messages beside which not even the least of one has room."""
+    error = Failure("E", "m" * 1_000, "t" * 1_000)
+    notes = Notes(history=tuple(Attempt(number, 0.1, "rejected", error) for number in range(1, 4)), before=3)
+    for number in range(1, 8):
+        outcome: Literal["abandoned", "expired"] = "expired" if number % 3 == 0 else "abandoned"
+        if outcome == "abandoned":
+            notes = notes.with_expired_attempts(number - 1, float(number - 1))
+            notes = notes.with_attempt(Attempt(number, float(number), outcome, error))
+        if number == 4:
+            notes = list(notes.shortened())[step]
+    numbers = [one.number for one in notes.history[notes.before :]]
+    assert numbers == list(range(8 - len(numbers), 8)), "the newest"
+    assert [(one.at, one.outcome) for one in notes.history[notes.before :]] == [
+        (float(number), "expired" if number % 3 == 0 else "abandoned") for number in numbers
+    ]
+    assert all(one.at == 0.1 for one in notes.history[: notes.before])
 
 
 def test_attempts_from_before_it_was_redriven_leave_first() -> None:
@@ -215,7 +236,8 @@ def test_notes_are_shortened_step_by_step() -> None:
     full = Notes(history=tuple(Attempt(n, 1.0, "abandoned", error) for n in range(1, 6)), before=3, error=error)
     sizes = [len(repr(one)) for one in full.shortened()]
     assert sizes == sorted(sizes, reverse=True)
-    assert [one.before for one in full.shortened()] == [3, 3, 1, 0, 0]
+    assert [one.before for one in full.shortened()] == [3, 3, 1, 0, 0, 0]
+    assert [len(one.history) for one in full.shortened()] == [5, 5, 3, 1, 1, 0]
 
 
 # --- headers and settings ----------------------------------------------------------------------------------------

@@ -43,11 +43,12 @@ class Notes:
     def with_expired_attempts(self, count: int, now: float) -> Self:
         """Return the notes with those of *count* attempts that are missing in the history: their locks have ended.
 
-        It takes the same time whatever *count* is: no more attempts are made up than a history keeps.
+        Numbers below the first one that is there are not missing: they were left out, for want of room. It takes the
+        same time whatever *count* is: no more attempts are made up than a history keeps.
         """
         recent = self.history[self.before :]
         recorded = {one.number for one in recent}
-        first = max(1, count - HISTORY_MAX + 1)
+        first = max(1, count - HISTORY_MAX + 1, min(recorded, default=1))
         missing = [Attempt(number, now, "expired") for number in range(first, count + 1) if number not in recorded]
         ordered = sorted((*recent, *missing), key=lambda one: one.number)
         return self._with_history((*self.history[: self.before], *ordered))
@@ -64,7 +65,7 @@ class Notes:
             reason=reason,
             description=description,
             dead_at=now,
-            error=error or newest_error(self.history),
+            error=error or newest_error(self.history) or self.error,
         )
 
     def redriven(self) -> Self:
@@ -84,12 +85,18 @@ class Notes:
         yield self
         brief = tuple(replace(one, error=_shortened(one.error)) for one in self.history)
         yield replace(self, history=brief)
-        newest = brief[-3:]
-        kept = max(0, self.before - (len(brief) - len(newest)))
-        yield replace(self, history=newest, before=kept, error=_shortened(self.error))
-        yield replace(self, history=(), before=0, error=_shortened(self.error))
+        fewer = self._with_newest(brief[-3:])
+        yield replace(fewer, error=_shortened(self.error))
+        # Without its newest attempt, all before it would count as missing.
+        least = self._with_newest(tuple(replace(one, error=None) for one in brief[-1:]))
+        yield replace(least, error=_shortened(self.error))
+        yield replace(least, error=None, description=self.description[:200])
         yield replace(self, history=(), before=0, error=None, description=self.description[:200])
         yield replace(self, history=(), before=0, error=None, description="")
+
+    def _with_newest(self, history: tuple[Attempt, ...]) -> Self:
+        """Return the notes with no more than the end of their history."""
+        return replace(self, history=history, before=max(0, self.before - (len(self.history) - len(history))))
 
 
 def _shortened(error: Failure | None) -> Failure | None:
