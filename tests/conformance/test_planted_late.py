@@ -9,6 +9,7 @@ import pytest
 from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._backends.memory.messages import StoredMessage, Subqueue
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
+from tenure._queue.delivery_ends import Cause
 from tenure._queue.message import Delivery, SessionLock
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, QueueHarness
 from tests.conformance.planted import calls, failing_tests, leases_with, queues_with
@@ -110,7 +111,7 @@ class LateRenewalShortensLocks(MemoryBroker):
 
 class LateClaimsDie(MemoryBroker):
     def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
-        self._dead_letter(subqueue, message, "max_deliveries", "", now)
+        self._dead_letter(subqueue, message, Cause("max_deliveries", ""), now)
 
 
 QUEUES: list[tuple[type[MemoryBroker], str]] = [

@@ -13,6 +13,7 @@ from tenure._backends.memory.messages import NEVER, Session, StoredMessage, Subq
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue import failures, handlers, judge
 from tenure._queue.broker import Claim, Selection
+from tenure._queue.delivery_ends import Cause, Ending, Outcome
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import Abandon, GiveBack, Lapsed, Renewed, Settled, Settlement
 from tenure.testing._conformance.queues import consumers
@@ -66,9 +67,10 @@ class SettlesWithAnyLock(MemoryBroker):
 
 
 class ForgetsTheExpiryOfReturnedMessages(MemoryBroker):
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
-        message.expires_at = NEVER
-        return super()._put_back(subqueue, message, verdict, now)
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
+        if isinstance(ending, (Abandon, GiveBack)):
+            message.expires_at = NEVER
+        return super()._end(subqueue, message, ending, now)
 
 
 class ForgetsTheExpiryAfterACrash(MemoryBroker):
@@ -78,10 +80,8 @@ class ForgetsTheExpiryAfterACrash(MemoryBroker):
 
 
 class KeepsTheExpiryOfTheDead(MemoryBroker):
-    def _dead_letter(
-        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
-    ) -> None:
-        super()._dead_letter(subqueue, message, reason, description, now)
+    def _dead_letter(self, subqueue: Subqueue, message: StoredMessage, cause: Cause, now: float) -> None:
+        super()._dead_letter(subqueue, message, cause, now)
         message.expires_at = now
 
 

@@ -18,6 +18,7 @@ from tenure._backends.memory.messages import (
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue.broker import Advanced, Claim, NoSession, QueueOptions, QueueSettings, Selection
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.delivery_ends import Cause, Ending, Outcome
 from tenure._queue.limits import UNLIMITED, Allowance, allowance_of
 from tenure._queue.message import EXPIRED, Delivery, Died, SessionLock, Stats
 from tenure._queue.outgoing import Outgoing
@@ -105,16 +106,17 @@ class CountsWhenSettled(MemoryBroker):
 
 
 class CountsReturnedMessages(MemoryBroker):
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
-        return super()._put_back(subqueue, message, Abandon(), now)
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
+        return super()._end(subqueue, message, Abandon() if isinstance(ending, GiveBack) else ending, now)
 
 
 class OneTryTooMany(MemoryBroker):
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
-        message.delivery_count -= 1
-        died = super()._put_back(subqueue, message, verdict, now)
-        message.delivery_count += 1
-        return died
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
+        skipped = isinstance(ending, Abandon)
+        message.delivery_count -= skipped
+        outcome = super()._end(subqueue, message, ending, now)
+        message.delivery_count += skipped
+        return outcome
 
 
 class ReportsNoExpiry(MemoryBroker):
@@ -148,17 +150,13 @@ class ForgetsDeathsWhereNoSessionIs(MemoryBroker):
 
 
 class DropsTheDead(MemoryBroker):
-    def _dead_letter(
-        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
-    ) -> None:
+    def _dead_letter(self, subqueue: Subqueue, message: StoredMessage, cause: Cause, now: float) -> None:
         self._set_state(subqueue, message, MessageState.GONE)
 
 
 class ForgetsReasons(MemoryBroker):
-    def _dead_letter(
-        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
-    ) -> None:
-        super()._dead_letter(subqueue, message, "dead", description, now)
+    def _dead_letter(self, subqueue: Subqueue, message: StoredMessage, cause: Cause, now: float) -> None:
+        super()._dead_letter(subqueue, message, cause._replace(reason="dead"), now)
 
 
 class ForgetsHistory(MemoryBroker):
@@ -438,9 +436,9 @@ class LimitsDeadLetters(MemoryBroker):
 
 
 class RefundsTheRate(MemoryBroker):
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
         self._queue(subqueue.name.removesuffix(DEAD_SUFFIX)).delivered.clear()
-        return super()._put_back(subqueue, message, verdict, now)
+        return super()._end(subqueue, message, ending, now)
 
 
 class CountsNoSessions(MemoryBroker):

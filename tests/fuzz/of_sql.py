@@ -19,7 +19,7 @@ from tenure._backends.sqlite.leases import SqliteLeases, _held_by, _Row
 from tenure._checks import LONGEST
 from tenure._lease import Vacant
 from tenure._queue.broker import QueueSettings
-from tenure._queue.message import SessionLock, Stats
+from tenure._queue.message import Attempt, SessionLock, Stats
 from tenure._runtime.clock import SystemClock
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.using import (
@@ -79,7 +79,7 @@ MESSAGE_KINDS = "bigint text? bytea text? integer double double text? smallint t
 ROW: Row = (17, "order-17", b"body", json.dumps(HEADERS), 2, NOW, NOW + 30.0, "s", 3, "answers", "request-5")
 PLAIN_ROW: Row = (17, None, b"body", None, 1, NOW, NOW, None, 0, None, None)
 JSON_HISTORY = json.dumps([[one.number, one.at, one.outcome, None] for one in HISTORY])
-DEATH: Row = ("rejected", "by its handler", NOW, rows.history_with(JSON_HISTORY, 3, NOW, "rejected", FAILURE))
+DEATH: Row = ("rejected", "by its handler", NOW, rows.history_with(JSON_HISTORY, Attempt(3, NOW, "rejected", FAILURE)))
 
 
 def read_postgres_message(given: Any) -> None:
@@ -215,7 +215,7 @@ def read_sqlite_death(given: Any) -> None:
     death = cells(given, DEATH)
     use_death(found := rows.death_of(*death))
     use_message(rows.dead_message("orders", "orders--", (*MESSAGE, *death)))
-    again = rows.history_of(rows.history_with(death[3], 4, NOW, "expired", found.error))
+    again = rows.history_of(rows.history_with(death[3], Attempt(4, NOW, "expired", found.error)))
     use_history(again)
     assert again[-1].number == 4
 

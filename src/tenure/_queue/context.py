@@ -17,7 +17,7 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import name_of, text_of
 from tenure._queue.hints import MESSAGES, HintSubscriptions, Subscription
 from tenure._queue.looks import SharedLooks
-from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Delivery, Died
+from tenure._queue.message import Delivery, Died
 from tenure._queue.verdicts import (
     GIVE_BACK,
     Abandon,
@@ -299,13 +299,10 @@ class QueueContext:
     def report_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
         """Report the message's death to the observers, if *verdict*, which stands, dead-lettered it."""
         if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
+            from tenure._queue.delivery_ends import reason_of_death
             from tenure.events import MessageDied
 
-            if isinstance(verdict, DeadLetter):
-                reason = verdict.reason
-            else:  # a message that expired under the lock dies when given back, or abandoned before its last try
-                is_tried = isinstance(verdict, Abandon) and delivery.delivery_count >= self.settings.max_deliveries
-                reason = MAX_DELIVERIES if is_tried else EXPIRED
+            reason = reason_of_death(verdict, delivery.delivery_count, self.settings.max_deliveries)
             named = (delivery.id, delivery.sequence, delivery.delivery_count)
             self.emit(MessageDied(self.clock.now(), delivery.queue, self.holder, *named, reason))
 

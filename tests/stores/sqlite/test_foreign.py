@@ -73,13 +73,13 @@ async def file(tmp_path: Path) -> AsyncIterator[File]:
 )
 def test_a_history_that_is_unreadable_is_begun_anew(column: object) -> None:
     assert history_of(column) == ()
-    [kept] = history_of(history_with(column, 2, 5.0, "expired", None))
+    [kept] = history_of(history_with(column, Attempt(2, 5.0, "expired")))
     assert kept == Attempt(2, 5.0, "expired")
 
 
 def test_a_history_keeps_the_newest_attempts_of_any_number() -> None:
     long = json.dumps([[number, 1.0, "expired", None] for number in range(1, 5_001)])
-    kept = history_of(history_with(long, 5_001, 2.0, "abandoned", None))
+    kept = history_of(history_with(long, Attempt(5_001, 2.0, "abandoned")))
     assert [one.number for one in kept] == list(range(5_002 - HISTORY_MAX, 5_002))
 
 

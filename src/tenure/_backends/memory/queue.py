@@ -58,12 +58,11 @@ from tenure._queue.message import (
 )
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
+    GIVE_BACK,
     LAPSED,
     SETTLED,
-    SETTLED_DEAD,
     Abandon,
     Complete,
-    DeadLetter,
     Defer,
     Deleted,
     GiveBack,
@@ -236,22 +235,14 @@ class MemoryBroker(Transitions):
                 self._unlock(message)
                 if subqueue.has_max_locked:
                     notified.add(subqueue.name)  # a place is free
-                match verdict:
-                    case Complete():
-                        self._set_state(subqueue, message, GONE)
-                        notified.update(self._complete(subqueue, message, verdict, now))
-                        answers.append(SETTLED)
-                    case Abandon() | GiveBack():
-                        notified.add(subqueue.name)
-                        answers.append(SETTLED_DEAD if self._put_back(subqueue, message, verdict, now) else SETTLED)
-                    case Defer():
-                        message.is_deferred = True
-                        self._set_state(subqueue, message, DEFERRED)
-                        answers.append(SETTLED)
-                    case DeadLetter(reason, description, error):
-                        self._record_attempt(message, "rejected", error, now)
-                        self._dead_letter(subqueue, message, reason, description, now)
-                        answers.append(SETTLED)
+                if isinstance(verdict, Complete):
+                    self._set_state(subqueue, message, GONE)
+                    notified.update(self._complete(subqueue, message, verdict, now))
+                    answers.append(SETTLED)
+                    continue
+                if isinstance(verdict, (Abandon, GiveBack)):
+                    notified.add(subqueue.name)
+                answers.append(self._end(subqueue, message, verdict, now).answer)
         for name in sorted(notified):
             self._notify(name)
         return answers
@@ -351,7 +342,7 @@ class MemoryBroker(Transitions):
             self._unlock_session(subqueue, session)
             for message in list(session.locked.values()):
                 self._unlock(message)
-                self._put_back(subqueue, message, GiveBack(), now)
+                self._end(subqueue, message, GIVE_BACK, now)
                 self._record_death(subqueue, message)
         self._notify(held.queue)
         return SETTLED

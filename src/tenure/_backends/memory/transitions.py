@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -25,23 +26,10 @@ from tenure._backends.memory.messages import (
     rank_of,
 )
 from tenure._queue.checks import DEAD_SUFFIX
-from tenure._queue.failures import Failure
+from tenure._queue.delivery_ends import LOCK_ENDED, TIME_IS_OVER, Cause, Delivered, Ending, Outcome, outcome_of
 from tenure._queue.limits import UNLIMITED, Allowance, allowance_of, noted
-from tenure._queue.message import (
-    EXPIRED,
-    EXPIRED_DESCRIPTION,
-    HISTORY_MAX,
-    MAX_DELIVERIES,
-    Attempt,
-    Death,
-    Delivery,
-    Died,
-    SessionLock,
-    exhausted_description,
-    newest_error,
-)
+from tenure._queue.message import HISTORY_MAX, Attempt, Death, Delivery, Died, SessionLock, newest_error
 from tenure._queue.outgoing import Outgoing
-from tenure._queue.verdicts import Abandon, GiveBack
 from tenure._runtime.clock import Clock, SystemClock
 
 
@@ -123,20 +111,24 @@ class Transitions(Client):
         subqueue.count[LOCKED] += len(messages)
         return deliveries
 
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
-        """Put *message* back into its queue; True if that dead-lettered it."""
-        if message.death is None:
-            if isinstance(verdict, GiveBack):
-                message.delivery_count -= 1
-            else:
-                self._record_attempt(message, "abandoned", verdict.error, now)
-                if message.delivery_count >= self._queue(subqueue.name).settings.max_deliveries:
-                    self._dead_letter(
-                        subqueue, message, MAX_DELIVERIES, exhausted_description(message.delivery_count), now
-                    )
-                    return True
-        self._schedule(subqueue, message, now + (verdict.delay if isinstance(verdict, Abandon) else 0.0), now)
-        return message.death is not None and not subqueue.is_dead
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
+        """Do with *message*, which was unlocked, what becomes of it at the end of a delivery, and return that."""
+        delivered = Delivered(
+            message.delivery_count, message.expires_at <= now, message.is_deferred, message.death is not None
+        )
+        most = math.inf if subqueue.is_dead else self._queue(subqueue.name).settings.max_deliveries
+        outcome = outcome_of(ending, delivered, most, now + self._wall_offset)
+        message.delivery_count = outcome.deliveries
+        if outcome.attempt is not None:
+            self._record_attempt(message, outcome.attempt)
+        if outcome.cause is not None:
+            self._dead_letter(subqueue, message, outcome.cause, now)
+        elif outcome.place == "deferred":
+            message.is_deferred = True
+            self._set_state(subqueue, message, DEFERRED)
+        else:
+            self._schedule(subqueue, message, now + outcome.delay, now)
+        return outcome
 
     def _unlock_session(self, subqueue: Subqueue, session: Session) -> None:
         session.token = 0
@@ -235,12 +227,10 @@ class Transitions(Client):
                 message.session.size -= 1
 
     def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
-        """Let *message* be claimable from *visible_at* on, or deferred again if it was."""
+        """Let *message* be claimable from *visible_at* on, unless it has expired."""
         message.visible_at = visible_at
-        if message.is_deferred:
-            self._set_state(subqueue, message, DEFERRED)
-        elif message.expires_at <= now:
-            self._dead_letter(subqueue, message, EXPIRED, EXPIRED_DESCRIPTION, now)
+        if message.expires_at <= now:
+            self._dead_letter(subqueue, message, TIME_IS_OVER, now)
         elif visible_at > now:
             self._set_state(subqueue, message, DELAYED)
             self._add_due(subqueue, visible_at, message)
@@ -275,14 +265,11 @@ class Transitions(Client):
             stored = self._memory.queues[subqueue.name]
             stored.deaths.append(Died(message.sequence, message.id, message.delivery_count, message.death.reason))
 
-    def _dead_letter(
-        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
-    ) -> None:
+    def _dead_letter(self, subqueue: Subqueue, message: StoredMessage, cause: Cause, now: float) -> None:
         self._set_state(subqueue, message, GONE)
         dead = self._queue(subqueue.name.removesuffix(DEAD_SUFFIX)).dead
-        message.death = Death(
-            reason, description, now + self._wall_offset, newest_error(message.history), message.history
-        )
+        at, error = now + self._wall_offset, newest_error(message.history)
+        message.death = Death(cause.reason, cause.description, at, error, message.history)
         message.is_deferred, message.expires_at = False, NEVER
         dead.messages[message.sequence] = message
         self._schedule(dead, message, now, now)
@@ -307,7 +294,7 @@ class Transitions(Client):
         elif subqueue.messages.get(what.sequence) is not what:
             return  # it is gone, or dead-lettered
         elif what.state in (READY, DELAYED) and what.expires_at <= now:
-            self._dead_letter(subqueue, what, EXPIRED, EXPIRED_DESCRIPTION, now)
+            self._dead_letter(subqueue, what, TIME_IS_OVER, now)
             self._record_death(subqueue, what)
         elif what.state is DELAYED and what.visible_at <= now:
             self._schedule(subqueue, what, what.visible_at, now)
@@ -324,19 +311,10 @@ class Transitions(Client):
 
     def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
         self._unlock(message)
-        if message.death is None:
-            self._record_attempt(message, "expired", None, now)
-            if message.delivery_count >= self._queue(subqueue.name).settings.max_deliveries:
-                self._dead_letter(subqueue, message, MAX_DELIVERIES, exhausted_description(message.delivery_count), now)
-                self._record_death(subqueue, message)
-                return
-        was_dead = message.death is not None
-        self._schedule(subqueue, message, now, now)
-        if not was_dead:
-            self._record_death(subqueue, message)
+        self._end(subqueue, message, LOCK_ENDED, now)
+        self._record_death(subqueue, message)
 
-    def _record_attempt(self, message: StoredMessage, outcome: str, error: Failure | None, now: float) -> None:
-        attempt = Attempt(message.delivery_count, now + self._wall_offset, outcome, error)  # type: ignore[arg-type]
+    def _record_attempt(self, message: StoredMessage, attempt: Attempt) -> None:
         message.history = (*message.history, attempt)[-HISTORY_MAX:]
 
     def _notify(self, name: str) -> None:

@@ -16,7 +16,6 @@ from tenure._checks import LONGEST
 from tenure._foreign import a_count, a_list, a_text, clipped, read_json, read_object, read_or, seconds
 from tenure._queue.broker import LiveSelection, QueueOptions, QueueSettings, Selection, read_settings
 from tenure._queue.checks import COUNT_MAX
-from tenure._queue.failures import Failure
 from tenure._queue.headers import HEADERS_JSON_MAX, read_headers
 from tenure._queue.limits import PARTS, Burst, Rate
 from tenure._queue.message import (
@@ -27,7 +26,6 @@ from tenure._queue.message import (
     Death,
     Delivery,
     Headers,
-    Outcome,
     dead_message_of,
     newest_error,
 )
@@ -151,9 +149,9 @@ def _read_headers(column: object) -> Headers:
     return read_headers(read_object(column, HEADERS_JSON_MAX))
 
 
-def history_with(column: Any, number: int, at: float, outcome: Outcome, error: Failure | None) -> str:
+def history_with(column: Any, attempt: Attempt) -> str:
     """Return the history with one more attempt, and without the oldest if there are too many."""
-    attempts = [*history_of(column), Attempt(number, at, outcome, error)][-HISTORY_MAX:]
+    attempts = [*history_of(column), attempt][-HISTORY_MAX:]
     return json.dumps([_attempt_columns(one) for one in attempts], ensure_ascii=False)
 
 

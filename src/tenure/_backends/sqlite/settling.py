@@ -14,13 +14,10 @@ from tenure._backends.sqlite.statements import statements
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import (
     COMPLETE,
+    GIVE_BACK,
     LAPSED,
     SETTLED,
-    Abandon,
     Complete,
-    DeadLetter,
-    Defer,
-    GiveBack,
     Lapsed,
     Renewed,
     Settled,
@@ -141,20 +138,7 @@ class Settling(Sending):
         """Apply a verdict other than ``Complete`` to a message that was removed from its group."""
         queue = self._numbered(group.queue)
         queue.locked -= 1
-        match verdict:
-            case Defer():
-                self._defer(queue, sequence)
-                self._record_attempt(sequence, None)
-            case DeadLetter(reason, description, error):
-                if self._record_attempt(sequence, "rejected", error, counts=not queue.is_dead):
-                    self._dead_letter(queue, sequence, reason, description)
-            case Abandon(delay, error):
-                return self._requeue(queue, group, sequence, "abandoned", delay, error)
-            case GiveBack():
-                return self._requeue(queue, group, sequence)
-            case Complete():
-                raise AssertionError("a completed message is removed")
-        return SETTLED
+        return self._end(queue, group, sequence, verdict)
 
     def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
@@ -165,7 +149,7 @@ class Settling(Sending):
         self._run(_SQL["delete_lock_group"], (group.token, group.part))
         queue.locked -= len(group.sequences)
         for sequence in group.sequences:
-            if self._requeue(queue, group, sequence).dead:
+            if self._end(queue, group, sequence, GIVE_BACK).dead:
                 self._report_death(queue, sequence)
         self._touched[queue.number, held.session] = None
         self.changed[queue.name] = None

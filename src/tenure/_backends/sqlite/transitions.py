@@ -28,10 +28,10 @@ from tenure._backends.sqlite.rows import MessageState, history_with, moment_of, 
 from tenure._backends.sqlite.statements import statements
 from tenure._foreign import read_or
 from tenure._queue.checks import COUNT_MAX
-from tenure._queue.failures import Failure
-from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Died, Outcome, exhausted_description
+from tenure._queue.delivery_ends import LOCK_ENDED, TIME_IS_OVER, Cause, Delivered, Ending, outcome_of
+from tenure._queue.message import Died
 from tenure._queue.notes import read_deliveries
-from tenure._queue.verdicts import SETTLED, SETTLED_DEAD, Settled
+from tenure._queue.verdicts import SETTLED, DeadLetter, Defer, Settled
 from tenure._runtime.process_name import process_name
 
 DUE_MAX = 1_000
@@ -130,41 +130,38 @@ class Transitions(QueueReader):
         else:
             self._run(_SQL["delete_lock_group"], (group.token, group.part))
 
-    # --- requeue, dead-letter ---
+    # --- the end of a delivery ---
 
-    def _requeue(
-        self,
-        queue: Queue,
-        group: LockGroup,
-        sequence: int,
-        outcome: Outcome | None = None,
-        delay: float = 0.0,
-        error: Failure | None = None,
-    ) -> Settled:
-        """Make a message claimable again, or dead-letter it; without an *outcome*, its delivery is not counted."""
-        self.changed[queue.name] = None
-        if outcome is None or queue.is_dead:
-            state = self._state(sequence)
-        else:
-            state = self._record_attempt(sequence, outcome, error)
+    def _end(self, queue: Queue, group: LockGroup, sequence: int, ending: Ending) -> Settled:
+        """Do with a message that was taken out of its group what becomes of it at the end of a delivery."""
+        state = self._state(sequence)
         if state is None:
             return SETTLED
-        if queue.is_dead:
-            self._enqueue(queue, sequence, None, 0, delay, None, blocks=False)
-            return SETTLED
-        if outcome is not None and state.deliveries >= queue.max_deliveries:
-            self._dead_letter(queue, sequence, MAX_DELIVERIES, exhausted_description(state.deliveries))
-            return SETTLED_DEAD
-        if group.was_deferred:
+        outcome = outcome_of(ending, self._delivered(queue, group, state), queue.max_deliveries, self._at.wall)
+        if outcome.attempt is not None or outcome.deliveries != state.deliveries:
+            history = state.history if outcome.attempt is None else history_with(state.history, outcome.attempt)
+            self._run(_SQL["set_message_state"], (outcome.deliveries, history, sequence))
+        if not isinstance(ending, (Defer, DeadLetter)):
+            self.changed[queue.name] = None
+        if outcome.cause is not None:
+            self._dead_letter(queue, sequence, outcome.cause)
+        elif queue.is_dead:
+            self._enqueue(queue, sequence, None, 0, outcome.delay, None, blocks=False)
+        elif outcome.place == "deferred":
             self._defer(queue, sequence)
-            return SETTLED
-        if state.expires_at is not None and state.expires_at <= self._at.wall:
-            self._dead_letter(queue, sequence, EXPIRED, EXPIRED_DESCRIPTION)
-            return SETTLED_DEAD
-        self._enqueue(
-            queue, sequence, state.session, state.priority, delay, state.expires_at, blocks=state.deliveries > 0
-        )
-        return SETTLED
+        else:
+            blocks = outcome.deliveries > 0
+            self._enqueue(
+                queue, sequence, state.session, state.priority, outcome.delay, state.expires_at, blocks=blocks
+            )
+        return outcome.answer
+
+    def _delivered(self, queue: Queue, group: LockGroup, state: MessageState) -> Delivered:
+        """Return a message whose delivery ends; of a live one, its row doesn't count that delivery."""
+        if queue.is_dead:
+            return Delivered(state.deliveries, is_dead=True)
+        is_expired = state.expires_at is not None and state.expires_at <= self._at.wall
+        return Delivered(min(state.deliveries + 1, COUNT_MAX), is_expired, bool(group.was_deferred))
 
     def _defer(self, queue: Queue, sequence: int) -> None:
         queue.deferred += self._run(_SQL["insert_deferred"], (queue.number, sequence)).rowcount
@@ -194,23 +191,10 @@ class Transitions(QueueReader):
         if session is not None:
             self._touched[queue.number, session] = None
 
-    def _record_attempt(
-        self, sequence: int, outcome: Outcome | None, error: Failure | None = None, *, counts: bool = True
-    ) -> MessageState | None:
-        """Count the delivery that has ended, and add its outcome to the history if it failed; None if it is gone."""
-        state = self._state(sequence)
-        if state is None:
-            return None
-        deliveries, history = min(state.deliveries + counts, COUNT_MAX), state.history
-        if outcome is not None:
-            history = history_with(history, deliveries, self._at.wall, outcome, error)
-        self._run(_SQL["set_message_state"], (deliveries, history, sequence))
-        return state._replace(deliveries=deliveries)
-
-    def _dead_letter(self, queue: Queue, sequence: int, reason: str, description: str) -> None:
+    def _dead_letter(self, queue: Queue, sequence: int, cause: Cause) -> None:
         """Move a message, which was taken out of its place, to the dead letters."""
         dead = queue if queue.is_dead else self._numbered(queue.number + 1)
-        self._run(_SQL["insert_death"], (dead.number, sequence, self._at.wall, reason, description))
+        self._run(_SQL["insert_death"], (dead.number, sequence, self._at.wall, *cause))
         dead.ready += self._run(_SQL["insert_ready"], (dead.number, "", 0, sequence)).rowcount
         self.changed[dead.name] = None
 
@@ -289,7 +273,7 @@ class Transitions(QueueReader):
                 self.changed[queue.name] = None
             queue.locked -= len(group.sequences)
             for sequence in group.sequences:
-                if self._requeue(queue, group, sequence, "expired").dead:
+                if self._end(queue, group, sequence, LOCK_ENDED).dead:
                     self._report_death(queue, sequence)
             done += len(group.sequences) + 1
 
@@ -314,7 +298,7 @@ class Transitions(QueueReader):
         """Dead-letter an expired message, which was taken out of its place."""
         if session is not None:
             self._touched[queue.number, session] = None
-        self._dead_letter(queue, sequence, EXPIRED, EXPIRED_DESCRIPTION)
+        self._dead_letter(queue, sequence, TIME_IS_OVER)
         self._report_death(queue, sequence)
 
     def _end_delays(self, queue: Queue) -> None:

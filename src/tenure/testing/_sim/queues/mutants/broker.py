@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from tenure._backends.memory.messages import (
@@ -16,10 +17,10 @@ from tenure._backends.memory.messages import (
     Subqueue,
 )
 from tenure._lease import NoAnswer
+from tenure._queue.delivery_ends import Cause, Ending, Outcome
 from tenure._queue.effects import Renew, Settle
-from tenure._queue.failures import Failure
 from tenure._queue.limits import UNLIMITED, Allowance, allowance_of
-from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.message import Attempt, Delivery, SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import LAPSED, Abandon, Complete, GiveBack, Lapsed, Renewed, Settled, Settlement
 from tenure.testing._sim.planted import Mutant
@@ -65,17 +66,18 @@ class _CountsAtSettle(SimulatedBroker):
 
 
 class _CountsGiveBack(SimulatedBroker):
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
-        message.delivery_count += isinstance(verdict, GiveBack)
-        return super()._put_back(subqueue, message, verdict, now)
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
+        message.delivery_count += isinstance(ending, GiveBack)
+        return super()._end(subqueue, message, ending, now)
 
 
 class _OneTryMore(SimulatedBroker):
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
-        message.delivery_count -= 1
-        died = super()._put_back(subqueue, message, verdict, now)
-        message.delivery_count += 1
-        return died
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
+        skipped = isinstance(ending, Abandon)
+        message.delivery_count -= skipped
+        outcome = super()._end(subqueue, message, ending, now)
+        message.delivery_count += skipped
+        return outcome
 
 
 class _OneCrashMore(SimulatedBroker):
@@ -83,22 +85,20 @@ class _OneCrashMore(SimulatedBroker):
 
     def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
         self._unlock(message)
-        self._record_attempt(message, "expired", None, now)
+        self._record_attempt(message, Attempt(message.delivery_count, now + self._wall_offset, "expired"))
         self._schedule(subqueue, message, now, now)
 
 
 class _NoReason(SimulatedBroker):
-    def _dead_letter(
-        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
-    ) -> None:
-        super()._dead_letter(subqueue, message, "", "", now)
+    def _dead_letter(self, subqueue: Subqueue, message: StoredMessage, cause: Cause, now: float) -> None:
+        super()._dead_letter(subqueue, message, Cause("", ""), now)
 
 
 class _NoError(SimulatedBroker):
     """Forgets what failed."""
 
-    def _record_attempt(self, message: StoredMessage, outcome: str, error: Failure | None, now: float) -> None:
-        super()._record_attempt(message, outcome, None, now)
+    def _record_attempt(self, message: StoredMessage, attempt: Attempt) -> None:
+        super()._record_attempt(message, replace(attempt, error=None))
 
 
 class _NeverExpires(SimulatedBroker):
@@ -134,9 +134,7 @@ class _CompletesAndKeeps(SimulatedBroker):
 
 
 class _DropsTheDead(SimulatedBroker):
-    def _dead_letter(
-        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
-    ) -> None:
+    def _dead_letter(self, subqueue: Subqueue, message: StoredMessage, cause: Cause, now: float) -> None:
         self._set_state(subqueue, message, MessageState.GONE)
 
 
@@ -271,9 +269,10 @@ class _CountsTheDead(SimulatedBroker):
 class _RefundsRate(SimulatedBroker):
     """Takes back from the rate what is given back or abandoned."""
 
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
-        self._queue(subqueue.name).delivered.clear()
-        return super()._put_back(subqueue, message, verdict, now)
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
+        if isinstance(ending, (Abandon, GiveBack)):
+            self._queue(subqueue.name).delivered.clear()
+        return super()._end(subqueue, message, ending, now)
 
 
 class _FixedWindow(SimulatedBroker):

@@ -9,13 +9,14 @@ from tenure._backends.memory.messages import LockGroup as StoredGroup
 from tenure._backends.memory.messages import MessageState, Session, StoredMessage, Subqueue
 from tenure._queue.broker import NoSession
 from tenure._queue.claiming import ClaimTimes
+from tenure._queue.delivery_ends import Ending, Outcome
 from tenure._queue.effects import Accepted, Claimed, PumpEffect
 from tenure._queue.lock_group import NEVER, LossReason
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.pump import Pump
 from tenure._queue.session_pump import HeldSession, SessionPump
 from tenure._queue.stopping import State
-from tenure._queue.verdicts import COMPLETE, Abandon, GiveBack, Lapsed, Settled, Settlement, Verdict
+from tenure._queue.verdicts import COMPLETE, Abandon, Lapsed, Settled, Settlement, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
 from tenure.testing._sim.queues.parts import Parts
@@ -131,9 +132,9 @@ class _ReleaseCounts(SimulatedBroker):
 
     _releases = False
 
-    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+    def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
         message.delivery_count += self._releases
-        return super()._put_back(subqueue, message, verdict, now)
+        return super()._end(subqueue, message, ending, now)
 
 
 class _ReleaseLoses(SimulatedBroker):
