@@ -96,7 +96,7 @@ BEGIN
         ELSIF p_verdicts[i] = 'dead' THEN
             UPDATE {schema}.dead
             SET token = NULL, due_at = NULL, reason = p_reasons[i], description = p_descriptions[i], dead_at = v_now,
-                history = {schema}._add_attempt(history, deliveries, v_now, 'rejected', p_errors[i]::jsonb)
+                history = {schema}._add_attempt(history, greatest(deliveries, 1), v_now, 'rejected', p_errors[i]::jsonb)
             WHERE seq = v_letter.seq;
         ELSE
             UPDATE {schema}.dead SET token = NULL, due_at = v_now + nullif(p_delays[i], 0) WHERE seq = v_letter.seq;

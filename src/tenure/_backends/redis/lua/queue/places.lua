@@ -100,7 +100,8 @@ end
 
 local function add_attempt(base, sequence, row, outcome, error)
     local history = redis.call('HGET', base .. 'history', sequence)
-    local line = row.count .. '|' .. NOW .. '|' .. outcome .. '|' .. error
+    local number = math.max(1, row.count)  -- of a dead letter that was never received, the count is 0
+    local line = number .. '|' .. NOW .. '|' .. outcome .. '|' .. error
     if history then
         local _, lines = string.gsub(history, '\n', '\n')
         local surplus, start = lines + 2 - HISTORY_MAX, 1
