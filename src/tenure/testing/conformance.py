@@ -55,6 +55,7 @@ They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and
 from tenure._public import publish_all
 from tenure.testing._conformance.cost import Scale
 from tenure.testing._conformance.harness import (
+    Deviation,
     Fault,
     FaultyBroker,
     FaultyLeaseStore,
@@ -81,6 +82,7 @@ __all__ = [
     "BrokerFaultSuite",
     "BrokerSuite",
     "ConsumerSuite",
+    "Deviation",
     "Fault",
     "FaultyBroker",
     "FaultyLeaseStore",

@@ -26,6 +26,7 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    Deviation,
     FaultyBroker,
     GiveUp,
     LiveMessagesSuite,
@@ -88,6 +89,74 @@ MESSAGES: dict[str, tuple[dict[Any, Any], list[Any] | None]] = {
 
 class ServiceBusHarness(QueueHarness):
     traits = QUEUE_TRAITS
+    deviations = (
+        Deviation(
+            "abandoned without an error is shown as expired",
+            "nothing is noted with it, and the next look takes it for the end of a lock",
+            ("history", "times"),
+            r"\babandon(,|$)",
+        ),
+        Deviation(
+            "a delay and a redrive send a copy",
+            "the service can't delay a message or move one, so it is sent again, with a new sequence and time",
+            ("sequence", "enqueued_at", "due", "times", "dead_at"),
+            r"^first .*with delay$|^redriven",
+        ),
+        Deviation(
+            "a delayed message of a session waits in this process",
+            "a copy would come after the others of its session",
+            ("place",),
+            r"^in a session .*with delay$",
+        ),
+        Deviation(
+            "a deferral counts, and expires",
+            "the service counts it, and refuses a further delivery",
+            ("place", "answer", "count", "history", "times"),
+            r"^deferred|defer$",
+        ),
+        Deviation(
+            "an expired message that is given back is moved by the service",
+            "the answer doesn't tell that it died",
+            ("answer",),
+            r"^(first|in a session) .*expires under the lock: (give back|release)$",
+        ),
+        Deviation(
+            "what the service moves by itself has its words and no notes of ended locks",
+            "no client is asked then",
+            ("description", "history", "dead_at", "times"),
+            r"most \d: .*lock ends$|expires |^dead (lock ends|wait),",
+        ),
+        Deviation(
+            "a dead letter that the service has moved counts each look at it",
+            "its count of deliveries goes on among the dead letters",
+            ("count", "received count", "history", "error"),
+            r"^dead (lock ends, |wait, )",
+        ),
+        Deviation(
+            "deliveries after a redrive are taken for those before",
+            "the notes don't tell where they begin",
+            ("history", "count"),
+            r"^redriven",
+        ),
+        Deviation(
+            "another reason is an attempt with an error alone, and no new death",
+            "the moment of the last attempt before it counts",
+            ("history", "dead_at", "times"),
+            r"^dead .* reject( with error)?$",
+        ),
+        Deviation(
+            "no delay for dead letters",
+            "a dead letter can't be sent again as one",
+            ("due",),
+            r"^dead .* with delay$",
+        ),
+        Deviation(
+            "a lower max_deliveries counts when a delivery begins",
+            "the service counts",
+            ("place",),
+            r"lowered",
+        ),
+    )
     foreign = tuple(MESSAGES)
     lock = 30.0  # that of a queue that is created without settings
     backlog = 300
@@ -241,6 +310,7 @@ if os.environ.get(NAMESPACE):
         """A real namespace, or the official emulator. Time is real there, so this takes hours."""
 
         traits = QUEUE_TRAITS
+        deviations = ServiceBusHarness.deviations
         lock = 30.0
         backlog = 300
         faults = frozenset({"lose_answer"})

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
@@ -27,6 +28,20 @@ Fault = Literal["lose_answer", "cut", "cut_one", "late", "hold", "away", "restar
 
 GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
 """Sends a request and gives it up before it arrives."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What a store does otherwise than the rule of how deliveries end; see ``OutcomeTests``."""
+
+    name: str
+    """What it does, in a few words."""
+    why: str
+    """Why it is so, or what has to be done."""
+    fields: tuple[str, ...]
+    """The fields that differ, as the test names them."""
+    cases: str
+    """A regular expression that finds something in the names of the cases in which they may differ."""
 
 
 def needs_fault(harness: LeaseHarness | QueueHarness, fault: Fault) -> None:
@@ -345,6 +360,8 @@ class QueueHarness(ABC):
     """Whether time passes for locks only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """The faults that this harness can make; tests that need another one are skipped."""
+    deviations: ClassVar[tuple[Deviation, ...]] = ()
+    """What becomes of messages otherwise than by the rule; one that doesn't happen any more fails its test."""
     foreign: ClassVar[tuple[str, ...]] = ()
     """Ways in which others can make a message unreadable; see ``write_foreign``."""
     scale: ClassVar[Scale | None] = None

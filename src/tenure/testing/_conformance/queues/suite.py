@@ -9,6 +9,7 @@ from tenure.testing._conformance.queues.expiry import ExpiryTests
 from tenure.testing._conformance.queues.foreign import ForeignMessageTests
 from tenure.testing._conformance.queues.limits import LimitTests
 from tenure.testing._conformance.queues.model import ModelTests
+from tenure.testing._conformance.queues.outcomes import OutcomeTests
 from tenure.testing._conformance.queues.receive import ReceiveTests
 from tenure.testing._conformance.queues.redrive import RedriveTests
 from tenure.testing._conformance.queues.renew import RenewTests
@@ -27,6 +28,7 @@ class BrokerSuite(
     RenewTests,
     UnclaimedTests,
     SettleTests,
+    OutcomeTests,
     DeferTests,
     DeadLetterTests,
     RedriveTests,
