@@ -21,6 +21,7 @@ from tenure._backends.azure_storage.schedules import _schedule_in, _text_in
 from tenure._backends.azure_storage.service_clock import _time_in
 from tenure._backends.azure_storage.settings import _declared, _in_force
 from tenure._foreign import Unreadable
+from tenure._queue.delivery_ends import expired
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import Death, Delivery
 from tenure.errors import ConfigError, Unavailable
@@ -88,7 +89,7 @@ def use_found(queue: str, one: FoundMessage) -> None:
     for kept in use_notes(said, one.count):
         assert isinstance(kept, Properties)
         assert decode(encode(one.body, kept))[0] == one.body
-    dead = dead_letter_properties(one, said.with_expired_attempts(one.count, NOW), "why", "", one.count, NOW)
+    dead = dead_letter_properties(one, said, expired(one.count), NOW)
     assert decode(encode(one.body, dead)) == (one.body, dead)
 
 

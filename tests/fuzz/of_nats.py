@@ -125,7 +125,7 @@ def use_found(found: Found) -> None:
     assert found.properties.expires_in >= 0.0
     assert not found.delivered or deliveries_before(found) >= 0
     for state in cast("list[State]", use_notes(found.state, found.count)):
-        for properties in (found.with_state(), found.dead(state, "why", "", found.count, NOW)):
+        for properties in (found.with_state(), found.dead(state.dead("why", "", found.count, NOW))):
             encoded = encode(properties, "once")
             assert all(one.isprintable() and one.encode() for one in encoded.values())
             again = decode(encoded)

@@ -13,10 +13,11 @@ from tenure._queue.delivery_ends import (
     LOCK_ENDED,
     TIME_IS_OVER,
     Cause,
-    Delivered,
+    EndedDelivery,
     Ending,
     Outcome,
     expired,
+    found_dead,
     noted,
     outcome_of,
     reason_of_death,
@@ -47,14 +48,14 @@ def attempt(number: int, outcome: str, error: Failure | None = None) -> Attempt:
     return Attempt(number, NOW, outcome, error)  # type: ignore[arg-type]
 
 
-LIVE = Delivered(2)
-LAST = Delivered(3)
-LATE = Delivered(2, is_expired=True)
-LAST_AND_LATE = Delivered(3, is_expired=True)
-DEFERRED = Delivered(2, is_expired=True, is_deferred=True)
-LAST_DEFERRED = Delivered(3, is_deferred=True)
-LETTER = Delivered(3, is_dead=True)
-NEVER_RECEIVED = Delivered(0, is_dead=True)
+LIVE = EndedDelivery(2)
+LAST = EndedDelivery(3)
+LATE = EndedDelivery(2, is_expired=True)
+LAST_AND_LATE = EndedDelivery(3, is_expired=True)
+DEFERRED = EndedDelivery(2, is_expired=True, is_deferred=True)
+LAST_DEFERRED = EndedDelivery(3, is_deferred=True)
+LETTER = EndedDelivery(3, is_dead=True)
+NEVER_RECEIVED = EndedDelivery(0, is_dead=True)
 
 FAILED_2, ENDED_2 = attempt(2, "abandoned", ERROR), attempt(2, "expired")
 FAILED_3, ENDED_3 = attempt(3, "abandoned", ERROR), attempt(3, "expired")
@@ -111,23 +112,23 @@ BAD = Cause("bad", "no such customer")
     ],
     ids=repr,
 )
-def test_the_end_of_a_delivery(ending: Ending, delivered: Delivered, wanted: Outcome) -> None:
+def test_the_end_of_a_delivery(ending: Ending, delivered: EndedDelivery, wanted: Outcome) -> None:
     assert outcome_of(ending, delivered, 3, NOW) == wanted
 
 
 def test_a_lower_limit_counts_when_a_delivery_ends() -> None:
-    outcome = outcome_of(FAILED, Delivered(7), 3, NOW)
+    outcome = outcome_of(FAILED, EndedDelivery(7), 3, NOW)
     assert outcome.cause == Cause(MAX_DELIVERIES, "delivered 7 times, and never completed")
-    assert outcome_of(GIVE_BACK, Delivered(7), 3, NOW) == Outcome("ready", 6)
+    assert outcome_of(GIVE_BACK, EndedDelivery(7), 3, NOW) == Outcome("ready", 6)
 
 
 def test_a_message_that_waits_expires_without_an_attempt() -> None:
     assert expired(2) == Outcome("dead", 2, 0.0, None, TIME_IS_OVER, SETTLED_DEAD)
 
 
-def every() -> list[tuple[Ending, Delivered, int]]:
+def every() -> list[tuple[Ending, EndedDelivery, int]]:
     facts = itertools.product((0, 1, 2, 3, 9), (False, True), (False, True), (False, True))
-    return [(ending, Delivered(*one), most) for ending in ENDINGS for one in facts for most in (1, 3)]
+    return [(ending, EndedDelivery(*one), most) for ending in ENDINGS for one in facts for most in (1, 3)]
 
 
 def test_what_holds_for_every_end() -> None:
@@ -160,12 +161,36 @@ def test_the_reason_of_a_death_is_that_of_the_outcome() -> None:
     assert reason_of_death(GIVE_BACK, 3, 3) == EXPIRED
 
 
+# --- found later ---
+
+
+def test_a_message_that_is_found_after_its_last_lock_is_dead() -> None:
+    notes = Notes(history=(Attempt(1, 5.0, "abandoned"),))
+    for is_expired in (False, True):
+        found = found_dead(3, notes, 3, NOW, is_expired=is_expired)
+        assert found == Outcome("dead", 3, 0.0, ENDED_3, EXHAUSTED, SETTLED_DEAD)
+    assert found_dead(2, notes, 3, NOW, is_expired=True) == expired(2)
+    assert found_dead(2, notes, 3, NOW, is_expired=False) is None
+    assert found_dead(0, Notes(), 1, NOW, is_expired=False) is None
+
+
+def test_a_message_whose_last_end_is_noted_has_one_more_delivery() -> None:
+    """A lower limit counts when a delivery ends: that one has ended under a higher one."""
+    notes = Notes(history=(Attempt(3, 1.0, "rejected"), Attempt(3, 5.0, "abandoned")), before=1)
+    assert found_dead(3, notes, 2, NOW, is_expired=False) is None
+    assert found_dead(3, notes, 2, NOW, is_expired=True) == expired(3)
+    before_a_redrive = replace(notes, before=2)
+    outcome = found_dead(3, before_a_redrive, 3, NOW, is_expired=False)
+    assert outcome is not None
+    assert outcome.cause == EXHAUSTED
+
+
 # --- notes ---
 
 
 def test_a_death_is_noted_with_the_newest_error() -> None:
     notes = Notes(deliveries=1, history=(Attempt(1, 5.0, "abandoned", EARLIER),))
-    dead = noted(notes, outcome_of(LOCK_ENDED, Delivered(2), 2, NOW), NOW)
+    dead = noted(notes, outcome_of(LOCK_ENDED, EndedDelivery(2), 2, NOW), NOW)
     assert dead == Notes(
         deliveries=2,
         history=(*notes.history, attempt(2, "expired")),
@@ -177,19 +202,25 @@ def test_a_death_is_noted_with_the_newest_error() -> None:
 
 
 def test_a_dead_letter_keeps_why_it_died_until_it_gets_another_reason() -> None:
-    dead = noted(Notes(), outcome_of(REJECT, Delivered(1), 3, NOW), NOW)
+    dead = noted(Notes(), outcome_of(REJECT, EndedDelivery(1), 3, NOW), NOW)
     for ending in (FAILED, LATER, GIVE_BACK, LOCK_ENDED):
-        assert noted(dead, outcome_of(ending, Delivered(1, is_dead=True), 3, NOW + 1), NOW + 1) == dead
-    again = noted(dead, outcome_of(DeadLetter("odd"), Delivered(1, is_dead=True), 3, NOW + 1), NOW + 1)
+        assert noted(dead, outcome_of(ending, EndedDelivery(1, is_dead=True), 3, NOW + 1), NOW + 1) == dead
+    again = noted(dead, outcome_of(DeadLetter("odd"), EndedDelivery(1, is_dead=True), 3, NOW + 1), NOW + 1)
     assert (again.reason, again.description, again.dead_at, again.deliveries) == ("odd", "", NOW + 1, 1)
     assert [(one.number, one.at, one.error) for one in again.history] == [(1, NOW, ERROR), (1, NOW + 1, None)]
     assert again.error == ERROR
     without = replace(dead, history=())  # there was no room for it
-    assert noted(without, outcome_of(DeadLetter("odd"), Delivered(1, is_dead=True), 3, NOW), NOW).error == ERROR
+    assert noted(without, outcome_of(DeadLetter("odd"), EndedDelivery(1, is_dead=True), 3, NOW), NOW).error == ERROR
+
+
+def test_no_locks_are_noted_of_a_dead_letter() -> None:
+    letter = Notes(deliveries=3, reason="bad", dead_at=5.0)
+    again = noted(letter, outcome_of(DeadLetter("odd"), LETTER, 3, NOW), NOW, fills=True)
+    assert again.history == (attempt(3, "rejected"),)
 
 
 def test_a_message_that_lives_on_has_no_cause() -> None:
-    assert noted(Notes(deliveries=1), outcome_of(GIVE_BACK, Delivered(2), 3, NOW), NOW) == Notes(deliveries=1)
+    assert noted(Notes(deliveries=1), outcome_of(GIVE_BACK, EndedDelivery(2), 3, NOW), NOW) == Notes(deliveries=1)
 
 
 # --- lives ---
@@ -211,13 +242,12 @@ def test_a_store_that_notes_no_ended_locks_finds_them_again(seed: int) -> None:
             ending: Ending = rng.choice([LOCK_ENDED, LOCK_ENDED, FAILED, Abandon(), GIVE_BACK, REJECT])
             if ending is REJECT and rng.random() < 0.7:
                 continue
-            outcome = outcome_of(ending, Delivered(notes.deliveries + 1), most, NOW)
+            outcome = outcome_of(ending, EndedDelivery(notes.deliveries + 1), most, NOW)
             notes = noted(notes, outcome, NOW)
             if ending is LOCK_ENDED and outcome.cause is None:
                 counting = replace(counting, deliveries=outcome.deliveries)
             else:
-                ended = outcome.deliveries - (outcome.attempt is not None)
-                counting = noted(counting.with_expired_attempts(ended, NOW), outcome, NOW)
+                counting = noted(counting, outcome, NOW, fills=True)
         assert shape(counting) == shape(notes)
         assert notes.deliveries <= most
         lives = notes.history[notes.before :]

@@ -17,8 +17,8 @@ it, follows from a few facts; :func:`outcome_of` has the rule, :func:`noted` wri
   more attempt, under the number of its last delivery.
 - A message that is redriven has all its deliveries again, no delay, and no end; its history is kept.
 
-PostgreSQL and Redis have the same rule in their own languages, and other stores in part; ``OutcomeTests`` of the suites
-compare each of them with this module.
+Memory, SQLite, Azure Storage, RabbitMQ and NATS ask this module. PostgreSQL and Redis have the same rule in their own
+languages, and Service Bus a part of it. ``OutcomeTests`` of the suites compare each store with this module.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Ending = Verdict | Literal["lock ended"]
 """How a delivery ends."""
 
 
-class Delivered(NamedTuple):
+class EndedDelivery(NamedTuple):
     """What a store knows of a message whose delivery ends."""
 
     number: int
@@ -98,7 +98,7 @@ class Outcome(NamedTuple):
 GONE: Final = Outcome("gone")
 
 
-def outcome_of(ending: Ending, delivered: Delivered, max_deliveries: float, now: float) -> Outcome:
+def outcome_of(ending: Ending, delivered: EndedDelivery, max_deliveries: float, now: float) -> Outcome:
     """Return what becomes of a message whose delivery ends in this way.
 
     Args:
@@ -130,7 +130,7 @@ def outcome_of(ending: Ending, delivered: Delivered, max_deliveries: float, now:
     return _lives_on(delivered, number, delay, attempt)
 
 
-def _lives_on(delivered: Delivered, deliveries: int, delay: float, attempt: Attempt | None) -> Outcome:
+def _lives_on(delivered: EndedDelivery, deliveries: int, delay: float, attempt: Attempt | None) -> Outcome:
     """Return what becomes of a message that has deliveries left: it may have expired."""
     if delivered.is_deferred:
         return Outcome("deferred", deliveries, 0.0, attempt)
@@ -151,13 +151,44 @@ def reason_of_death(verdict: Verdict, delivery_count: int, max_deliveries: float
     return MAX_DELIVERIES if delivery_count >= max_deliveries and not isinstance(verdict, GiveBack) else EXPIRED
 
 
+# --- stores that learn of the end of a lock from the next delivery -----------------------------------------------
+
+
+def found_dead(deliveries: int, notes: Notes, max_deliveries: float, now: float, *, is_expired: bool) -> Outcome | None:
+    """Return how a message dies that a store has found in place of handing it out; None if it is to be handed out.
+
+    Its last delivery has ended with its lock, unless there is an attempt of that number: then it was decided when that
+    delivery ended that there is a further one.
+
+    Args:
+        deliveries: How often it was handed out before.
+        notes: What is noted with it.
+        max_deliveries: How often a message of its queue is handed out.
+        now: The store's wall clock, in Unix seconds.
+        is_expired: Whether its time is over.
+    """
+    if deliveries >= max_deliveries and all(one.number != deliveries for one in notes.history[notes.before :]):
+        return outcome_of(LOCK_ENDED, EndedDelivery(deliveries, is_expired), max_deliveries, now)
+    return expired(deliveries) if is_expired else None
+
+
 # --- notes -------------------------------------------------------------------------------------------------------
 
 
-def noted(notes: N, outcome: Outcome, now: float) -> N:
-    """Return the notes of a message after *outcome*: its count, its history, and why it died."""
-    if outcome.attempt is not None:
-        notes = notes.with_attempt(outcome.attempt)
+def noted(notes: N, outcome: Outcome, now: float, *, fills: bool = False) -> N:
+    """Return the notes of a message after *outcome*: its count, its history, and why it died.
+
+    With *fills*, deliveries before this one of which no attempt is there have ended with their locks, and are added to
+    the history of a live message: where it is the store that ends locks, nobody notes it then.
+    """
+    notes = history_noted(notes, outcome, now, fills=fills)
     if outcome.cause is not None:
         return notes.dead(*outcome.cause, outcome.deliveries, now)
     return replace(notes, deliveries=outcome.deliveries)
+
+
+def history_noted(notes: N, outcome: Outcome, now: float, *, fills: bool = False) -> N:
+    """Return the notes of a message with the history that it has after *outcome*, as :func:`noted` does."""
+    if fills and notes.reason is None:
+        notes = notes.with_expired_attempts(outcome.deliveries - (outcome.attempt is not None), now)
+    return notes if outcome.attempt is None else notes.with_attempt(outcome.attempt)

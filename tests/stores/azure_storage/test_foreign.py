@@ -40,6 +40,7 @@ from tenure._foreign import Unreadable
 from tenure._lease import Granted, HeldBy, Lost, Vacant
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, QueueSettings, Selection
 from tenure._queue.checks import COUNT_MAX
+from tenure._queue.delivery_ends import expired as expired_by_time
 from tenure._queue.message import HISTORY_MAX, MAX_DELIVERIES, Attempt, Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, SETTLED, Abandon, DeadLetter, Settlement
@@ -158,7 +159,8 @@ def test_whatever_was_read_can_be_shown_and_written_again(said: dict[str, Any], 
     live_message(queue, one)
     assert one.key == found(queue, text_of(b"abc", **said), count).key
     expired = one.properties.with_expired_attempts(one.count, 5.0)
-    for kept in (expired, dead_letter_properties(one, expired, "why", "", one.count, 5.0), one.properties.redriven()):
+    dead = dead_letter_properties(one, expired, expired_by_time(one.count), 5.0)
+    for kept in (expired, dead, one.properties.redriven()):
         assert decode(encode(one.body, kept))[1] == kept
 
 

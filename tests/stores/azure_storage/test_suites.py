@@ -262,28 +262,10 @@ class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     deviations = (
         Deviation(
-            "expired comes before max_deliveries",
-            "a claim looks at the time first",
-            ("reason", "description", "died"),
-            r"most \d: expires under the lock: lock ends$",
-        ),
-        Deviation(
-            "an expired message that is given back shows no ended locks",
-            "they are noted with the next attempt, and there is none",
-            ("history",),
-            r"lock ends, .*expires under the lock: give back$",
-        ),
-        Deviation(
             "another reason is neither an attempt nor a new death",
             "the notes of a dead letter change in their reason, description and error alone",
             ("history", "dead_at"),
             r"^dead .* reject( with error)?$",
-        ),
-        Deviation(
-            "a lower max_deliveries counts when a delivery begins",
-            "a claim can't tell whether the last delivery ended with its lock",
-            ("place", "died"),
-            r"lowered",
         ),
     )
     foreign = tuple(TEXTS)

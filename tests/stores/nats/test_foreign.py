@@ -121,7 +121,7 @@ def test_a_huge_count_takes_no_longer_than_a_small_one() -> None:
     assert found.count == deliveries_before(found) == COUNT_MAX
     state = found.state.with_expired_attempts(found.count, 1.0)
     assert len(state.history) <= HISTORY_MAX
-    again = decode(encode(found.dead(state, "max_deliveries", "", found.count, 1.0)))
+    again = decode(encode(found.dead(state.dead("max_deliveries", "", found.count, 1.0))))
     assert (again.state.deliveries, again.state.reason) == (COUNT_MAX, "max_deliveries")
 
 

@@ -114,12 +114,6 @@ class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
     deviations = (
         Deviation(
-            "expired comes before max_deliveries",
-            "a pull looks at the time first, and at the count when it stores the message again",
-            ("reason", "description", "died"),
-            r"most \d: expires under the lock: lock ends$",
-        ),
-        Deviation(
             "another reason is neither an attempt nor a new death",
             "the notes of a dead letter change in their reason, description and error alone",
             ("history", "dead_at"),
@@ -128,6 +122,7 @@ class NatsQueueHarness(QueueHarness):
     )
     foreign = tuple(MESSAGES)
     lock = 20.0 if CAN_TURN else 3.0
+    lock_in_rounds = 200.0 if CAN_TURN else None
     long = 3.0
     backlog = 300
     faults = frozenset({"lose_answer", "cut", "late", "hold"})

@@ -98,28 +98,10 @@ class RabbitQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     deviations = (
         Deviation(
-            "expired comes before max_deliveries",
-            "what is found expired is buried before its count is looked at",
-            ("reason", "description"),
-            r"most \d: expires under the lock: lock ends$",
-        ),
-        Deviation(
-            "an expired message that is given back shows no ended locks",
-            "they are noted with the next attempt, and there is none",
-            ("history",),
-            r"lock ends, .*expires under the lock: give back$",
-        ),
-        Deviation(
             "another reason is neither an attempt nor a new death",
             "the facts of a dead letter change in their reason, description and error alone",
             ("history", "dead_at"),
             r"^dead .* reject( with error)?$",
-        ),
-        Deviation(
-            "a lower max_deliveries counts when a delivery begins",
-            "a message whose count has reached it is moved when it is found",
-            ("place",),
-            r"lowered",
         ),
         Deviation(
             "a dead letter is received as its first delivery",
@@ -137,6 +119,7 @@ class RabbitQueueHarness(QueueHarness):
     foreign = tuple(MESSAGES)
     counts_bytes = True
     lock = 12.8 if CAN_TURN else 3.0  # a delay of so many steps is one stage, see tenure._backends.rabbitmq.delays
+    lock_in_rounds = 51.2 if CAN_TURN else None
     backlog = 300
     any_client_settles = False
     long = 3.0 if CAN_TURN else 2.0

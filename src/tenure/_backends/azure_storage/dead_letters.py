@@ -33,8 +33,9 @@ from tenure._backends.azure_storage.removal import MOVE_LOCK, drop, remove_selec
 from tenure._backends.azure_storage.requests import NOT_OURS, PAGE, client_of, count, peek, put
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._queue.broker import EVERYTHING, Selection
+from tenure._queue.delivery_ends import Outcome
 from tenure._queue.identity import dead_letters_of
-from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, DeadMessage, Died, exhausted_description
+from tenure._queue.message import DeadMessage, Died
 from tenure._queue.verdicts import LAPSED, Lapsed, Settled
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
@@ -94,9 +95,9 @@ class DeadLetters:
 
     # --- messages found dead when they are received ---
 
-    def move_found(self, held: HeldMessage, one: FoundMessage) -> Request:
-        """Return the request that moves a message that was dead-lettered, has expired, or was delivered too often."""
-        return partial(self._move_found, held=held, one=one)
+    def move_found(self, held: HeldMessage, one: FoundMessage, outcome: Outcome | None) -> Request:
+        """Return the request that moves a message that dies with this *outcome*, or whose move was begun already."""
+        return partial(self._move_found, held=held, one=one, outcome=outcome)
 
     def start(self, moves: Sequence[Request]) -> list[asyncio.Task[None]]:
         """Begin *moves* in the background; return the task to wait for, if there are any."""
@@ -111,18 +112,18 @@ class DeadLetters:
         self._background.keep(task)
         return [task]
 
-    async def _move_found(self, connections: LoopConnections, held: HeldMessage, one: FoundMessage) -> None:
+    async def _move_found(
+        self, connections: LoopConnections, held: HeldMessage, one: FoundMessage, outcome: Outcome | None
+    ) -> None:
         if one.properties.moving:
             await self._finish(connections, held, one)
             return
-        deliveries = one.count - 1
-        reason = EXPIRED if one.is_expired else MAX_DELIVERIES
-        description = EXPIRED_DESCRIPTION if one.is_expired else exhausted_description(deliveries)
-        properties = held.properties.with_expired_attempts(deliveries, one.now)
-        dead = dead_letter_properties(one, properties, reason, description, deliveries, one.now)
+        assert outcome is not None
+        assert outcome.cause is not None
+        dead = dead_letter_properties(one, held.properties, outcome, one.now)
         answer = await self.move(connections, held, dead, one.body)
         if isinstance(answer, Settled):
-            self._record_death(held.queue, Died(one.sequence, one.id, deliveries, reason))
+            self._record_death(held.queue, Died(one.sequence, one.id, outcome.deliveries, outcome.cause.reason))
 
     async def _finish(self, connections: LoopConnections, held: HeldMessage, one: FoundMessage) -> None:
         """Finish a move that another process, or a verdict without an answer, has begun."""

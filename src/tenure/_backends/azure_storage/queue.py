@@ -44,6 +44,7 @@ from tenure._queue.broker import (
     Selection,
 )
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.delivery_ends import found_dead
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
 from tenure._queue.outgoing import Outgoing
@@ -306,8 +307,11 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         for one in page:
             text = one.raw.content or ""
             held = HeldMessage(queue, str(one.raw.id), str(one.raw.pop_receipt), locked_until, one.properties, text)
-            if not is_dead and (one.properties.moving or one.is_expired or one.count > max_deliveries):
-                moves.append(self._dead_letters.move_found(held, one))
+            outcome = None
+            if not is_dead and not one.properties.moving:
+                outcome = found_dead(one.count - 1, one.properties, max_deliveries, one.now, is_expired=one.is_expired)
+            if outcome is not None or (one.properties.moving and not is_dead):
+                moves.append(self._dead_letters.move_found(held, one, outcome))
                 continue
             delivery = delivery_of(queue, one, token, timestamp_of(one.raw.next_visible_on))
             deliveries.append(self._receipts.add(delivery, held, one.own_sequence))

@@ -13,7 +13,7 @@ from azure.storage.queue import QueueMessage
 from tenure._backends.azure_storage.message_format import NO_PROPERTIES, Properties, decode
 from tenure._queue.broker import LiveSelection, Selection
 from tenure._queue.checks import DEAD_SUFFIX
-from tenure._queue.failures import Failure
+from tenure._queue.delivery_ends import Outcome, noted
 from tenure._queue.message import (
     DeadMessage,
     Death,
@@ -144,17 +144,11 @@ def timestamp_of(moment: datetime | None) -> float:
 
 
 def dead_letter_properties(
-    one: FoundMessage | Delivery,
-    properties: Properties,
-    reason: str,
-    description: str,
-    count: int,
-    now: float,
-    error: Failure | None = None,
+    one: FoundMessage | Delivery, properties: Properties, outcome: Outcome, now: float
 ) -> Properties:
-    """Return the properties of a message as a dead letter."""
+    """Return the properties of a message that dies with this *outcome*, as a dead letter."""
     return replace(
-        properties.dead(reason, description, count, now, error),
+        noted(properties, outcome, now, fills=True),
         id=one.id,
         sequence=one.sequence,
         enqueued_at=one.enqueued_at,

@@ -21,7 +21,8 @@ from tenure._backends.azure_storage.records import (
 )
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._lease import NoAnswer
-from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Attempt, Delivery, exhausted_description
+from tenure._queue.delivery_ends import EndedDelivery, history_noted, outcome_of
+from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
     LAPSED,
@@ -176,33 +177,18 @@ class Settling:
     ) -> Settled | Lapsed:
         """Put a live message back, or dead-letter it."""
         now, count, properties = self._clock.now(), delivery.delivery_count, held.properties
-        expired = properties.ttl is not None and now >= delivery.enqueued_at + properties.ttl
-        if isinstance(verdict, DeadLetter):
-            attempt = Attempt(count, now, "rejected", verdict.error)
-            properties = properties.with_expired_attempts(count - 1, now).with_attempt(attempt)
-            dead = dead_letter_properties(
-                delivery, properties, verdict.reason, verdict.description, count, now, verdict.error
-            )
-        elif isinstance(verdict, Abandon):
-            attempt = Attempt(count, now, "abandoned", verdict.error)
-            properties = properties.with_expired_attempts(count - 1, now).with_attempt(attempt)
-            if not expired and count < max_deliveries:
-                delay = min(DELAY_MAX, math.ceil(verdict.delay))
-                text = encode_to_fit(held.text, delivery.body, properties)
-                return await self._receipts.make_visible(connections, held, delay, text)
-            if count >= max_deliveries:
-                reason, description = MAX_DELIVERIES, exhausted_description(count)
-            else:
-                reason, description = EXPIRED, EXPIRED_DESCRIPTION
-            dead = dead_letter_properties(delivery, properties, reason, description, count, now)
-        elif expired:
-            dead = dead_letter_properties(delivery, properties, EXPIRED, EXPIRED_DESCRIPTION, count - 1, now)
+        is_expired = properties.ttl is not None and now >= delivery.enqueued_at + properties.ttl
+        outcome = outcome_of(verdict, EndedDelivery(count, is_expired), max_deliveries, now)
+        if outcome.cause is not None:
+            dead = dead_letter_properties(delivery, properties, outcome, now)
+            answer = await self._dead_letters.move(connections, held, dead, delivery.body, renews=True)
+            return answer if isinstance(answer, Lapsed) else outcome.answer
+        if outcome.attempt is None:
+            properties = replace(properties, uncounted=properties.uncounted + 1)
         else:
-            given_back = replace(properties, uncounted=properties.uncounted + 1)
-            text = encode_to_fit(held.text, delivery.body, given_back)
-            return await self._receipts.make_visible(connections, held, 0, text)
-        answer = await self._dead_letters.move(connections, held, dead, delivery.body, renews=True)
-        return answer if isinstance(verdict, DeadLetter) or isinstance(answer, Lapsed) else SETTLED_DEAD
+            properties = history_noted(properties, outcome, now, fills=True)
+        text = encode_to_fit(held.text, delivery.body, properties)
+        return await self._receipts.make_visible(connections, held, min(DELAY_MAX, math.ceil(outcome.delay)), text)
 
     async def _settle_dead(
         self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict

@@ -26,7 +26,7 @@ from tenure._backends.memory.messages import (
     rank_of,
 )
 from tenure._queue.checks import DEAD_SUFFIX
-from tenure._queue.delivery_ends import LOCK_ENDED, TIME_IS_OVER, Cause, Delivered, Ending, Outcome, outcome_of
+from tenure._queue.delivery_ends import LOCK_ENDED, TIME_IS_OVER, Cause, EndedDelivery, Ending, Outcome, outcome_of
 from tenure._queue.limits import UNLIMITED, Allowance, allowance_of, noted
 from tenure._queue.message import HISTORY_MAX, Attempt, Death, Delivery, Died, SessionLock, newest_error
 from tenure._queue.outgoing import Outgoing
@@ -113,7 +113,7 @@ class Transitions(Client):
 
     def _end(self, subqueue: Subqueue, message: StoredMessage, ending: Ending, now: float) -> Outcome:
         """Do with *message*, which was unlocked, what becomes of it at the end of a delivery, and return that."""
-        delivered = Delivered(
+        delivered = EndedDelivery(
             message.delivery_count, message.expires_at <= now, message.is_deferred, message.death is not None
         )
         most = math.inf if subqueue.is_dead else self._queue(subqueue.name).settings.max_deliveries

@@ -60,8 +60,6 @@ longest reason of a dead letter alone takes 3,060."""
 HEADERS_TOO_LONG = "headers_too_long"
 """The reason of a dead letter that can't be delivered again, as its headers leave no room for what must be noted."""
 
-HEADERS_TOO_LONG_DESCRIPTION = "it can't be stored again, as it must be for another delivery"
-
 LOCK_MAX = 604_800.0
 """Seconds of the longest lock."""
 

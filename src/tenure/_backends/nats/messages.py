@@ -10,15 +10,24 @@ from nats.aio.msg import Msg
 
 from tenure._backends.nats.client import Json, stored_in
 from tenure._backends.nats.connection import headers_of
-from tenure._backends.nats.message_format import LOCK_MAX, NATIVE_ID, NO_PROPERTIES, Properties, State, decode
+from tenure._backends.nats.message_format import (
+    HEADERS_TOO_LONG,
+    LOCK_MAX,
+    NATIVE_ID,
+    NO_PROPERTIES,
+    Properties,
+    State,
+    decode,
+)
 from tenure._backends.nats.places import is_own
 from tenure._backends.nats.store_clock import timestamp_of
 from tenure._foreign import read_or
 from tenure._queue.broker import LiveSelection, Selection
 from tenure._queue.checks import COUNT_MAX
-from tenure._queue.failures import Failure
+from tenure._queue.delivery_ends import Cause, Outcome
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
+    Attempt,
     DeadMessage,
     Death,
     Delivery,
@@ -27,6 +36,7 @@ from tenure._queue.message import (
     dead_message_of,
     live_message_of,
 )
+from tenure._queue.verdicts import SETTLED_DEAD
 
 UNKNOWN = "unknown"
 """The reason of a dead letter from another program."""
@@ -35,6 +45,12 @@ _RECEIPT = re.compile(
     r"\$JS\.ACK(?:\.[^.]+\.[^.]+)?\.[^.]+\.([^.]+)"
     r"\.([0-9]{1,18})\.([0-9]{1,18})\.[0-9]{1,20}\.([0-9]{1,19})\.[0-9]{1,20}(?:\.[^.]+)?"
 )
+
+
+def undeliverable(deliveries: int, attempt: Attempt | None = None) -> Outcome:
+    """Return what becomes of a message that can't be stored again, as it must be for another delivery."""
+    cause = Cause(HEADERS_TOO_LONG, "it can't be stored again, as it must be for another delivery")
+    return Outcome("dead", deliveries, 0.0, attempt, cause, SETTLED_DEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +113,8 @@ class Found:
         state = replace(self.state, sequence=self.sequence, enqueued_at=self.enqueued_at, **changes)  # type: ignore[arg-type]
         return replace(self.properties, id=self.id, state=state)
 
-    def dead(
-        self, state: State, reason: str, description: str, count: int, now: float, error: Failure | None = None
-    ) -> Properties:
-        """Return its properties as a dead letter with this *state*, completed by its identity."""
-        dead = state.dead(reason, description, count, now, error)
+    def dead(self, dead: State) -> Properties:
+        """Return its properties as those of a dead letter with this state, completed by its identity."""
         dead = replace(dead, sequence=self.sequence, enqueued_at=self.enqueued_at, locked_for=0.0)
         return replace(self.properties, id=self.id, due=0.0, expires_in=math.inf, state=dead)
 

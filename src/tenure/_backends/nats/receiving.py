@@ -21,8 +21,7 @@ from typing import NamedTuple
 from tenure._backends.nats.client import Client
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_LEADER, HeadersTooLong, NoJetStream, Refusal, TooLarge
-from tenure._backends.nats.message_format import HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION
-from tenure._backends.nats.messages import Found, delivery_of
+from tenure._backends.nats.messages import Found, delivery_of, undeliverable
 from tenure._backends.nats.places import Consumer, Places, nanoseconds, slack_of
 from tenure._backends.nats.pulls import Inbox, Inboxes
 from tenure._backends.nats.receipts import Held, Receipts
@@ -30,14 +29,8 @@ from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import Storing, locks_for
 from tenure._queue.broker import CLAIM_BYTES, Claim, QueueSettings
 from tenure._queue.checks import COUNT_MAX
-from tenure._queue.message import (
-    EXPIRED,
-    EXPIRED_DESCRIPTION,
-    MAX_DELIVERIES,
-    Delivery,
-    Died,
-    exhausted_description,
-)
+from tenure._queue.delivery_ends import Outcome, found_dead, noted
+from tenure._queue.message import Delivery, Died
 from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
@@ -351,12 +344,12 @@ class Receiving:
         if not (found.again or found.expired or found.marked):
             return []
         most = QueueSettings().max_deliveries
-        if any(deliveries_before(one) for one in found.again):
+        if any(deliveries_before(one) for one in (*found.again, *found.expired)):
             record, _ = await self._places.read_record(connection, queue)
             most = record.settings.get("max_deliveries", most)
         dying = [*found.expired, *found.marked]
         storing = [asyncio.ensure_future(self._store_again(connection, one, most, token, lock)) for one in found.again]
-        others = [asyncio.ensure_future(self._expire(connection, one)) for one in found.expired]
+        others = [asyncio.ensure_future(self._expire(connection, one, most)) for one in found.expired]
         others += [asyncio.ensure_future(self._finish(connection, one)) for one in found.marked]
         try:
             await asyncio.wait([*storing, *others])
@@ -385,12 +378,11 @@ class Receiving:
     ) -> Found | None:
         """Store a message again; return it, unless it is dead, or gone."""
         count, now = deliveries_before(found), self._clock.now()
-        state = found.state.with_expired_attempts(count, now)
-        if count >= most:
-            dead = found.dead(state, MAX_DELIVERIES, exhausted_description(count), count, now)
-            if await self._storing.bury(connection, found, dead):
-                self.record_death(found, count, MAX_DELIVERIES)
+        outcome = found_dead(count, found.state, most, now, is_expired=False)
+        if outcome is not None:
+            await self._bury(connection, found, outcome, now)
             return None
+        state = found.state.with_expired_attempts(count, now)
         lasts = lock + slack_of(lock) if lock else 0.0
         handed_out = min(COUNT_MAX, count + (1 if lock else 0))
         properties = found.with_state(
@@ -398,17 +390,21 @@ class Receiving:
         )
         try:
             return await self._storing.replace(connection, found, replace(properties, due=0.0))
-        except HeadersTooLong:  # it can't be delivered again
-            dead = found.dead(state, HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION, count, now)
-            if await self._storing.bury(connection, found, dead):
-                self.record_death(found, count, HEADERS_TOO_LONG)
+        except HeadersTooLong:
+            await self._bury(connection, found, undeliverable(count), now)
             return None
 
-    async def _expire(self, connection: Connection, found: Found) -> None:
+    async def _expire(self, connection: Connection, found: Found, most: int) -> None:
         count, now = deliveries_before(found), self._clock.now()
-        state = found.state.with_expired_attempts(count, now)
-        if await self._storing.bury(connection, found, found.dead(state, EXPIRED, EXPIRED_DESCRIPTION, count, now)):
-            self.record_death(found, count, EXPIRED)
+        outcome = found_dead(count, found.state, most, now, is_expired=True)
+        assert outcome is not None
+        await self._bury(connection, found, outcome, now)
+
+    async def _bury(self, connection: Connection, found: Found, outcome: Outcome, now: float) -> None:
+        dead = noted(found.state, outcome, now, fills=True)
+        assert dead.reason is not None
+        if await self._storing.bury(connection, found, found.dead(dead)):
+            self.record_death(found, outcome.deliveries, dead.reason)
 
     async def _finish(self, connection: Connection, found: Found) -> None:
         await self._storing.finish(connection, found)  # the process that has marked it reports it

@@ -16,30 +16,21 @@ from tenure._backends.nats.client import FAILURES, Client
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import HeadersTooLong, NoJetStream
 from tenure._backends.nats.inbox import Inbox
-from tenure._backends.nats.message_format import HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION
-from tenure._backends.nats.messages import Found
+from tenure._backends.nats.messages import Found, undeliverable
 from tenure._backends.nats.places import Places, slack_of
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import ACK, WORKING, Storing, locks_for
 from tenure._lease import NoAnswer
 from tenure._queue.broker import QueueSettings
-from tenure._queue.message import (
-    EXPIRED,
-    EXPIRED_DESCRIPTION,
-    MAX_DELIVERIES,
-    Attempt,
-    Delivery,
-    exhausted_description,
-)
+from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
+from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
     LAPSED,
     SETTLED,
-    SETTLED_DEAD,
     Abandon,
     Complete,
-    DeadLetter,
     Lapsed,
     Renewed,
     Settled,
@@ -292,33 +283,18 @@ class Settling:
 
     async def _pass_on(self, connection: Connection, found: Found, verdict: Verdict, most: int) -> Settled | None:
         now, count = self._clock.now(), found.count
-        expired = found.is_expired_at(now)
-        state = found.state.with_expired_attempts(count - 1, now)
-        if isinstance(verdict, DeadLetter):
-            state = state.with_attempt(Attempt(count, now, "rejected", verdict.error))
-            dead = found.dead(state, verdict.reason, verdict.description, count, now, verdict.error)
-            return SETTLED if await self._storing.bury(connection, found, dead) else None
-        if isinstance(verdict, Abandon):
-            state = state.with_attempt(Attempt(count, now, "abandoned", verdict.error))
-            if expired or count >= most:
-                reason, why = (
-                    (MAX_DELIVERIES, exhausted_description(count)) if count >= most else (EXPIRED, EXPIRED_DESCRIPTION)
-                )
-                dead = found.dead(state, reason, why, count, now)
-                return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
-            due = self._clock.after(verdict.delay) if verdict.delay > 0 else 0.0
-        else:
-            if expired:
-                dead = found.dead(state, EXPIRED, EXPIRED_DESCRIPTION, count - 1, now)
-                return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
-            count, due = count - 1, 0.0
-        properties = replace(found.with_state(history=state.history, before=state.before, deliveries=count), due=due)
-        try:
-            stored = await self._storing.replace(connection, found, properties)
-        except HeadersTooLong:  # it can't be delivered again
-            dead = found.dead(state, HEADERS_TOO_LONG, HEADERS_TOO_LONG_DESCRIPTION, count, now)
-            return SETTLED_DEAD if await self._storing.bury(connection, found, dead) else None
-        return SETTLED if stored is not None else None
+        outcome = outcome_of(verdict, EndedDelivery(count, found.is_expired_at(now)), most, now)
+        if outcome.cause is None:
+            state = noted(found.state, outcome, now, fills=True)
+            properties = found.with_state(history=state.history, before=state.before, deliveries=state.deliveries)
+            properties = replace(properties, due=self._clock.after(outcome.delay) if outcome.delay else 0.0)
+            try:
+                stored = await self._storing.replace(connection, found, properties)
+                return outcome.answer if stored is not None else None
+            except HeadersTooLong:
+                outcome = undeliverable(outcome.deliveries, outcome.attempt)
+        dead = found.dead(noted(found.state, outcome, now, fills=True))
+        return outcome.answer if await self._storing.bury(connection, found, dead) else None
 
     def _find(self, connection: Connection, delivery: Delivery) -> Held | None:
         held = self._receipts.find(delivery)

@@ -13,6 +13,7 @@ House rules:
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -57,10 +58,9 @@ from tenure._queue.broker import (
     undeclared,
 )
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.delivery_ends import Outcome, found_dead
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import (
-    EXPIRED,
-    MAX_DELIVERIES,
     DeadMessage,
     Delivery,
     Died,
@@ -470,8 +470,9 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         died: list[Died] = []
         if not queue.endswith(DEAD_SUFFIX):
             try:
-                gone, moves, founds = await self._sort(queue, founds, time.time())
-                died = await self._move_dead(channel, gone, moves, lock)
+                now = time.time()
+                gone, moves, founds = await self._sort(queue, founds, now)
+                died = await self._move_dead(channel, gone, moves, now, lock)
             except BaseException:  # this claim is given up: nobody will settle them
                 self._give_back(queue, channel, founds)
                 raise
@@ -501,27 +502,33 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def _sort(
         self, queue: str, founds: list[FoundMessage], now: float
-    ) -> tuple[list[FoundMessage], list[tuple[FoundMessage, str]], list[FoundMessage]]:
-        """Return which messages are gone with their queue, which are to be moved, with the reason, and the others."""
-        max_deliveries = 0
+    ) -> tuple[list[FoundMessage], list[tuple[FoundMessage, Outcome]], list[FoundMessage]]:
+        """Return which messages are gone with their queue, which have died, with the outcome, and the others."""
+        max_deliveries: float = math.inf
         if any(one.count > 1 for one in founds):
             max_deliveries = await self._max_deliveries(queue)
         gone: list[FoundMessage] = []
-        moves: list[tuple[FoundMessage, str]] = []
+        moves: list[tuple[FoundMessage, Outcome]] = []
         alive: list[FoundMessage] = []
         for one in founds:
             if await self._is_gone(queue, one):
                 gone.append(one)
-            elif _may_be_expired(one) and one.is_expired_at(now):
-                moves.append((one, EXPIRED))
-            elif one.count > 1 and one.count > max_deliveries:
-                moves.append((one, MAX_DELIVERIES))
+                continue
+            is_expired = _may_be_expired(one) and one.is_expired_at(now)
+            outcome = found_dead(one.count - 1, one.facts, max_deliveries, now, is_expired=is_expired)
+            if outcome is not None:
+                moves.append((one, outcome))
             else:
                 alive.append(one)
         return gone, moves, alive
 
     async def _move_dead(
-        self, channel: HeldChannel, gone: list[FoundMessage], moves: list[tuple[FoundMessage, str]], lock: float
+        self,
+        channel: HeldChannel,
+        gone: list[FoundMessage],
+        moves: list[tuple[FoundMessage, Outcome]],
+        now: float,
+        lock: float,
     ) -> list[Died]:
         """Move those that have expired or were delivered too often to the dead letters."""
         for one in gone:
@@ -530,15 +537,15 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             return []
         # So a consumer that receives the last message and then counts finds the dead letters. But other locks run.
         begun = {
-            self._client.begin(self._settling.move_found(channel, one, reason), "dead-letter"): (one, reason)
-            for one, reason in moves
+            self._client.begin(self._settling.move_found(channel, one, outcome, now), "dead-letter"): (one, outcome)
+            for one, outcome in moves
         }
         done, _ = await asyncio.wait(begun, timeout=min(lock, self._client.options.timeout) / 3)
         died = []
         for task in done:
-            one, reason = begun[task]
-            if task.exception() is None:
-                died.append(Died(one.facts.sequence, one.id, one.count - 1, reason))
+            one, outcome = begun[task]
+            if task.exception() is None and outcome.cause is not None:
+                died.append(Died(one.facts.sequence, one.id, outcome.deliveries, outcome.cause.reason))
         return died
 
     async def _is_gone(self, queue: str, one: FoundMessage) -> bool:

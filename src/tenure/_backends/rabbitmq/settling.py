@@ -9,6 +9,7 @@ and id.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -24,17 +25,16 @@ from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.receipts import HeldMessage, Receipts
 from tenure._lease import NoAnswer
+from tenure._queue.delivery_ends import LOCK_ENDED, EndedDelivery, Outcome, noted, outcome_of
 from tenure._queue.identity import dead_letters_of
-from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Attempt, Delivery, exhausted_description
+from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
     LAPSED,
     SETTLED,
-    SETTLED_DEAD,
     Abandon,
     Complete,
     DeadLetter,
-    GiveBack,
     Lapsed,
     Settled,
     Settlement,
@@ -179,34 +179,25 @@ class Settling:
         """Return the copy by which *verdict* is passed, None if none is needed; and the answer."""
         if found.is_dead:
             return _copy_of_dead(found, verdict), SETTLED
-        count, facts = found.count, found.facts
-        if isinstance(verdict, GiveBack):
-            if found.is_expired_at(now):
-                return Copy(facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count - 1, now), is_dead=True), SETTLED_DEAD
-            return Copy(replace(facts, deliveries=count - 1)), SETTLED
-        assert isinstance(verdict, (Abandon, DeadLetter)), verdict
-        attempt = Attempt(count, now, "abandoned" if isinstance(verdict, Abandon) else "rejected", verdict.error)
-        facts = facts.with_expired_attempts(count - 1, now).with_attempt(attempt)
-        if isinstance(verdict, DeadLetter):
-            dead = facts.dead(verdict.reason, verdict.description, count, now, verdict.error)
-            return Copy(dead, is_dead=True), SETTLED
-        if count >= await self._max_deliveries(found.queue):
-            return Copy(
-                facts.dead(MAX_DELIVERIES, exhausted_description(count), count, now), is_dead=True
-            ), SETTLED_DEAD
-        if found.is_expired_at(now):
-            return Copy(facts.dead(EXPIRED, EXPIRED_DESCRIPTION, count, now), is_dead=True), SETTLED_DEAD
-        return Copy(replace(facts, deliveries=count), delay=verdict.delay), SETTLED
+        most = await self._max_deliveries(found.queue) if isinstance(verdict, Abandon) else math.inf
+        outcome = outcome_of(verdict, EndedDelivery(found.count, found.is_expired_at(now)), most, now)
+        is_dead = outcome.cause is not None
+        facts = noted(found.facts, outcome, now, fills=is_dead or outcome.attempt is not None)
+        return Copy(facts, delay=outcome.delay, is_dead=is_dead), outcome.answer
 
     def _begin_end(self, held: HeldMessage) -> None:
         self._client.begin(self._end_lock(held), "lock-end")
 
     async def _end_lock(self, held: HeldMessage) -> None:
         """Put a copy of a message back whose lock has ended; of a live one, with this delivery counted."""
-        found = held.found
-        facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count)
+        found, now = held.found, time.time()
+        copy = Copy(found.facts if found.is_dead else replace(found.facts, deliveries=found.count))
         try:
-            await self._publish(held.channel, found, Copy(facts))
+            if not found.is_dead and found.is_expired_at(now):  # the server would move it, and doesn't know the limit
+                most = await self._max_deliveries(found.queue)
+                outcome = outcome_of(LOCK_ENDED, EndedDelivery(found.count, is_expired=True), most, now)
+                copy = Copy(noted(found.facts, outcome, now, fills=True), is_dead=True)
+            await self._publish(held.channel, found, copy)
             if held.ending is None:
                 await held.channel.begin_ack(found.raw.tag)
         except (*FAILURES, TenureError):
@@ -257,11 +248,9 @@ class Settling:
             await future
         await channel.flow()
 
-    async def move_found(self, channel: HeldChannel, found: FoundMessage, reason: str) -> None:
+    async def move_found(self, channel: HeldChannel, found: FoundMessage, outcome: Outcome, now: float) -> None:
         """Move a message to the dead letters that was found expired or exhausted."""
-        now, count = time.time(), found.count - 1
-        description = EXPIRED_DESCRIPTION if reason == EXPIRED else exhausted_description(count)
-        facts = found.facts.with_expired_attempts(count, now).dead(reason, description, count, now)
+        facts = noted(found.facts, outcome, now, fills=True)
         try:
             await self._publish(channel, found, Copy(facts, is_dead=True))
         except TooLarge:

@@ -28,7 +28,7 @@ from tenure._backends.sqlite.rows import MessageState, history_with, moment_of, 
 from tenure._backends.sqlite.statements import statements
 from tenure._foreign import read_or
 from tenure._queue.checks import COUNT_MAX
-from tenure._queue.delivery_ends import LOCK_ENDED, TIME_IS_OVER, Cause, Delivered, Ending, outcome_of
+from tenure._queue.delivery_ends import LOCK_ENDED, TIME_IS_OVER, Cause, EndedDelivery, Ending, outcome_of
 from tenure._queue.message import Died
 from tenure._queue.notes import read_deliveries
 from tenure._queue.verdicts import SETTLED, DeadLetter, Defer, Settled
@@ -156,12 +156,12 @@ class Transitions(QueueReader):
             )
         return outcome.answer
 
-    def _delivered(self, queue: Queue, group: LockGroup, state: MessageState) -> Delivered:
+    def _delivered(self, queue: Queue, group: LockGroup, state: MessageState) -> EndedDelivery:
         """Return a message whose delivery ends; of a live one, its row doesn't count that delivery."""
         if queue.is_dead:
-            return Delivered(state.deliveries, is_dead=True)
+            return EndedDelivery(state.deliveries, is_dead=True)
         is_expired = state.expires_at is not None and state.expires_at <= self._at.wall
-        return Delivered(min(state.deliveries + 1, COUNT_MAX), is_expired, bool(group.was_deferred))
+        return EndedDelivery(min(state.deliveries + 1, COUNT_MAX), is_expired, bool(group.was_deferred))
 
     def _defer(self, queue: Queue, sequence: int) -> None:
         queue.deferred += self._run(_SQL["insert_deferred"], (queue.number, sequence)).rowcount

@@ -342,6 +342,11 @@ class QueueHarness(ABC):
     """The traits of the broker; tests of what it can not do are skipped."""
     lock: ClassVar[float] = 10.0
     """The length of a lock in the tests, in seconds; short where time is real, as tests wait for its end."""
+    lock_in_rounds: ClassVar[float | None] = None
+    """The length of a lock where many messages go through rounds of locks; None for ``lock``.
+
+    Longer than that where the server's clock is turned, but also runs by itself while a test asks for much.
+    """
     long: ClassVar[float] = 20.0
     """How many times as long as a lock a test waits to see that nothing happens; little where time is real."""
     answer_within: ClassVar[float] = 10.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tenure._queue.delivery_ends import LOCK_ENDED, Delivered, Ending, Outcome, Place, expired, noted, outcome_of
+from tenure._queue.delivery_ends import LOCK_ENDED, EndedDelivery, Ending, Outcome, Place, expired, noted, outcome_of
 from tenure._queue.failures import Failure
 from tenure._queue.notes import Notes
 from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Defer
@@ -210,7 +210,7 @@ class Expected:
         """End a delivery; *is_told* if a verdict with an answer does."""
         is_dead = self.place == "dead"
         number = self.notes.deliveries + (not is_dead)
-        delivered = Delivered(number, self.expires_at <= now, self._was_deferred, is_dead)
+        delivered = EndedDelivery(number, self.expires_at <= now, self._was_deferred, is_dead)
         outcome = outcome_of(ending, delivered, self.most, now)
         self._apply(outcome, now, is_told=is_told)
         return outcome

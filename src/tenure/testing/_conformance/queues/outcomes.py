@@ -197,7 +197,7 @@ class Run:
     """Cases that go through one store together. Times are in locks."""
 
     def __init__(self, harness: QueueHarness, broker: Broker, name: str, cases: Sequence[Case]) -> None:
-        self._harness, self._broker, self._lock = harness, broker, harness.lock
+        self._harness, self._broker, self._lock = harness, broker, harness.lock_in_rounds or harness.lock
         self._began, self._now = time.monotonic(), 0.0
         self.messages = [Message(case, name, number, self._lock) for number, case in enumerate(cases)]
         queues: dict[object, list[Message]] = {}
