@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt
+from tenure._queue.verdicts import Abandon, DeadLetter
 
 pytest.importorskip("nats")
 
@@ -124,6 +126,26 @@ def test_what_another_program_wrote_wrong_does_not_cost_the_rest() -> None:
 )
 def test_a_state_that_tenure_can_not_have_written_is_ignored(written: str) -> None:
     assert decode({STATE: written}).state == NO_STATE
+
+
+ENDED = '{"number": 1, "at": 5.0, "outcome": "expired", "error": null}'
+ERROR = '{"type": "E", "message": "m", "traceback": "t"}'
+ABANDONED = '{"number": 2, "at": 5.0, "outcome": "abandoned", "error": ' + ERROR + "}"
+REJECTED = '{"number": 3, "at": 6.0, "outcome": "rejected", "error": null}'
+
+
+def test_what_becomes_of_a_message_is_written_as_ever() -> None:
+    """Releases of before read it, too."""
+    abandoned = outcome_of(Abandon(0.0, Failure("E", "m", "t")), EndedDelivery(2), 9, 5.0)
+    rejected = outcome_of(DeadLetter("bad", "why"), EndedDelivery(3), 9, 6.0)
+    state = noted(State(sequence=7, enqueued_at=1.0), abandoned, 5.0, fills=True)
+    assert encode(Properties("x", state=state))[STATE] == (
+        f'{{"deliveries": 2, "history": [{ENDED}, {ABANDONED}], "sequence": 7, "enqueued_at": 1.0}}'
+    )
+    assert encode(Properties("x", state=noted(state, rejected, 6.0, fills=True)))[STATE] == (
+        f'{{"deliveries": 3, "history": [{ENDED}, {ABANDONED}, {REJECTED}], "reason": "bad", '
+        f'"description": "why", "dead_at": 6.0, "error": {ERROR}, "sequence": 7, "enqueued_at": 1.0}}'
+    )
 
 
 def test_the_history_is_shortened_until_the_message_fits() -> None:
