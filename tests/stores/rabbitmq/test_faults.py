@@ -36,6 +36,7 @@ from tenure._queue.verdicts import (
     Abandon,
     DeadLetter,
     Deleted,
+    GiveBack,
     NotEmpty,
     Renewed,
     Settled,
@@ -575,6 +576,53 @@ async def test_what_came_by_a_lost_channel_is_not_copied(name: str) -> None:
         await until(take)
         assert await received(other, name) == ()
         assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("acknowledged", [0, 7])
+@pytest.mark.parametrize("how", ["by verdicts", "unasked"])
+async def test_a_process_that_ends_while_it_gives_back_leaves_few_copies_too_many(
+    how: str, acknowledged: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both connections are cut when a copy is confirmed, and its original not acknowledged yet."""
+    count = 30
+    async with (
+        FaultProxy("127.0.0.1", shared(RabbitMQ).port) as proxy,
+        opened(f"amqp://{proxy.host}:{proxy.port}/", url_of(RabbitMQ)) as (killed, other),
+    ):
+        await other.send(name, [Outgoing(b"%d" % number) for number in range(count)])
+        got: list[Any] = []
+        while len(got) < count:
+            got += (await killed.receive(name, count, 60.0)).deliveries
+        held = [killed._receipts.find(delivery) for delivery in got]
+        acks, begin_ack = itertools.count(), HeldChannel.begin_ack
+
+        def ack_or_cut(channel: HeldChannel, tag: int) -> Any:
+            if next(acks) == acknowledged:
+                proxy.reset()
+                proxy.refuse()
+            return begin_ack(channel, tag)
+
+        monkeypatch.setattr(HeldChannel, "begin_ack", ack_or_cut)
+        if how == "unasked":
+            giving = killed._settling.give_back(name, held[0].channel, [each.found.raw for each in held])
+        else:
+            giving = killed.settle(settled(GiveBack(), *got))
+        await asyncio.gather(giving, return_exceptions=True)
+        await until(lambda: is_held_by_none(other, name))
+        ready = (await other.stats(name)).ready
+        assert count <= ready <= count + settling.AT_ONCE
+        bodies: list[bytes] = []
+        monkeypatch.undo()
+        while len(bodies) < ready:
+            claim = await other.receive(name, count, 60.0)
+            bodies += [each.body for each in claim.deliveries]
+            await complete(other, *claim.deliveries)
+        assert {*bodies} == {b"%d" % number for number in range(count)}
+
+
+async def is_held_by_none(broker: Any, name: str) -> bool:
+    _, consumers = await broker._browser.count(name)
+    return not consumers
 
 
 async def test_a_channel_that_is_over_passes_nothing_on(name: str) -> None:

@@ -3,7 +3,8 @@
 A message is settled by its acknowledgement. Where it goes on (abandoned, given back, dead), a copy is published first,
 with new facts in its headers, and confirmed; then the original is acknowledged. So nothing is lost. If the connection
 is lost in between, the server delivers the original again, and there is a copy too many; both have the same sequence
-and id.
+and id. A process that stops gives back all that it has, ``AT_ONCE`` messages of a queue at a time: so a kill just then
+leaves no more copies than that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, cast
+from weakref import WeakValueDictionary
 
 from tenure._backends.rabbitmq.client import FAILURES, Client
 from tenure._backends.rabbitmq.connection import Delivered
@@ -35,6 +37,7 @@ from tenure._queue.verdicts import (
     Abandon,
     Complete,
     DeadLetter,
+    GiveBack,
     Lapsed,
     Settled,
     Settlement,
@@ -45,6 +48,9 @@ from tenure.errors import TenureError
 Send = Callable[[str, Sequence[Outgoing]], Awaitable[object]]
 MaxDeliveries = Callable[[str], Awaitable[int]]
 Answer = Settled | Lapsed
+
+AT_ONCE = 4
+"""Messages of a queue that are given back at once: so many may be there twice if this process is killed just then."""
 
 
 class Copy(NamedTuple):
@@ -76,6 +82,7 @@ class Settling:
         self._publisher = publisher
         self._send = send
         self._max_deliveries = max_deliveries
+        self._giving_back: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by queue
         receipts.put_back = self._begin_end
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed | NoAnswer]:
@@ -154,7 +161,15 @@ class Settling:
         copy, answer = await self._copy_for(held.found, verdict, time.time())
         if copy is None:
             await self._reject(held, verdict)
-            return answer
+        elif isinstance(verdict, GiveBack):
+            async with self._turn_to_give_back(held.found.queue):
+                await self._replace(held, verdict, copy)
+        else:
+            await self._replace(held, verdict, copy)
+        return answer
+
+    async def _replace(self, held: HeldMessage, verdict: Verdict, copy: Copy) -> None:
+        """Pass a verdict by a copy."""
         try:
             await self._publish(held.channel, held.found, copy)
         except TooLarge:
@@ -162,7 +177,9 @@ class Settling:
             await self._reject(held, verdict, requeue=held.found.is_dead or not copy.is_dead)
         else:
             await self._ack(held, verdict)
-        return answer
+
+    def _turn_to_give_back(self, queue: str) -> asyncio.Semaphore:
+        return self._giving_back.setdefault(queue, asyncio.Semaphore(AT_ONCE))
 
     async def _ack(self, held: HeldMessage, verdict: Verdict) -> None:
         if held.ending is None:
@@ -224,28 +241,30 @@ class Settling:
         """Give back, uncounted, what came and was not asked for."""
         if channel.lost is not None:  # the server has given them back
             return
-        now = time.time()
-        copies: list[tuple[FoundMessage, Letter]] = []
-        rejected: list[FoundMessage] = []
-        for found in [found_message(queue, one, now) for one in messages]:
-            if found.is_dead and not found.returned:
-                rejected.append(found)
-            else:
+        failed: list[Exception] = []
+
+        async def give_one_back(raw: Delivered) -> None:
+            async with self._turn_to_give_back(queue):
+                found = found_message(queue, raw, time.time())
+                # Once a copy has failed, the server gives the others back, and counts it: each might take as long.
+                if failed or (found.is_dead and not found.returned):
+                    channel.reject(raw.tag)
+                    return
                 facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count - 1)
-                copies.append((found, Letter(copied(found, facts, now=now), found.raw.body)))
-        while copies:
-            try:
-                await self._publisher.publish(queue, [letter for _, letter in copies])
-                break
-            except TooLarge as error:
-                rejected.append(copies.pop(error.index)[0])
-            except (*FAILURES, TenureError):  # then the server gives them back, and counts it
-                rejected += [found for found, _ in copies]
-                copies.clear()
-        for found in rejected:
-            channel.reject(found.raw.tag)
-        for future in [channel.begin_ack(found.raw.tag) for found, _ in copies]:
-            await future
+                try:
+                    await self._publish(channel, found, Copy(facts))
+                except TooLarge:
+                    channel.reject(raw.tag)
+                except (*FAILURES, TenureError) as error:
+                    failed.append(error)
+                    channel.reject(raw.tag)
+                else:
+                    await channel.begin_ack(raw.tag)
+
+        given_back = await asyncio.gather(*map(give_one_back, messages), return_exceptions=True)
+        for error in given_back:
+            if error is not None:
+                raise error
         await channel.flow()
 
     async def move_found(self, channel: HeldChannel, found: FoundMessage, outcome: Outcome, now: float) -> None:
