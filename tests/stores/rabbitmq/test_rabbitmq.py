@@ -764,20 +764,63 @@ async def test_over_tls() -> None:
 # --- names and records ---
 
 
-@pytest.mark.parametrize("queue", ["orders", "a.b/c:d@e,f<g>h_i-j"])
+@pytest.mark.parametrize("queue", ["orders", "a.b/c:d@e,f_g-h", "amq.gen-JzTY20BRgKO-HjmUJj0wLg"])
 def test_a_plain_name_is_not_changed(queue: str) -> None:
     assert amqp_name(queue) == queue
     assert amqp_name(f"{queue}$dead") == f"{queue}:dead"
 
 
 @pytest.mark.parametrize(
-    "queue", ["größe", "with space", "orders:dead", "tenure:records", "a#b", "x" * 200 + "é", "a-x" + "0" * 20]
+    "queue", ["größe", "with space", "orders:dead", "tenure:records", "a#b", "a<b>", "x" * 200 + "é", "a-x" + "0" * 20]
 )
 def test_any_other_name_gets_one_of_its_own(queue: str) -> None:
     found = amqp_name(queue)
     assert found != queue
     assert amqp_name(found) != found  # no two queues share a name
     assert len(amqp_name(f"{queue}$dead")) <= 200
+
+
+async def test_a_name_like_the_servers_that_it_can_not_have_given_is_refused(backend: tenure.Backend) -> None:
+    for queue in (f"amq.{'ü' * 150}", "amq.a b", "amq.a<b"):
+        with pytest.raises(ConfigError, match="one that RabbitMQ has given"):
+            amqp_name(queue)
+    with pytest.raises(ConfigError, match="one that RabbitMQ has given"):
+        await backend.queue(f"amq.{'ü' * 150}").send(b"a")
+
+
+async def test_an_answer_goes_to_a_client_that_waits_without_a_queue(backend: tenure.Backend, name: str) -> None:
+    """RabbitMQ returns such an answer although it delivers it, and the place can't be looked for as a queue."""
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+    async with await aio_pika.connect(url_of(RabbitMQ)) as theirs:
+        channel = await theirs.channel()
+        replies = await channel.get_queue("amq.rabbitmq.reply-to", ensure=False)
+        await replies.consume(answers.put, no_ack=True)
+        await backend.queue(name).declare()
+        question = aio_pika.Message(b"2+2", reply_to=replies.name)
+        await channel.default_exchange.publish(question, routing_key=name)
+        [got] = await backend.queue(name).receive(wait=5)
+        assert got.reply_to is not None
+        assert got.reply_to.endswith("==")
+        await got.reply(b"4")
+        assert (await answers.get()).body == b"4"
+    gone = backend.queue(got.reply_to)
+    await gone.send(b"4")  # RabbitMQ drops it
+    assert await gone.receive() == []
+    assert await gone.stats() == Stats()
+    with pytest.raises(ConfigError, match="given by the server"):
+        await gone.send(b"4", delay=1.0)
+
+
+async def test_a_queue_of_any_name_takes_messages(backend: tenure.Backend, name: str) -> None:
+    """The driver refuses some letters that AMQP has room for."""
+    queue = backend.queue(f"{name} <ä+b>")
+    await queue.send(b"a", delay=0.05)
+    [got] = await queue.receive(wait=5)
+    await got.complete()
+    queue = backend.queue(f"{name}<b>")
+    await queue.send(b"a")
+    [got] = await queue.receive(wait=5)
+    await got.complete()
 
 
 async def test_many_processes_change_the_records_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from aiormq import spec
 from tenure._backends.rabbitmq.address import Address, Options, require_files
 from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, connect
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
-from tenure._backends.rabbitmq.names import PROBE
+from tenure._backends.rabbitmq.names import PROBE, is_queue
 from tenure._backends.rabbitmq.properties import Properties
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
@@ -271,6 +271,8 @@ class Client:
 
     async def has_queue(self, name: str) -> bool:
         """Return whether there is a queue of RabbitMQ's *name*."""
+        if not is_queue(name):
+            return False
         with missing_allowed:
             await self.request(spec.Queue.Declare(0, name, passive=True))
             return True

@@ -26,7 +26,7 @@ from aiormq import spec
 
 from tenure._backends.rabbitmq.client import ACCESS_REFUSED, NOT_FOUND, Client
 from tenure._backends.rabbitmq.errors import ChannelLost
-from tenure._backends.rabbitmq.names import ALL_DELAYS, DUE, GONE, amqp_name, delay_name
+from tenure._backends.rabbitmq.names import ALL_DELAYS, DUE, GONE, amqp_name, delay_name, is_queue
 from tenure.errors import ConfigError, Unavailable
 
 STEP = 0.05
@@ -76,6 +76,8 @@ class Delays:
         Raises:
             ChannelLost: There is no such queue.
         """
+        if not is_queue(name := amqp_name(queue)):
+            raise ChannelLost(NOT_FOUND, f"no queue can have the name {name!r}")
         top = max(steps).bit_length() - 1
         levels = {level for level in range(top + 1) if any(one >> level & 1 for one in steps)}
         if missing := self._missing(top, levels):
@@ -88,7 +90,6 @@ class Delays:
                 top, levels = LEVELS - 1, set(range(LEVELS))
             self._note(top, levels)
         # Each time: its binding is deleted with a queue, and another process may do that.
-        name = amqp_name(queue)
         bind = spec.Queue.Bind(0, name, DUE, "*." * LEVELS + name)  # not "#.": a name may end with another
         await self._client.request(bind)
         return {one: delay_name(one.bit_length() - 1) for one in steps}

@@ -20,7 +20,7 @@ from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.errors import TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
-from tenure._backends.rabbitmq.names import amqp_name
+from tenure._backends.rabbitmq.names import amqp_name, is_queue
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.settling import Settling
 from tenure._queue.broker import EVERYTHING, LiveSelection, Selection
@@ -57,9 +57,10 @@ class Browser:
 
     async def count(self, queue: str) -> tuple[int, int]:
         """Return how many messages of *queue* are ready, and how many consumers it has; those that hold some, too."""
-        with missing_allowed:
-            [answer] = await self._client.request(spec.Queue.Declare(0, amqp_name(queue), passive=True))
-            return answer.message_count, answer.consumer_count
+        if is_queue(name := amqp_name(queue)):
+            with missing_allowed:
+                [answer] = await self._client.request(spec.Queue.Declare(0, name, passive=True))
+                return answer.message_count, answer.consumer_count
         return 0, 0
 
     async def is_empty(self, queue: str) -> bool:

@@ -11,7 +11,7 @@ from tenure._backends.rabbitmq.client import NOT_FOUND, Client
 from tenure._backends.rabbitmq.delays import STEP, Delays, routing_key
 from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Refused, Returned, TooLarge
 from tenure._backends.rabbitmq.message_format import mark_delayed
-from tenure._backends.rabbitmq.names import amqp_name
+from tenure._backends.rabbitmq.names import amqp_name, is_queue
 from tenure._backends.rabbitmq.presence import Presence
 from tenure._backends.rabbitmq.properties import Properties
 
@@ -117,17 +117,18 @@ class Publisher:
                 if error.code != NOT_FOUND:
                     raise
                 return list(letters), []
+        comes_back = is_queue(name)  # else it does so although it has been delivered
         channel = await self._client.sending()
         confirmed: list[asyncio.Future[None]] = []
         for properties, body, steps in letters:
             exchange, key = (exchanges[steps], routing_key(steps, queue)) if steps else ("", name)
-            confirmed.append(channel.publish(exchange, key, properties, body))
+            confirmed.append(channel.publish(exchange, key, properties, body, mandatory=comes_back))
         missing: list[Letter] = []
         refused: list[Letter] = []
         for one, future in zip(letters, confirmed, strict=True):
             try:
                 await future
-                if not one.steps:
+                if comes_back and not one.steps:
                     self._presence.note(queue)
             except Returned:
                 missing.append(one)
