@@ -30,6 +30,7 @@ from tenure._backends.rabbitmq import live, records
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.message_format import (
     EXPIRATION_MAX,
+    FACTS_MAX,
     SEQUENCE_MAX,
     Facts,
     check_sizes,
@@ -225,6 +226,17 @@ def test_the_usual_properties_are_those_of_the_driver() -> None:
     assert read_properties(b"\0\1\xff\1\0\0").message_id is None  # more flags than there are properties
     milliseconds = read_properties(raw(timestamp=struct.pack(">Q", int(NOW * 1_000))))
     assert milliseconds.timestamp == datetime.fromtimestamp(NOW, UTC)
+
+
+def test_a_history_has_room_beside_the_largest_headers() -> None:
+    """Of letters that take four bytes, too."""
+    failure = Failure("𝔸", "𝔸" * 4_000, "𝔸" * 16_000)
+    for length in range(1, HISTORY_MAX + 1):
+        facts = Facts(1, 2.0, history=tuple(Attempt(number, NOW, "abandoned", failure) for number in range(length)))
+        dead = facts.dead("why", "𝔸" * 4_000, COUNT_MAX, NOW, failure)
+        for one in (facts, dead):
+            properties = copied(found_message("orders", delivered(Properties()), NOW), one, now=NOW)
+            assert len(properties.marshal()) <= FACTS_MAX + 1_000
 
 
 def test_a_copy_has_the_bytes_of_the_headers_that_it_passes_on() -> None:

@@ -259,7 +259,7 @@ def _headers_of(facts: Facts) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for less in facts.shortened():
         told = _told(less)
-        if sum(len(str(value)) * 2 for value in told.values()) <= FACTS_MAX:
+        if sum(len(str(value).encode()) for value in told.values()) <= FACTS_MAX:
             return headers | told
     return headers | told
 
