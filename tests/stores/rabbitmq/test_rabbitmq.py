@@ -43,6 +43,7 @@ from tenure.testing.faultproxy import FaultProxy
 from tests.durations import ANSWERED_WITHIN, until
 from tests.explained import facts_by_name
 from tests.servers import Authority, RabbitMQ, free_port, patient, private, shared, url_of
+from tests.servers.rabbitmq import ALL, US
 from tests.servers.turned_process import CAN_TURN
 from tests.stores.rabbitmq.opened import gotten, is_lost, received, until_found
 
@@ -718,6 +719,12 @@ async def test_a_classic_queue_is_refused(backend: tenure.Backend, channel: Any,
         ("amqp:///vhost", "names no host"),
         ("amqp://localhost:port/", "no host:port"),
         ("amqp://localhost/a/b", "second slash"),
+        (
+            f"amqp://localhost/{'v' * 128}",
+            r"the virtual host .* \(128 characters, 128 bytes\) must not be longer than 127",
+        ),
+        (f"amqp://localhost/{'𝔸' * 64}", r"64 characters, 256 bytes\) must not be longer than 127 characters and 255"),
+        (f"amqp://me:{'p' * 2_999}@localhost/", r"user and password of amqp://localhost \(3,001 bytes\) must not be"),
         ("amqp://localhost/?heartbeet=3", "did you mean .heartbeat"),
         ("amqp://localhost/?heartbeat=0", "heartbeat must be"),
         ("amqp://localhost/?timeout=0", "timeout must be"),
@@ -739,6 +746,17 @@ async def test_a_server_that_refuses_is_an_error_of_configuration(login: str, pa
         with pytest.raises(ConfigError, match=said) as caught:
             await backend.queue("q").send(b"a")
         assert "wrong" not in str(caught.value)
+
+
+async def test_names_and_passwords_may_be_long() -> None:
+    with private(RabbitMQ) as server:
+        user, password, vhost = "u" * 300, "p" * 2_700, "v" * 127
+        server.order(f'rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"{password}">>, {US})')
+        server.order(f'rabbit_vhost:add(<<"{vhost}">>, {US})')
+        rights = f'<<"{user}">>, <<"{vhost}">>, {ALL}, {ALL}, {ALL}, {US}'
+        server.order(f"rabbit_auth_backend_internal:set_permissions({rights})")
+        async with tenure.connect(f"amqp://{user}:{password}@127.0.0.1:{server.port}/{vhost}") as backend:
+            await backend.queue("q").send(b"a")
 
 
 async def test_no_server_is_unavailable() -> None:

@@ -13,6 +13,12 @@ from tenure._tls_context import tls_context
 from tenure._url import Url
 from tenure.errors import ConfigError
 
+VHOST_LETTERS, VHOST_BYTES = 127, 255
+"""The longest virtual host: by the driver, and by AMQP."""
+
+LOGIN_MAX = 3_000
+"""Bytes of user and password together: AMQP's first frames have 4,096, with what a client tells about itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -84,14 +90,19 @@ def address_of(url: Url) -> Address:
     vhost = url.path.removeprefix("/")
     if "/" in vhost:
         raise ConfigError(f"{str(url)!r} has a second slash in its path; {form}, with a slash of the name as %2F")
-    return Address(
-        host,
-        port,
-        unquote(vhost) or "/",
-        url.user.reveal() if url.user else "guest",
-        url.password or Secret("guest"),
-        is_tls,
-    )
+    vhost = unquote(vhost) or "/"
+    if len(vhost) > VHOST_LETTERS or len(vhost.encode()) > VHOST_BYTES:
+        raise ConfigError(
+            f"the virtual host in {str(url)!r} ({len(vhost)} characters, {len(vhost.encode())} bytes) must not be "
+            f"longer than {VHOST_LETTERS} characters and {VHOST_BYTES} bytes"
+        )
+    user, password = url.user.reveal() if url.user else "guest", url.password or Secret("guest")
+    if (size := len(user.encode()) + len(password.reveal().encode())) > LOGIN_MAX:
+        raise ConfigError(
+            f"user and password of {url.scheme}://{url.hosts} ({size:,} bytes) must not be longer than {LOGIN_MAX:,} "
+            "bytes together: they must fit into AMQP's first frame"
+        )
+    return Address(host, port, vhost, user, password, is_tls)
 
 
 def require_files(address: Address, options: Options) -> tuple[Fact, ...]:
