@@ -34,6 +34,7 @@ from tenure._queue.verdicts import (
     COMPLETE,
     LAPSED,
     Abandon,
+    Complete,
     DeadLetter,
     Deleted,
     GiveBack,
@@ -618,6 +619,42 @@ async def test_a_process_that_ends_while_it_gives_back_leaves_few_copies_too_man
             bodies += [each.body for each in claim.deliveries]
             await complete(other, *claim.deliveries)
         assert {*bodies} == {b"%d" % number for number in range(count)}
+
+
+async def test_a_verdict_that_was_not_begun_when_its_channel_ended_is_known_to_be_too_late(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url_of(RabbitMQ)) as [broker]:
+        await broker.send(name, [Outgoing(b"a") for _ in range(settling.AT_ONCE + 3)])
+        got: list[Any] = []
+        while len(got) < settling.AT_ONCE + 3:
+            got += (await broker.receive(name, 10, 60.0)).deliveries
+        channel, publish = broker._receipts.find(got[0]).channel.channel, broker._publisher.publish
+        copies: list[Any] = []
+
+        async def publish_and_close(*given: Any) -> None:
+            copies.append(given)
+            await publish(*given)
+            channel.begin_close()
+
+        monkeypatch.setattr(broker._publisher, "publish", publish_and_close)
+        answers = await broker.settle(settled(GiveBack(), *got))
+        assert len(copies) == settling.AT_ONCE
+        assert [isinstance(one, NoAnswer) for one in answers[: settling.AT_ONCE]] == [True] * settling.AT_ONCE
+        assert answers[settling.AT_ONCE :] == [LAPSED] * 3
+        assert await broker.settle(settled(GiveBack(), *got)) == [LAPSED] * len(got)
+        monkeypatch.undo()
+
+        [again] = await until_found(lambda: received(broker, name))
+        channel = broker._receipts.find(again).channel.channel
+        send = broker._settling._send
+
+        async def send_and_close(*given: Any) -> None:
+            await send(*given)
+            channel.begin_close()
+
+        monkeypatch.setattr(broker._settling, "_send", send_and_close)
+        assert await broker.settle(settled(Complete(sends=((f"{name}-2", Outgoing(b"b")),)), again)) == [LAPSED]
 
 
 async def is_held_by_none(broker: Any, name: str) -> bool:

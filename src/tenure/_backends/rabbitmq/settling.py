@@ -156,20 +156,23 @@ class Settling:
         if isinstance(verdict, Complete):
             for queue, message in verdict.sends:
                 await self._send(queue, [message])
+            if held.channel.lost is not None:
+                return LAPSED
             await self._ack(held, verdict)
             return SETTLED
         copy, answer = await self._copy_for(held.found, verdict, time.time())
+        if isinstance(verdict, GiveBack) and copy is not None:
+            async with self._turn_to_give_back(held.found.queue):
+                return await self._replace(held, verdict, copy, answer)
+        return await self._replace(held, verdict, copy, answer)
+
+    async def _replace(self, held: HeldMessage, verdict: Verdict, copy: Copy | None, answer: Answer) -> Answer:
+        """Pass a verdict by a *copy*, or by a rejection if that is none."""
+        if held.channel.lost is not None:  # meanwhile, and nothing was done yet: that is certain
+            return LAPSED
         if copy is None:
             await self._reject(held, verdict)
-        elif isinstance(verdict, GiveBack):
-            async with self._turn_to_give_back(held.found.queue):
-                await self._replace(held, verdict, copy)
-        else:
-            await self._replace(held, verdict, copy)
-        return answer
-
-    async def _replace(self, held: HeldMessage, verdict: Verdict, copy: Copy) -> None:
-        """Pass a verdict by a copy."""
+            return answer
         try:
             await self._publish(held.channel, held.found, copy)
         except TooLarge:
@@ -177,6 +180,7 @@ class Settling:
             await self._reject(held, verdict, requeue=held.found.is_dead or not copy.is_dead)
         else:
             await self._ack(held, verdict)
+        return answer
 
     def _turn_to_give_back(self, queue: str) -> asyncio.Semaphore:
         return self._giving_back.setdefault(queue, asyncio.Semaphore(AT_ONCE))
