@@ -293,7 +293,7 @@ async def test_a_message_is_published_again_after_a_refusal_and_a_deletion(
         async def refused_first(queue: str, letters: Any) -> Any:
             nonlocal attempts
             attempts += 1
-            return ([], letters) if attempts == 1 else await attempt(queue, letters)
+            return ([], letters, []) if attempts == 1 else await attempt(queue, letters)
 
         monkeypatch.setattr(broker._publisher, "_attempt", refused_first)
         await broker.send(name, [Outgoing(b"a")])

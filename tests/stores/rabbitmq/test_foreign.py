@@ -33,7 +33,7 @@ from tenure._backends.rabbitmq.message_format import (
     FACTS_MAX,
     SEQUENCE_MAX,
     Facts,
-    check_sizes,
+    check_properties,
     copied,
     delivery_of,
     found_message,
@@ -404,11 +404,12 @@ def test_headers_are_written_as_they_are() -> None:
         ({"correlation_id": "ä" * 128}, r"^correlation_id \(256 bytes\)"),
         ({"reply_to": "漢" * 86}, r"^reply_to \(258 bytes\)"),
         ({"headers": {"ä" * 128: 1}}, r"^a header's name \(256 bytes\)"),
+        ({"reply_to": "amq.rabbitmq.reply-to"}, r"^reply_to \('amq.rabbitmq.reply-to'\) is for .*; name a queue"),
     ],
 )
 def test_a_text_without_room_is_refused(options: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        check_sizes(Outgoing(b"", **options))
+        check_properties(Outgoing(b"", **options))
 
 
 def test_an_id_that_is_made_up_of_a_long_name_has_room() -> None:

@@ -11,15 +11,24 @@ import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from aiormq import spec
 
 from tenure._backends.rabbitmq.address import Address, Options, require_files
-from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, connect
-from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost, ConnectionLost, NotConfirmed, TooLarge
+from tenure._backends.rabbitmq.connection import AmqpChannel, AmqpConnection, Published, connect
+from tenure._backends.rabbitmq.errors import (
+    AmqpError,
+    ChannelLost,
+    ConnectionLost,
+    NotConfirmed,
+    NotTaken,
+    Unacceptable,
+)
 from tenure._backends.rabbitmq.names import PROBE, is_queue
 from tenure._backends.rabbitmq.properties import Properties
+from tenure._backends.rabbitmq.rejections import find_rejected, largest_body, outcomes
 from tenure._opened import Fact
 from tenure._redaction import redacted, redacting
 from tenure._runtime.closing import close_in_order, close_together
@@ -42,7 +51,7 @@ CLOSE_WITHIN = 2.0
 CONSUMER_TIMEOUT = re.compile(r"[Tt]imeout value used: (\d+) ms")
 """What the server says when a message was unacknowledged for too long."""
 
-FAILURES = (AmqpError, NotConfirmed, TooLarge, OSError)
+FAILURES = (AmqpError, NotConfirmed, Unacceptable, OSError)
 """The errors of a request; a ``TimeoutError`` is an ``OSError``."""
 
 _ADVICE = TlsAdvice(plain="for a server without TLS, write amqp://")
@@ -98,6 +107,8 @@ def translate(
             )
         case ChannelLost(code=406) if CONSUMER_TIMEOUT.search(error.text):
             return Unavailable(f"{url} has closed a channel, with all its locks: {said}")
+        case ChannelLost(code=406) if "delivery tag" in error.text:
+            return Unavailable(f"{url} has closed a channel, with all its locks: {said}")
         case ChannelLost(code=405):
             return ConfigError(f"{url} has a queue that belongs to another connection alone: {said}")
         case ChannelLost(code=406):
@@ -108,10 +119,8 @@ def translate(
             )
         case ChannelLost(code=540) | ConnectionLost(code=540):
             return ConfigError(f"{url} can't do that: {said}; tenure needs RabbitMQ 3.10 or newer")
-        case ChannelLost(code=311) | ChannelLost(code=501):
+        case Unacceptable():
             return ConfigError(f"{url} refuses the message: {said}")
-        case TooLarge():
-            return ConfigError(f"{url} can't keep the message: {error}")
         case NotConfirmed():
             return Unavailable(f"{url} did not accept a message: {error}")
         case AmqpError():
@@ -140,6 +149,8 @@ class Client:
         self._closed = False
         self.consumer_timeout = options.consumer_timeout
         """Seconds for which the server lets a message be unacknowledged, as configured here or learned from it."""
+        self.body_max: int | None = None
+        """Bytes of the largest body that the server takes, as it has told: until the connection is lost."""
         self.waits_for = ""
         """Why requests may be waiting although the server answers, to be told when one times out."""
 
@@ -227,6 +238,8 @@ class Client:
         if connection is not None:
             if connection.lost is None:
                 return connection
+            if purpose == "sending":
+                self.body_max = None  # the server may have been configured anew
             self.begin(self._connections.pop(purpose).close(), "close")
         task = self._connecting.get(purpose)
         if task is None:
@@ -261,9 +274,41 @@ class Client:
                 raise
             if self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
                 self._sending = channel
+                channel.on_rejected = partial(self._on_rejected, connection)
             else:
                 channel.begin_close()  # another request has made one meanwhile
         return self._sending
+
+    async def publish(self, exchange: str, routing_key: str, properties: Properties, body: bytes) -> None:
+        """Return when a message is confirmed; it is published again if the server has surely not taken it."""
+        while True:
+            with suppress(NotTaken):
+                return await (await self.sending()).publish(exchange, routing_key, properties, body)
+
+    def _on_rejected(self, connection: AmqpConnection, error: AmqpError, sent: list[Published]) -> None:
+        # The driver may send more on the channel that is over, for which the server ends the connection.
+        if self._connections.get("sending") is connection:
+            self.begin(self._connections.pop("sending").close(), "close")
+        self.body_max = largest_body(error) or self.body_max
+        self.begin(self._sort_out(error, sent), "sort-out")
+
+    async def _sort_out(self, error: AmqpError, sent: list[Published]) -> None:
+        """Tell each of the messages *sent* what has become of it, of which the server has refused one with *error*."""
+
+        async def open_channel() -> AmqpChannel:
+            return await (await self.connection("sending")).channel(confirms=True)
+
+        rejected: int | None = None
+        try:
+            async with asyncio.timeout(self.options.timeout):
+                rejected = await find_rejected(error, sent, open_channel)
+        except (AmqpError, OSError):
+            pass
+        finally:
+            for one, outcome in zip(sent, outcomes(error, sent, rejected), strict=True):
+                if not one.confirmed.done():
+                    one.confirmed.set_exception(outcome)
+                    one.confirmed.exception()  # nobody may ask for it
 
     async def receiving(self) -> AmqpChannel:
         """Return a new channel, to receive messages on."""

@@ -34,6 +34,7 @@ from tenure._backends.rabbitmq.errors import (
     AmqpError,
     ChannelLost,
     ConnectionLost,
+    NotTaken,
     Refused,
     Returned,
     refusal,
@@ -101,6 +102,16 @@ class Delivered:
     """When it came, by the loop's clock."""
 
 
+@dataclass(slots=True, eq=False)
+class Published:
+    """A message that was sent and is not confirmed."""
+
+    exchange: str
+    properties: Properties
+    body: bytes
+    confirmed: asyncio.Future[None]
+
+
 class AmqpChannel:
     """A channel. Made by :meth:`AmqpConnection.channel`."""
 
@@ -109,6 +120,9 @@ class AmqpChannel:
         self.lost: AmqpError | None = None
         """Why it is over; None while it can be used."""
         self.on_lost: Callable[[AmqpError], None] = lambda _: None
+        self.on_rejected: Callable[[AmqpError, list[Published]], None] | None = None
+        """Called if the server has closed it with a code, with what was sent and is not confirmed, in order: instead of
+        failing that."""
         self.on_delivery: Callable[[Delivered], None] = lambda _: None
         """Called with each message that comes."""
         self.on_cancelled: Callable[[str], None] = lambda _: None
@@ -119,6 +133,7 @@ class AmqpChannel:
         self._patience: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
         self._publishing: dict[str, asyncio.Task[None]] = {}  # by id; those that the driver has
+        self._sent: dict[asyncio.Future[None], Published] = {}  # in the order in which the driver has it
         self._unconfirmed: dict[asyncio.Task[None], float] = {}  # since when, by the loop's clock; the oldest first
         raw.closing.add_done_callback(self._on_closed)
         raw.on_consumer_cancel_callbacks.add(self._on_consumer_cancelled)
@@ -181,6 +196,7 @@ class AmqpChannel:
         assert task is not None
         if id_:
             self._publishing[id_] = task
+        self._sent[confirmed] = Published(exchange, properties, body, confirmed)
         try:
             await self._raw.basic_publish(
                 body,
@@ -202,6 +218,7 @@ class AmqpChannel:
             if not confirmed.done():
                 confirmed.set_result(None)
         finally:
+            del self._sent[confirmed]
             if id_:
                 del self._publishing[id_]
 
@@ -349,8 +366,13 @@ class AmqpChannel:
         if self.lost is not None:
             return
         self.lost = error
+        sent: dict[asyncio.Future[None], Published] = {}
+        if self.on_rejected is not None and isinstance(error, ChannelLost) and error.code and self._sent:
+            sent = self._sent.copy()
+            self.on_rejected(error, list(sent.values()))
         for future in list(self._waiting):
-            _fail(future, error)
+            if future not in sent:
+                _fail(future, NotTaken(0, f"the channel was closed before: {error}") if sent else error)
         self.connection.forget(self)
         self.on_lost(error)
 

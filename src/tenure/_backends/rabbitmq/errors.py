@@ -40,15 +40,27 @@ class Refused(NotConfirmed):
         super().__init__("the queue refuses it")
 
 
-class TooLarge(Exception):
-    """The properties of a message don't fit into a frame; nothing was sent.
+class NotTaken(ChannelLost):
+    """The server has not taken a message, as it had closed the channel for one before: it may be published again."""
+
+
+class Unacceptable(Exception):
+    """The server can't take a message as it is; it is not kept.
 
     ``index`` is its place among those that were to be published together.
     """
 
-    def __init__(self, size: int, index: int) -> None:
-        super().__init__(f"the properties of a message ({size:,} bytes) don't fit into a frame")
+    def __init__(self, text: str, index: int = 0) -> None:
+        super().__init__(text)
         self.index = index
+
+
+class TooLarge(Unacceptable):
+    """A message is larger than the server takes; none of those that were to be published together was sent."""
+
+
+class Rejected(Unacceptable):
+    """The server has refused a message, and closed the channel for it; others that were sent with it may be kept."""
 
 
 _CODES: dict[type[BaseException], int] = {

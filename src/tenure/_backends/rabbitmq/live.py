@@ -17,7 +17,7 @@ from typing import Any
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
-from tenure._backends.rabbitmq.errors import TooLarge
+from tenure._backends.rabbitmq.errors import Unacceptable
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
 from tenure._backends.rabbitmq.names import amqp_name, is_queue
@@ -161,7 +161,7 @@ class Browser:
                     if act is not None:
                         try:
                             await act(one)
-                        except TooLarge:  # with what a copy needs; another program has sent it, and it stays here
+                        except Unacceptable:  # with what a copy needs; another program has sent it, and it stays here
                             continue
                         pages.remove(one)
                     count += 1

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Self
 
 from tenure._backends.rabbitmq.connection import Delivered
+from tenure._backends.rabbitmq.names import ANSWERS
 from tenure._backends.rabbitmq.properties import SHORT_MAX, Properties, cut
 from tenure._checks import LONGEST
 from tenure._foreign import a_count, a_list, digits, read_json, read_or, seconds
@@ -179,12 +180,17 @@ class FoundMessage:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def check_sizes(message: Outgoing) -> None:
-    """Refuse a message with a text that AMQP has no room for.
+def check_properties(message: Outgoing) -> None:
+    """Refuse a message with a text that AMQP has no room for, or for which the server would close the channel.
 
     Raises:
-        ConfigError: The message shows its name and size.
+        ConfigError: The message shows its name, and its size or what it is.
     """
+    if message.reply_to == ANSWERS.removesuffix("."):
+        raise ConfigError(
+            f"reply_to ({message.reply_to!r}) is for a client that receives the answer on the channel on which it has "
+            "sent the message, and tenure does not; name a queue"
+        )
     named = [("id", message.id), ("correlation_id", message.correlation_id), ("reply_to", message.reply_to)]
     for what, text in [*named, *(("a header's name", name) for name in message.headers)]:
         size = 0 if text is None else len(text.encode())

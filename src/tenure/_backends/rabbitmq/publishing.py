@@ -9,11 +9,21 @@ from typing import NamedTuple
 
 from tenure._backends.rabbitmq.client import NOT_FOUND, Client
 from tenure._backends.rabbitmq.delays import STEP, Delays, routing_key
-from tenure._backends.rabbitmq.errors import ChannelLost, NotConfirmed, Refused, Returned, TooLarge
+from tenure._backends.rabbitmq.errors import (
+    AmqpError,
+    ChannelLost,
+    NotConfirmed,
+    NotTaken,
+    Refused,
+    Rejected,
+    Returned,
+    TooLarge,
+)
 from tenure._backends.rabbitmq.message_format import mark_delayed
 from tenure._backends.rabbitmq.names import amqp_name, is_queue
 from tenure._backends.rabbitmq.presence import Presence
 from tenure._backends.rabbitmq.properties import Properties
+from tenure._backends.rabbitmq.rejections import too_large
 
 UNCONFIRMED_MAX = 2_000
 """Messages on their way at once, of one call."""
@@ -64,15 +74,22 @@ class Publisher:
 
         Raises:
             TooLarge: One is too large. None is sent.
+            Rejected: The server refuses one. Others may be kept.
             NotConfirmed: The queue refuses one. Others may be kept.
             AmqpError: The connection failed. Any of them may be kept.
         """
         most = (await self._client.sending()).connection.properties_max
         for index, one in enumerate(letters):
             if (size := len(one.properties.marshal())) > most:
-                raise TooLarge(size, index)
+                raise TooLarge(f"the properties of a message ({size:,} bytes) don't fit into a frame", index)
+            if self._client.body_max is not None and len(one.body) > self._client.body_max:
+                raise TooLarge(too_large(one.body, self._client.body_max), index)
         for start in range(0, len(letters), UNCONFIRMED_MAX):
-            await self._publish(queue, letters[start : start + UNCONFIRMED_MAX])
+            try:
+                await self._publish(queue, letters[start : start + UNCONFIRMED_MAX])
+            except Rejected as error:
+                error.index += start
+                raise
 
     async def _publish(self, queue: str, letters: Sequence[Letter]) -> None:
         is_new = not self._presence.knows(queue)
@@ -81,8 +98,12 @@ class Publisher:
         pause = NEW_POLL
         left: Sequence[Letter] = letters
         while True:
-            missing, refused = await self._attempt(queue, left)
-            left = [*missing, *refused]
+            try:
+                missing, refused, untaken = await self._attempt(queue, left)
+            except Rejected as error:
+                error.index = next(index for index, one in enumerate(letters) if one is left[error.index])
+                raise
+            left = [*missing, *refused, *untaken]
             if not left:
                 return
             if missing:  # the queue isn't there, or what delays them
@@ -92,14 +113,16 @@ class Publisher:
                 self._presence.forget(queue)
                 self._delays.forget()
                 await self._ensure(queue)
+            elif not refused:
+                pause = NEW_POLL  # the channel was closed for another message, and a new one is opened
             elif time.monotonic() > refused_until or not (is_new or any(one.steps for one in refused)):
                 raise Refused
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, NEW_POLL_MAX)
 
-    async def _attempt(self, queue: str, letters: Sequence[Letter]) -> tuple[list[Letter], list[Letter]]:
-        """Publish *letters*; return those whose queue is missing, and those that a queue refused.
+    async def _attempt(self, queue: str, letters: Sequence[Letter]) -> tuple[list[Letter], list[Letter], list[Letter]]:
+        """Publish *letters*; return those whose queue is missing, those that a queue refused, and those not taken.
 
         A full queue refuses messages, and keeps none of them; so does each quorum queue while it is being declared.
         """
@@ -116,7 +139,7 @@ class Publisher:
             except ChannelLost as error:
                 if error.code != NOT_FOUND:
                     raise
-                return list(letters), []
+                return list(letters), [], []
         comes_back = is_queue(name)  # else it does so although it has been delivered
         channel = await self._client.sending()
         confirmed: list[asyncio.Future[None]] = []
@@ -125,7 +148,9 @@ class Publisher:
             confirmed.append(channel.publish(exchange, key, properties, body, mandatory=comes_back))
         missing: list[Letter] = []
         refused: list[Letter] = []
-        for one, future in zip(letters, confirmed, strict=True):
+        untaken: list[Letter] = []
+        failed: list[AmqpError] = []
+        for index, (one, future) in enumerate(zip(letters, confirmed, strict=True)):
             try:
                 await future
                 if comes_back and not one.steps:
@@ -134,8 +159,16 @@ class Publisher:
                 missing.append(one)
             except Refused:
                 refused.append(one)
-            except ChannelLost as error:
-                if error.code != NOT_FOUND or not exchanges:
-                    raise
-                missing.append(one)  # an exchange of delays is gone
-        return missing, refused
+            except NotTaken:
+                untaken.append(one)
+            except Rejected as error:
+                error.index = index
+                raise
+            except AmqpError as error:
+                if isinstance(error, ChannelLost) and error.code == NOT_FOUND and one.steps:
+                    missing.append(one)  # an exchange of delays is gone
+                else:
+                    failed.append(error)  # one behind it may be the reason
+        if failed:
+            raise failed[0]
+        return missing, refused, untaken

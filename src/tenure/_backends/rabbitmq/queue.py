@@ -26,13 +26,13 @@ from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
 from tenure._backends.rabbitmq.delays import LEVELS, STEP, Delays, steps_of
-from tenure._backends.rabbitmq.errors import TooLarge
+from tenure._backends.rabbitmq.errors import Rejected, TooLarge
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.live import SETTLING_LAG, Browser
 from tenure._backends.rabbitmq.message_format import (
     FoundMessage,
     Sequences,
-    check_sizes,
+    check_properties,
     delivery_of,
     found_message,
     properties_of,
@@ -369,7 +369,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Publish *messages* to *queue*; return their ids when all are confirmed. On an exception, some may be sent."""
-        self.refusals.check_messages(messages, check_sizes)
+        self.refusals.check_messages(messages, check_properties)
         return await self._client.run(partial(self._send, queue, messages))
 
     async def _send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -387,6 +387,12 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
             letters.append(Letter(properties, message.body, steps))
         try:
             await self._publisher.publish(queue, letters)
+        except Rejected as error:
+            if len(messages) == 1:
+                raise MessageRefused(f"{self._client.url} refuses the message: {error}") from None
+            raise ConfigError(
+                f"{self._client.url} refuses message {error.index} of {len(messages)}: {error}; others may be sent"
+            ) from None
         except TooLarge as error:
             raise MessageRefused(str(error), error.index, len(messages)) from None
         if queue not in self._listed and not queue.startswith(SERVERS):
@@ -409,7 +415,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         not_before: float = 0.0,
     ) -> Advanced:
         """Keep *record* of a schedule in place of *expected*, and send *messages*: in steps, see ``schedule_steps``."""
-        self.refusals.check_messages(messages, check_sizes)
+        self.refusals.check_messages(messages, check_properties)
         return await self._schedules.advance(queue, schedule, expected, record, messages, not_before)
 
     # --- receiving ---
@@ -618,7 +624,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Pass many verdicts; each has its own answer, or ``NoAnswer``."""
         for delivery, verdict in settlements:
-            self.refusals.check_verdict(delivery, verdict, check_sizes)
+            self.refusals.check_verdict(delivery, verdict, check_properties)
         return await self._client.run(partial(self._settling.settle, settlements), to_end=True)
 
     # --- looking ---

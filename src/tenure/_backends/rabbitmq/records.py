@@ -212,7 +212,7 @@ class RecordStore:
             body = _encode(records, version % VERSION_MAX + 1)
             properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
             # By the other connection: a full server would stop reading this one, which has locks.
-            await (await self._client.sending()).publish("", RECORDS, properties, body)
+            await self._client.publish("", RECORDS, properties, body)
             for one in old:
                 channel.ack(one.tag)
         else:

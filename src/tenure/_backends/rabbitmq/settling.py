@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from tenure._backends.rabbitmq.client import FAILURES, Client
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import DELAY_MAX, steps_of
-from tenure._backends.rabbitmq.errors import AmqpError, TooLarge
+from tenure._backends.rabbitmq.errors import AmqpError, Unacceptable
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied, found_message
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
@@ -175,7 +175,7 @@ class Settling:
             return answer
         try:
             await self._publish(held.channel, held.found, copy)
-        except TooLarge:
+        except Unacceptable:
             # As it is, the server can move it, or deliver it again; that counts.
             await self._reject(held, verdict, requeue=held.found.is_dead or not copy.is_dead)
         else:
@@ -231,7 +231,7 @@ class Settling:
         """Publish a copy of *found* to its queue, or among the dead letters.
 
         Raises:
-            TooLarge: Its new facts don't fit.
+            Unacceptable: Its new facts don't fit.
             AmqpError: Its *channel* is lost: then the server delivers it again, and a copy would be one too many.
         """
         if channel.lost is not None:
@@ -257,7 +257,7 @@ class Settling:
                 facts = found.facts if found.is_dead else replace(found.facts, deliveries=found.count - 1)
                 try:
                     await self._publish(channel, found, Copy(facts))
-                except TooLarge:
+                except Unacceptable:
                     channel.reject(raw.tag)
                 except (*FAILURES, TenureError) as error:
                     failed.append(error)
@@ -276,7 +276,7 @@ class Settling:
         facts = noted(found.facts, outcome, now, fills=True)
         try:
             await self._publish(channel, found, Copy(facts, is_dead=True))
-        except TooLarge:
+        except Unacceptable:
             channel.reject(found.raw.tag, requeue=False)  # the server moves it, as it is
             await channel.flow()
         except BaseException:  # it is delivered again, and found again
