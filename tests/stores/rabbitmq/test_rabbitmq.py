@@ -748,15 +748,17 @@ async def test_a_server_that_refuses_is_an_error_of_configuration(login: str, pa
         assert "wrong" not in str(caught.value)
 
 
-async def test_names_and_passwords_may_be_long() -> None:
-    with private(RabbitMQ) as server:
-        user, password, vhost = "u" * 300, "p" * 2_700, "v" * 127
-        server.order(f'rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"{password}">>, {US})')
-        server.order(f'rabbit_vhost:add(<<"{vhost}">>, {US})')
-        rights = f'<<"{user}">>, <<"{vhost}">>, {ALL}, {ALL}, {ALL}, {US}'
-        server.order(f"rabbit_auth_backend_internal:set_permissions({rights})")
-        async with tenure.connect(f"amqp://{user}:{password}@127.0.0.1:{server.port}/{vhost}") as backend:
-            await backend.queue("q").send(b"a")
+async def test_names_and_passwords_may_be_long(name: str) -> None:
+    server = shared(RabbitMQ)
+    user, password, vhost = f"{name:u<300}", "p" * 2_700, f"{name:v<127}"
+    server.order(f'rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"{password}">>, {US})')
+    server.order(f'rabbit_vhost:add(<<"{vhost}">>, {US})')
+    rights = f'<<"{user}">>, <<"{vhost}">>, {ALL}, {ALL}, {ALL}, {US}'
+    server.order(f"rabbit_auth_backend_internal:set_permissions({rights})")
+    async with tenure.connect(f"amqp://{user}:{password}@127.0.0.1:{server.port}/{vhost}") as backend:
+        await backend.queue("q").send(b"a")
+    server.order(f'rabbit_vhost:delete(<<"{vhost}">>, {US})')
+    server.order(f'rabbit_auth_backend_internal:delete_user(<<"{user}">>, {US})')
 
 
 async def test_no_server_is_unavailable() -> None:
