@@ -236,8 +236,8 @@ def test_notes_are_shortened_step_by_step() -> None:
     full = Notes(history=tuple(Attempt(n, 1.0, "abandoned", error) for n in range(1, 6)), before=3, error=error)
     sizes = [len(repr(one)) for one in full.shortened()]
     assert sizes == sorted(sizes, reverse=True)
-    assert [one.before for one in full.shortened()] == [3, 3, 1, 0, 0, 0]
-    assert [len(one.history) for one in full.shortened()] == [5, 5, 3, 1, 1, 0]
+    assert [one.before for one in full.shortened()] == [3, 3, 1, 0, 0, 0, 0]
+    assert [len(one.history) for one in full.shortened()] == [5, 5, 3, 1, 1, 0, 0]
 
 
 # --- headers and settings ----------------------------------------------------------------------------------------
