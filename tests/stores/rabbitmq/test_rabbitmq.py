@@ -334,7 +334,42 @@ async def test_pika_sends_to_us_and_reads_from_us(backend: tenure.Backend, name:
     await got.complete()
 
 
+async def test_a_message_that_was_passed_on_with_its_headers_is_delivered_for_the_first_time(
+    backend: tenure.Backend, channel: Any, name: str
+) -> None:
+    """The server leaves the count of another queue in place until it delivers the message a second time."""
+    queue = backend.queue(name, max_deliveries=3)
+    await queue.send(b"declares the queue")
+    counts: list[int] = []
+
+    async def handle(message: tenure.Message) -> None:
+        counts.append(message.delivery_count)
+        if message.body == b"passed on" and message.delivery_count < 3:
+            raise ValueError("not yet")
+
+    consuming = asyncio.create_task(queue.consume(handle, retry=tenure.RetryPolicy(initial=0.0, jitter=0.0)))
+    await until(lambda: counts == [1])
+    message = aio_pika.Message(b"passed on", headers={"x-delivery-count": 10, "n": 1})
+    await channel.default_exchange.publish(message, routing_key=name)
+    await until(lambda: len(counts) == 4)
+    await stopped(consuming)
+    assert counts == [1, 1, 2, 3]
+    assert not await queue.dead_letters.peek()
+
+
 # --- dead letters ---
+
+
+async def test_the_count_of_another_queue_is_not_that_of_a_dead_letter(
+    backend: tenure.Backend, channel: Any, name: str
+) -> None:
+    queue = backend.queue(name)
+    await queue.declare(lock=5)
+    message = aio_pika.Message(b"short", headers={"x-delivery-count": 10}, expiration=0.05)
+    await channel.default_exchange.publish(message, routing_key=name)
+    for _ in range(2):  # to look at it is counted in the queue of dead letters
+        [letter] = await until_found(queue.dead_letters.peek)
+        assert (letter.reason, letter.delivery_count, letter.history) == (EXPIRED, 0, ())
 
 
 async def test_a_dead_letter_tells_other_programs_why(backend: tenure.Backend, channel: Any, name: str) -> None:

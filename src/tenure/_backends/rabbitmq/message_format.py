@@ -309,7 +309,7 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     )
     if home != queue:
         facts = _dead_facts(facts, headers, now)
-    return FoundMessage(queue, raw, facts, returns_of(properties), id_ or made_up_id(home, sequence))
+    return FoundMessage(queue, raw, facts, returns_of(raw), id_ or made_up_id(home, sequence))
 
 
 def _expires_at(properties: Properties, headers: Mapping[str, Any], now: float) -> float | None:
@@ -321,9 +321,15 @@ def _expires_at(properties: Properties, headers: Mapping[str, Any], now: float) 
     return at
 
 
-def returns_of(properties: Properties) -> int:
-    """Return how often the server counts a message as delivered before."""
-    return read_or(read_deliveries, (properties.headers or {}).get("x-delivery-count"), 0)
+def returns_of(raw: Delivered) -> int:
+    """Return how often the server counts a message as delivered before.
+
+    It writes that only into a message that it delivers again. In another, the header is what a program has passed on
+    with a message that it had received, perhaps from another queue.
+    """
+    if not raw.redelivered:
+        return 0
+    return read_or(read_deliveries, (raw.properties.headers or {}).get("x-delivery-count"), 0)
 
 
 def _made_up(raw: Delivered, now: float) -> tuple[int, float]:
@@ -359,7 +365,7 @@ def _dead_facts(facts: Facts, headers: Mapping[str, Any], now: float) -> Facts:
     death = deaths[0]  # the newest
     at = death.get("time")
     moment = at.timestamp() if isinstance(at, datetime) else now
-    count = min(COUNT_MAX, facts.deliveries + read_or(read_deliveries, headers.get("x-delivery-count"), 0))
+    count = facts.deliveries  # the server writes no count into a letter: x-delivery-count is from before, or from here
     why = read_or(read_reason, death.get("reason"), UNKNOWN)
     if why == "expired":
         reason, description = EXPIRED, EXPIRED_DESCRIPTION

@@ -208,7 +208,7 @@ class RecordStore:
         for part in turn.parts:
             part.carry_out(records)
         # What is given back is counted, and a policy may let the server drop what was counted too often.
-        if _encode(records, version) != before or any(returns_of(one.properties) for one in old[:1]):
+        if _encode(records, version) != before or any(returns_of(one) for one in old[:1]):
             body = _encode(records, version % VERSION_MAX + 1)
             properties = Properties(delivery_mode=2, content_type="application/json", message_id=RECORDS)
             # By the other connection: a full server would stop reading this one, which has locks.
