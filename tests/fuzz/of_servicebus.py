@@ -16,7 +16,7 @@ from tenure._backends.servicebus.codec import Incoming, bytes_of, incoming, plai
 from tenure._backends.servicebus.message_format import (
     DESCRIPTION,
     REASON,
-    Notes,
+    MessageNotes,
     Received,
     copied,
     outgoing,
@@ -67,11 +67,20 @@ def parts_of(data: bytes) -> dict[str, Any]:
 
 
 NAMED = [replace(SENT[0], id="a"), SENT[1]]  # without an id, each would get a random one
-NOTES = Notes("order-17", 2, HISTORY, NOW, 3)
+NOTES = MessageNotes(
+    id="order-17",
+    deliveries=2,
+    history=HISTORY,
+    before=1,
+    dead_at=NOW,
+    died_after=3,
+    sent_at=NOW,
+    no_attempts=(3, 4),
+)
 DATA = [
     *(outgoing(one, NOW).data for one in NAMED),
     outgoing(NAMED[1], NOW, {**NOTES.properties(0), REASON: "rejected", DESCRIPTION: "by its handler"}).data,
-    outgoing(NAMED[0], NOW, {REASON: "MaxDeliveryCountExceeded", **Notes(history=HISTORY).properties(0)}).data,
+    outgoing(NAMED[0], NOW, {REASON: "MaxDeliveryCountExceeded", **MessageNotes(history=HISTORY).properties(0)}).data,
 ]
 MESSAGES = [*map(parts_of, DATA), {**parts_of(DATA[0]), "body": None, "value": {"a": [1, None, b"x", 1.5]}}]
 
@@ -157,7 +166,7 @@ def use(data: bytes) -> None:
         assert again.body == one.body
         assert again.headers == one.headers
         assert again.notes.deliveries == notes.deliveries
-    died = replace(one.notes, died_at=NOW, died_after=one.count + 1)
+    died = replace(one.notes, dead_at=NOW, died_after=one.count + 1)
     use_death(received("orders", incoming(memoryview(copied(one, message, died, new_id=None).data))).death)
 
 

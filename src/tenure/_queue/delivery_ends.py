@@ -17,8 +17,8 @@ it, follows from a few facts; :func:`outcome_of` has the rule, :func:`noted` wri
   more attempt, under the number of its last delivery.
 - A message that is redriven has all its deliveries again, no delay, and no end; its history is kept.
 
-Memory, SQLite, Azure Storage, RabbitMQ and NATS ask this module. PostgreSQL and Redis have the same rule in their own
-languages, and Service Bus a part of it. ``OutcomeTests`` of the suites compare each store with this module.
+All stores in Python ask this module; what Service Bus decides by itself is not theirs. PostgreSQL and Redis have the
+same rule in their own languages. ``OutcomeTests`` of the suites compare each store with this module.
 """
 
 from __future__ import annotations

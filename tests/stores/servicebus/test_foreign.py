@@ -38,10 +38,12 @@ from tenure._backends.servicebus.message_format import (
     DEATH,
     DELIVERIES,
     DESCRIPTION,
+    HEADERS_MAX,
     HISTORY,
     ID,
     REASON,
-    Notes,
+    SENT_AT,
+    MessageNotes,
     Received,
     copied,
     outgoing,
@@ -58,7 +60,7 @@ from tenure._foreign import Unreadable
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, QueueSettings, Selection
 from tenure._queue.checks import COUNT_MAX
 from tenure._queue.failures import Failure
-from tenure._queue.message import HISTORY_MAX, MAX_DELIVERIES, Attempt
+from tenure._queue.message import HISTORY_MAX, MAX_DELIVERIES, Attempt, exhausted_description
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, DeadLetter, Settled, Settlement
 from tenure._runtime.clock import SystemClock
@@ -108,11 +110,11 @@ def read(raw: bytes) -> Received:
     return received("q", incoming(memoryview(raw)))
 
 
-def noted(**application: Any) -> Notes:
+def noted(**application: Any) -> MessageNotes:
     return read(message_of({name.replace("_", "-"): one for name, one in application.items()})).notes
 
 
-def copy_of(raw: bytes, notes: Notes | None = None, **options: Any) -> ProtonMessage:
+def copy_of(raw: bytes, notes: MessageNotes | None = None, **options: Any) -> ProtonMessage:
     """Return the copy of a message as another AMQP library reads it."""
     found, message = read(raw), incoming(memoryview(raw))
     options.setdefault("new_id", None)
@@ -284,14 +286,14 @@ def test_a_message_of_parts_in_unusual_forms() -> None:
 )
 def test_an_unreadable_history_is_none_and_leaves_the_rest(text: str) -> None:
     found = noted(tenure_history=text, tenure_id="id", tenure_deliveries=3, tenure_death="[5.0, 6]")
-    assert found == Notes("id", 3, (), 5.0, 6)
+    assert found == MessageNotes(id="id", deliveries=3, dead_at=5.0, died_after=6)
 
 
 @pytest.mark.parametrize("text", ["[Infinity, 1]", "[1e300, 1]", "[", "[1]", "{}", "null", '["x", "y"]', "[-1, -1]"])
 def test_an_unreadable_death_is_none_and_leaves_the_rest(text: str) -> None:
     found = noted(tenure_history='[[1,2.0,"abandoned",null]]', tenure_id="id", tenure_death=text)
     assert (found.id, len(found.history)) == ("id", 1)
-    assert found.died_at is None
+    assert not found.dead_at
 
 
 def test_the_readable_attempts_of_a_history_are_read() -> None:
@@ -314,14 +316,62 @@ def test_counts_are_clipped_and_can_be_written_again() -> None:
     assert found.count + 1 == COUNT_MAX
     assert found.deaths_count == COUNT_MAX
     assert found.delivery("q", "t").delivery_count == COUNT_MAX
-    assert dict(copy_of(raw, Notes(deliveries=found.count + 1)).properties or {}) == {DELIVERIES: COUNT_MAX}
+    assert dict(copy_of(raw, MessageNotes(deliveries=found.count + 1)).properties or {}) == {DELIVERIES: COUNT_MAX}
 
 
 def test_a_death_of_many_deliveries_makes_up_no_more_attempts_than_are_kept() -> None:
-    found = read(message_of({REASON: "MaxDeliveryCountExceeded", DEATH: f"[5, {2**62}]", DESCRIPTION: "x" * 100_000}))
+    header = [None, None, None, None, uint(2**32 - 1)]
+    found = read(message_of({REASON: "MaxDeliveryCountExceeded", DESCRIPTION: "x" * 100_000}, header=header))
     assert found.death.reason == MAX_DELIVERIES
     assert len(found.death.history) == HISTORY_MAX
-    assert len(found.death.description) < 100_000
+    assert found.death.description == exhausted_description(found.deaths_count)
+
+
+def test_a_description_of_another_program_is_cut() -> None:
+    assert len(read(message_of({REASON: "theirs", DESCRIPTION: "x" * 100_000})).death.description) < 100_000
+
+
+@pytest.mark.parametrize("odd", ["[", "Infinity", '"x"', "-1", "1e300", 5])
+def test_an_odd_time_of_sending_is_none(odd: Any) -> None:
+    found = read(message_of({SENT_AT: odd}))
+    assert found.sent_at == found.enqueued_at
+
+
+def test_a_copy_tells_when_it_was_first_sent() -> None:
+    notes = MessageNotes(deliveries=1, history=(Attempt(1, NOW, "abandoned"),), sent_at=5.25)
+    raw = message_of({"a": "b"})
+    found = read(copied(read(raw), incoming(memoryview(raw)), notes, new_id=None).data)
+    assert (found.sent_at, found.delivery("q", "t").enqueued_at, found.headers) == (5.25, 5.25, {"a": "b"})
+
+
+def test_attempts_before_a_redrive_stay_those_of_before_if_some_are_left_out() -> None:
+    history = tuple(Attempt(number, NOW, "abandoned", Failure("E", "m" * 9_000, "")) for number in (1, 2, 3, 4, 1, 2))
+    written = MessageNotes(history=history, before=4).properties(HEADERS_MAX - 800)
+    found = read(message_of(written)).notes
+    assert ([one.number for one in found.history], found.before) == ([4, 1, 2], 1)
+
+
+def test_what_a_copy_leaves_out_and_what_was_no_attempt_is_not_made_up() -> None:
+    notes = MessageNotes(deliveries=3, no_attempts=(5,)).with_expired_attempts(6, NOW)
+    assert [one.number for one in notes.history] == [4, 6]
+    written = MessageNotes(no_attempts=(5, 7)).properties(0)
+    assert read(message_of(written)).notes.no_attempts == (5, 7)
+    assert noted(tenure_no_attempts='[1, "x", -1, 4]').no_attempts == (1, 4)
+    assert noted(tenure_no_attempts="7").no_attempts == ()
+
+
+def test_what_is_noted_of_a_death_has_the_form_that_every_release_reads() -> None:
+    history = (Attempt(1, 2.0, "abandoned", Failure("E", "m", "t")), Attempt(2, 3.5, "rejected"))
+    notes = MessageNotes(id="order", deliveries=1, history=history, dead_at=3.5, died_after=2)
+    assert notes.properties(0) == {
+        "tenure-id": "order",
+        "tenure-deliveries": 1,
+        "tenure-history": '[[1, 2.0, "abandoned", ["E", "m", "t"]], [2, 3.5, "rejected", null]]',
+        "tenure-death": "[3.5, 2]",
+    }
+    later = MessageNotes(history=history, before=1, sent_at=1.5, no_attempts=(3,)).properties(0)
+    del later["tenure-history"]
+    assert later == {"tenure-before": 1, "tenure-enqueued-at": "1.500", "tenure-no-attempts": "[3]"}
 
 
 @pytest.mark.parametrize("odd", [None, "x", -5, 2**63 - 1, UUID(int=1), [1], 1.5, True])

@@ -13,14 +13,15 @@ from tenure._backends.servicebus.driver import FAILURES, NOT_FOUND, RELEASED, Di
 from tenure._backends.servicebus.feed import Feed, Taken
 from tenure._backends.servicebus.feeds import Feeds
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
-from tenure._backends.servicebus.message_format import NATIVE_REASONS, received
+from tenure._backends.servicebus.message_format import buried, received
 from tenure._backends.servicebus.names import Path
 from tenure._backends.servicebus.places import Places
 from tenure._backends.servicebus.receipts import Held, Receipts
 from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._backends.servicebus.sessions import Sessions
 from tenure._queue.broker import Claim, NoSession, QueueSettings
-from tenure._queue.message import MAX_DELIVERIES, Delivery, SessionLock, exhausted_description
+from tenure._queue.delivery_ends import found_dead
+from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import LAPSED, Lapsed
 from tenure._runtime.notifier import Notifier
 from tenure._runtime.tasks import Tasks
@@ -89,21 +90,22 @@ class Claiming:
         """Return what was taken as a claim, and what is not delivered, each with its outcome. On any thread."""
         token = Receipts.new_token()
         most = settings.max_deliveries if self._places.knows_deliveries else math.inf
-        age, deliveries = 0.0, []
+        now, age, deliveries = self._clock.now(), 0.0, []
         refused: list[tuple[Arrived, Outcome]] = []
         for one in taken.messages:
             held = self._hold(queue, path, one, taken.link, feed, settings.lock)
             since = asked_at - (held.until - settings.lock)
-            if not path.is_dead and held.received.count >= most:
-                # The service counts the deliveries of a copy anew.
-                text = exhausted_description(held.received.count)
-                refused.append((one, rejected(NATIVE_REASONS[MAX_DELIVERIES], text, {})))
+            found = held.received
+            # The service counts the deliveries of a copy anew.
+            died = None if path.is_dead else found_dead(found.count, found.notes, most, now, is_expired=False)
+            if died is not None:
+                refused.append((one, rejected(*buried(found, died, now))))
             elif since > settings.lock / 2:  # this process was suspended, perhaps
                 refused.append((one, RELEASED))
             else:
                 age = max(age, since)
                 self._receipts.add(token, held)
-                deliveries.append(held.received.delivery(queue, token, is_dead=path.is_dead))
+                deliveries.append(found.delivery(queue, token, is_dead=path.is_dead))
         return Claim(tuple(deliveries), 0.0 if taken.may_be_more or refused else None, (), age), refused
 
     def _hold(self, queue: str, path: Path, one: Arrived, link: ReceiveLink | None, feed: Feed, lock: float) -> Held:

@@ -44,8 +44,7 @@ class DeadLetters:
             if len(shown) >= limit:
                 break
             if which.fits(found.sequence, found.id, found.death):
-                delivery = found.delivery(queue, "", is_dead=True)._replace(delivery_count=found.deaths_count)
-                shown.append(dead_message_of(queue, delivery, found.death))
+                shown.append(dead_message_of(queue, found.delivery(queue, "", is_dead=True), found.death))
         return shown
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool, to: str | None) -> int:
@@ -60,10 +59,11 @@ class DeadLetters:
                 "subscription; redrive them to a queue of their own: to=…"
             )
         is_new = await self._places.detects_duplicates(target)
+        again = partial(_again, queue, is_new=is_new, keeps_time=target == queue)
 
         async def send(chosen: list[tuple[Received, Arrived]], done: Callable[[int], None]) -> None:
             has_session = any(found.session is not None for found, _ in chosen)
-            encoded = [_again(queue, found, arrived, is_new=is_new) for found, arrived in chosen]
+            encoded = [again(found, arrived) for found, arrived in chosen]
             sent = 0
 
             def note(number: int) -> None:
@@ -76,7 +76,7 @@ class DeadLetters:
                     await self._sending.send(target, encoded, sessions=has_session, sent=note)
                 except MessageRefused as refused:  # one is too large with its history
                     found, arrived = chosen[refused.index]
-                    short = _again(queue, found, arrived, is_new=is_new, is_short=True)
+                    short = again(found, arrived, is_short=True)
                     if sent or len(short.data) >= len(encoded[refused.index].data):
                         raise
                     encoded[refused.index] = short
@@ -107,10 +107,11 @@ class DeadLetters:
         return await remove(source, is_selected, limit, act, dry_run=dry_run)
 
 
-def _again(queue: str, found: Received, arrived: Arrived, *, is_new: bool, is_short: bool = False) -> Encoded:
+def _again(
+    queue: str, found: Received, arrived: Arrived, *, is_new: bool, keeps_time: bool, is_short: bool = False
+) -> Encoded:
     """Return a dead letter as it is sent again. With an id that *is new*, it is the same for each attempt."""
-    history = () if is_short else found.death.history
-    notes = replace(found.notes, history=history, deliveries=0, died_at=None, died_after=None)
+    notes = replace(found.notes_of_death.redriven(), sent_at=found.sent_at if keeps_time else None)
     place = f"{queue} {found.sequence} {found.enqueued_at}"  # not the lock: that is another one at each attempt
     new_id = uuid.uuid5(uuid.NAMESPACE_OID, place).hex if is_new else None
-    return copied(found, arrived.message, notes, new_id=new_id)
+    return copied(found, arrived.message, notes.least() if is_short else notes, new_id=new_id)

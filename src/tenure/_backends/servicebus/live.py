@@ -89,7 +89,7 @@ class LiveMessages:
             state = state_of(found, locked)
             counts[state] += 1
             if state == "ready":
-                oldest = found.enqueued_at if oldest is None else min(oldest, found.enqueued_at)
+                oldest = found.sent_at if oldest is None else min(oldest, found.sent_at)
             if seen >= LOOKED_AT:
                 break
         dead = await self._dead(queue, path)
@@ -102,7 +102,7 @@ class LiveMessages:
         """Return whether a message that is still shown has expired: the service looks when messages are received."""
         if found.state != ACTIVE or found.ttl is None or found.sequence in locked:
             return False
-        return found.enqueued_at + found.ttl <= self._clock.now()
+        return found.expires_at <= self._clock.now()
 
     async def _dead(self, queue: str, path: Path) -> int:
         if self._administration.may_manage is not False:
@@ -238,7 +238,7 @@ def state_of(found: Received, locked: dict[int, Held]) -> State:
 
 def fits(which: LiveSelection, found: Received) -> bool:
     """Whether a message is meant, by everything but its state."""
-    return which.fits(found.sequence, lambda: found.id, found.session, found.enqueued_at)
+    return which.fits(found.sequence, lambda: found.id, found.session, found.sent_at)
 
 
 def _selected(which: LiveSelection, highest: int) -> Callable[[Received], bool]:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from tenure._backends.servicebus import amqp, codec
@@ -33,11 +33,13 @@ from tenure._backends.servicebus.codec import (
 from tenure._checks import LONGEST
 from tenure._foreign import Unreadable, a_count, a_list, a_text, read_json, read_or, seconds
 from tenure._queue.checks import COUNT_MAX, INT_MAX, read_id
+from tenure._queue.delivery_ends import Outcome, history_noted
 from tenure._queue.failures import Failure
 from tenure._queue.headers import is_reserved, read_headers
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     EXPIRED,
+    EXPIRED_DESCRIPTION,
     HISTORY_MAX,
     MAX_DELIVERIES,
     NO_HEADERS,
@@ -46,14 +48,17 @@ from tenure._queue.message import (
     Delivery,
     Headers,
     Token,
+    exhausted_description,
     newest_error,
 )
-from tenure._queue.notes import read_attempts, read_deliveries, read_reason
+from tenure._queue.notes import Notes, read_attempts, read_before, read_deliveries, read_reason
 from tenure._queue.outgoing import Outgoing
 
 ID, DELIVERIES, HISTORY, DEATH = "tenure-id", "tenure-deliveries", "tenure-history", "tenure-death"
+BEFORE, NO_ATTEMPTS, SENT_AT = "tenure-before", "tenure-no-attempts", "tenure-enqueued-at"
+"""What releases before these ignore, and pass on."""
 REASON, DESCRIPTION = "DeadLetterReason", "DeadLetterErrorDescription"
-NOTED = (ID, DELIVERIES, HISTORY, DEATH, REASON, DESCRIPTION)
+NOTED = (ID, DELIVERIES, HISTORY, DEATH, BEFORE, NO_ATTEMPTS, SENT_AT, REASON, DESCRIPTION)
 """The application properties that are not the sender's."""
 CONTENT_TYPE = "content-type"
 
@@ -71,42 +76,64 @@ HEADERS_MAX = 60_000
 """Bytes of all headers: the rest is for the service's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """What tenure has noted of a message."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageNotes(Notes):
+    """What tenure has noted of a message. ``deliveries`` are those before it was copied: the service counts on."""
 
     id: str | None = None
     """The sender's id, where the message is a copy that needed another."""
-    deliveries: int = 0
-    """How often it was handed out before it was copied."""
-    history: tuple[Attempt, ...] = ()
-    died_at: float | None = None
+    sent_at: float | None = None
+    """When the message was sent of which it is a copy, in Unix seconds."""
     died_after: int | None = None
     """After how many deliveries."""
+    no_attempts: tuple[int, ...] = ()
+    """The numbers of deliveries that count and were no attempts: they ended with a deferral, or were given back by the
+    lock token, which the service counts."""
 
     def properties(self, taken: int) -> dict[str, str | int]:
         """Return it as application properties, beside *taken* bytes of others: the history takes what they leave."""
         found: dict[str, str | int] = {}
         if self.id is not None:
             found[ID] = self.id
+        if self.sent_at is not None:
+            found[SENT_AT] = f"{self.sent_at:.3f}"  # an int has 32 bits
         if self.deliveries:
             found[DELIVERIES] = self.deliveries
+        if self.no_attempts:
+            found[NO_ATTEMPTS] = json.dumps(self.no_attempts)
         if self.history:
-            found[HISTORY] = _written(self.history, min(PROPERTY_MAX, HEADERS_MAX - taken))
-        if self.died_at is not None:
-            found[DEATH] = json.dumps([self.died_at, self.died_after])
+            found[HISTORY], dropped = _written(self.history, min(PROPERTY_MAX, HEADERS_MAX - taken))
+            if self.before > dropped:
+                found[BEFORE] = self.before - dropped
+        if self.dead_at:
+            found[DEATH] = json.dumps([self.dead_at, self.died_after])
         return found
 
-    def with_attempt(self, attempt: Attempt) -> Notes:
-        """Return the notes with one more attempt; those before it that left no note ended with their lock."""
-        known = {one.number for one in self.history}
-        first = attempt.number - HISTORY_MAX
-        missing = [
-            Attempt(number, attempt.at, "expired")
-            for number in range(max(1, first), attempt.number)
-            if number not in known and not any(one > number for one in known)
-        ]
-        return replace(self, history=(*self.history, *missing, attempt)[-HISTORY_MAX:])
+    def with_expired_attempts(self, count: int, now: float) -> Self:
+        """Return the notes with those of *count* attempts that are missing: their locks have ended.
+
+        None is missing of those before it was copied: what a copy doesn't tell of them was left out, for want of room.
+        """
+        filled = Notes.with_expired_attempts(self, count, now)
+        known = {one.number for one in self.history[self.before :]}
+        recent = (
+            one
+            for one in filled.history[filled.before :]
+            if one.number in known or (one.number > self.deliveries and one.number not in self.no_attempts)
+        )
+        return replace(filled, history=(*filled.history[: filled.before], *recent))
+
+    def without_attempt(self, number: int) -> Self:
+        """Return the notes after a delivery that counts and was no attempt."""
+        return replace(self, no_attempts=(*self.no_attempts, number)[-HISTORY_MAX:])
+
+    def redriven(self) -> Self:
+        """Return the notes of it as a message with all deliveries left, and its history."""
+        return replace(Notes.redriven(self), died_after=None, no_attempts=())
+
+    def least(self) -> Self:
+        """Return the notes for a message that has no room for them: what it needs to be counted and named."""
+        return replace(self, history=(), before=0, no_attempts=(), sent_at=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +149,7 @@ class Received:
     count: int
     """How often it was handed out before."""
     enqueued_at: float
+    """When the service took it; of a copy, later than what it is a copy of."""
     locked_until: float
     session: str | None
     reply_to: str | None
@@ -129,33 +157,48 @@ class Received:
     ttl: float | None
     due_at: float | None
     state: int
-    notes: Notes
+    notes: MessageNotes
     reason: str | None
     description: str
 
     @property
+    def sent_at(self) -> float:
+        """When it was sent, in Unix seconds."""
+        return self.enqueued_at if self.notes.sent_at is None else self.notes.sent_at
+
+    @property
+    def expires_at(self) -> float:
+        """When it expires, in Unix seconds; infinity for never."""
+        return math.inf if self.ttl is None else min(self.enqueued_at + self.ttl, LONGEST)
+
+    @property
+    def notes_of_death(self) -> MessageNotes:
+        """What is noted of a dead letter. If the service moved it, nobody could note that: it is what can be told."""
+        notes, reason = self.notes, REASONS.get(self.reason or "", self.reason or "")
+        if notes.dead_at:
+            return replace(notes, reason=reason, description=self.description)
+        count, description = self.deaths_count, self.description
+        at = max(self.enqueued_at, notes.history[-1].at if notes.history else 0.0)
+        if reason == EXPIRED:
+            at, description = max(at, 0.0 if self.ttl is None else self.expires_at), EXPIRED_DESCRIPTION
+        elif reason == MAX_DELIVERIES:
+            description = exhausted_description(count)
+        if reason in NATIVE_REASONS:
+            notes = notes.with_expired_attempts(count, at)
+        return replace(notes, reason=reason, description=description, dead_at=at, died_after=count)
+
+    @property
     def death(self) -> Death:
         """Why and when it died; the service notes no moment, so it is at best that of its last known change."""
-        notes, reason = self.notes, self.reason or ""
-        reason = REASONS.get(reason, reason)
-        at = notes.died_at
-        if at is None and notes.history:
-            at = notes.history[-1].at
-        if at is None:
-            at = min(self.enqueued_at + (self.ttl or 0.0 if reason == EXPIRED else 0.0), LONGEST)
-        history = notes.history
-        if reason == MAX_DELIVERIES:
-            last = max((one.number for one in history), default=0)
-            missing = range(max(last, self.deaths_count - HISTORY_MAX) + 1, self.deaths_count + 1)
-            history = (*history, *(Attempt(number, at, "expired") for number in missing))[-HISTORY_MAX:]
-        return Death(reason, self.description, at, newest_error(history), history)
+        notes = self.notes_of_death
+        return Death(notes.reason or "", notes.description, notes.dead_at, newest_error(notes.history), notes.history)
 
     @property
     def deaths_count(self) -> int:
         """Return after how many deliveries it died."""
         if self.notes.died_after is not None:
             return self.notes.died_after
-        return max(self.count, max((one.number for one in self.notes.history), default=0))
+        return max(self.count, max((one.number for one in self.notes.history[self.notes.before :]), default=0))
 
     def delivery(self, queue: str, token: Token, *, is_dead: bool = False) -> Delivery:
         """Return it as a delivery under a lock."""
@@ -166,8 +209,8 @@ class Received:
             self.id,
             self.body,
             self.headers,
-            max(1, self.deaths_count) if is_dead else self.count + 1,
-            self.enqueued_at,
+            self.deaths_count if is_dead else self.count + 1,
+            self.sent_at,
             self.locked_until,
             self.session,
             0,
@@ -255,7 +298,7 @@ def outgoing(message: Outgoing, now: float, changes: Mapping[str, str | int] | N
 def copied(
     found: Received,
     message: Incoming,
-    notes: Notes,
+    notes: MessageNotes,
     *,
     new_id: str | None,
     ttl: float | None = None,
@@ -277,19 +320,42 @@ def copied(
     )
 
 
-def _notes(application: Mapping[Any, Any]) -> Notes:
+def buried(found: Received, outcome: Outcome, now: float) -> tuple[str, str, dict[str, str | int]]:
+    """Return the reason and the description with which a live message dies of *outcome*, and its new properties."""
+    assert outcome.cause is not None
+    notes = history_noted(found.notes, outcome, now, fills=True)
+    notes = replace(notes, dead_at=now, died_after=outcome.deliveries)
+    reason, description = outcome.cause
+    return NATIVE_REASONS.get(reason, reason), description, notes.properties(found.taken)
+
+
+def _notes(application: Mapping[Any, Any]) -> MessageNotes:
     """Return what tenure has noted; of that, what it can't have written is ignored."""
     died_at, died_after = read_or(_read_death, application.get(DEATH), (None, None))
-    return Notes(
-        read_or(read_id, application.get(ID), None),
-        read_or(read_deliveries, application.get(DELIVERIES), 0),
-        read_or(lambda text: read_attempts(read_json(text)), application.get(HISTORY), ()),
-        died_at,
-        died_after,
+    rows = read_or(read_json, application.get(HISTORY), None)
+    history = read_or(read_attempts, rows, ())
+    return MessageNotes(
+        id=read_or(read_id, application.get(ID), None),
+        sent_at=read_or(_read_sent_at, application.get(SENT_AT), None),
+        deliveries=read_or(read_deliveries, application.get(DELIVERIES), 0),
+        no_attempts=read_or(_read_numbers, application.get(NO_ATTEMPTS), ()),
+        history=history,
+        before=read_or(lambda value: read_before(value, rows), application.get(BEFORE), 0) if history else 0,
+        dead_at=died_at or 0.0,
+        died_after=died_after,
     )
 
 
-_NO_NOTES, _NOTED = Notes(), frozenset(NOTED)
+_NO_NOTES, _NOTED = MessageNotes(), frozenset(NOTED)
+
+
+def _read_sent_at(text: object) -> float:
+    return seconds(read_json(text))
+
+
+def _read_numbers(text: object) -> tuple[int, ...]:
+    found = (read_or(read_deliveries, one, None) for one in a_list(read_json(text))[-HISTORY_MAX:])
+    return tuple(one for one in found if one is not None)
 
 
 def _read_death(text: object) -> tuple[float | None, int | None]:
@@ -304,8 +370,11 @@ def size_of(headers: Headers) -> int:
     return sum(len(name.encode()) + len(str(value).encode()) + EACH for name, value in headers.items())
 
 
-def _written(history: Sequence[Attempt], room: int) -> str:
-    """Return a history as text of *room* characters at most: tracebacks go first, then the oldest attempts."""
+def _written(history: Sequence[Attempt], room: int) -> tuple[str, int]:
+    """Return a history as text of *room* characters at most, and how many of its oldest attempts are left out.
+
+    Tracebacks go first, then the oldest attempts.
+    """
     rows: list[list[object]] = []
     text = ""
     for most in (16_384, 1_024, 200, 0):
@@ -320,11 +389,11 @@ def _written(history: Sequence[Attempt], room: int) -> str:
         ]
         text = json.dumps(rows)
         if len(text) <= room:
-            return text
+            return text, 0
     while rows and len(text) > room:
         rows = rows[(len(rows) + 1) // 2 :]
         text = json.dumps(rows)
-    return text
+    return text, len(history) - len(rows)
 
 
 def _shortened(error: Failure | None, most: int) -> list[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,8 +26,8 @@ from tenure._backends.servicebus.driver import (
 from tenure._backends.servicebus.links import ReceiveLink
 from tenure._backends.servicebus.message_format import (
     DESCRIPTION,
-    NATIVE_REASONS,
     REASON,
+    buried,
     copied,
     outgoing,
 )
@@ -36,15 +37,12 @@ from tenure._backends.servicebus.sending import Sending
 from tenure._backends.servicebus.service_clock import ServiceClock
 from tenure._lease import NoAnswer
 from tenure._queue.checks import DEAD_SUFFIX
-from tenure._queue.failures import Failure
-from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Attempt, exhausted_description
+from tenure._queue.delivery_ends import EndedDelivery, history_noted, outcome_of
 from tenure._queue.verdicts import (
     LAPSED,
     SETTLED,
-    SETTLED_DEAD,
     Abandon,
     Complete,
-    DeadLetter,
     Defer,
     GiveBack,
     Lapsed,
@@ -229,71 +227,59 @@ class Settling:
                 await self._sending.send(queue, [encoded], sessions=message.session is not None)
                 held.sent += 1
             return Decision(ACCEPTED, SETTLED)
-        if isinstance(verdict, GiveBack):
-            return Decision(RELEASED, SETTLED)
         if held.queue.endswith(DEAD_SUFFIX):
             return self._decide_dead(held, verdict)
-        count = held.received.count + 1
-        if isinstance(verdict, DeadLetter):
-            return self._bury(held, verdict.reason, verdict.description, "rejected", verdict.error, SETTLED)
-        is_copy = held.received.notes.deliveries > 0
-        most = await self._places.deliveries_max(held.queue, is_copy=is_copy)
-        is_last = most is not None and count >= most
-        if isinstance(verdict, Defer):
-            if not is_last:
-                return Decision(modified({}, undeliverable=True), SETTLED)
-            # The service counts a deferral as a delivery, and lets its last one die.
-            return self._bury(held, MAX_DELIVERIES, exhausted_description(count), "abandoned", None, SETTLED_DEAD)
-        assert isinstance(verdict, Abandon)
         received, now = held.received, self._clock.now()
-        if is_last:
-            text = exhausted_description(count)
-            return self._bury(held, MAX_DELIVERIES, text, "abandoned", verdict.error, SETTLED_DEAD)
-        expires_at = None if received.ttl is None else received.enqueued_at + received.ttl
-        if expires_at is not None and expires_at <= now:
-            return self._bury(held, EXPIRED, EXPIRED_DESCRIPTION, "abandoned", verdict.error, SETTLED_DEAD)
-        notes = received.notes.with_attempt(Attempt(count, now, "abandoned", verdict.error))
-        changes = notes.properties(received.taken)
-        if verdict.delay < DELAY_NONE or held.arrived is None:
-            return Decision(modified(changes if verdict.error else {}), SETTLED)
+        count, is_deferred = received.count + 1, held.arrived is None
+        most = await self._deliveries_max(held) if isinstance(verdict, Abandon | Defer) else math.inf
+        if isinstance(verdict, Defer) and count >= most:
+            verdict = Abandon()  # the service counts a deferral as a delivery, and lets its last one die
+        delivered = EndedDelivery(count, received.expires_at <= now, is_deferred)
+        outcome = outcome_of(verdict, delivered, most, now)
+        if outcome.cause is not None:
+            return Decision(rejected(*buried(received, outcome, now)), outcome.answer)
+        if isinstance(verdict, GiveBack) and _usable(held) is not None:
+            return Decision(RELEASED, outcome.answer)
+        if isinstance(verdict, GiveBack | Defer):  # the service counts it
+            changes = received.notes.without_attempt(count).properties(received.taken)
+            return Decision(modified(changes, undeliverable=isinstance(verdict, Defer)), outcome.answer)
+        notes = history_noted(received.notes, outcome, now, fills=True)
+        put_back = Decision(modified(notes.properties(received.taken)), outcome.answer)
+        if outcome.delay < DELAY_NONE:
+            return put_back
         if held.session is not None:
             # Within a session, a copy would come behind the others: it is put back, and this process waits.
-            held.session.blocked_until = self._namespace.clock.now() + verdict.delay
-            return Decision(modified(changes), SETTLED)
+            held.session.blocked_until = self._namespace.clock.now() + outcome.delay
+            return put_back
         if held.path.subscription is not None:
             # A copy would go to all subscriptions of the topic.
-            return Decision(modified(changes), SETTLED)
+            return put_back
         build = partial(
             copied,
             received,
             held.message,
             new_id=_id_of(held, f"retry {count}") if await self._places.detects_duplicates(held.queue) else None,
-            ttl=None if expires_at is None else max(0.001, expires_at - now - verdict.delay),
-            due_at=now + verdict.delay,
+            ttl=None if received.ttl is None else max(0.001, received.expires_at - now - outcome.delay),
+            due_at=now + outcome.delay,
         )
-        copies = build(replace(notes, deliveries=count)), build(replace(notes, deliveries=count, history=()))
-        return Decision(ACCEPTED, SETTLED, copies)
+        notes = replace(notes, deliveries=outcome.deliveries, sent_at=received.sent_at)
+        return Decision(ACCEPTED, outcome.answer, (build(notes), build(notes.least())))
 
-    def _bury(
-        self, held: Held, reason: str, description: str, how: Any, error: Failure | None, answer: Settled
-    ) -> Decision:
-        count, now = held.received.count + 1, self._clock.now()
-        notes = held.received.notes.with_attempt(Attempt(count, now, how, error))
-        changes = replace(notes, died_at=now, died_after=count).properties(held.received.taken)
-        return Decision(rejected(NATIVE_REASONS.get(reason, reason), description, changes), answer)
+    async def _deliveries_max(self, held: Held) -> float:
+        """Return after how many deliveries a message dies by a verdict; infinity if the service alone decides that."""
+        most = await self._places.deliveries_max(held.queue, is_copy=held.received.notes.deliveries > 0)
+        return math.inf if most is None else most
 
     def _decide_dead(self, held: Held, verdict: Verdict) -> Decision:
         """Decide about a dead letter, which stays one: the service has no delay for it."""
-        received = held.received
-        if not isinstance(verdict, DeadLetter):
-            return Decision(RELEASED, SETTLED)
-        history = received.death.history
-        if verdict.error is not None:
-            history = (*history, Attempt(received.deaths_count, self._clock.now(), "rejected", verdict.error))
-        died_at = received.death.at
-        notes = replace(received.notes, history=history, died_at=died_at, died_after=received.deaths_count)
-        named = {REASON: verdict.reason, DESCRIPTION: verdict.description}
-        return Decision(modified({**notes.properties(held.received.taken), **named}), SETTLED)
+        received, now = held.received, self._clock.now()
+        outcome = outcome_of(verdict, EndedDelivery(received.deaths_count, is_dead=True), math.inf, now)
+        if outcome.cause is None:
+            return Decision(RELEASED, outcome.answer)
+        notes = history_noted(received.notes_of_death, outcome, now)
+        notes = replace(notes, dead_at=now, died_after=outcome.deliveries)
+        named = {REASON: outcome.cause.reason, DESCRIPTION: outcome.cause.description}
+        return Decision(modified({**notes.properties(received.taken), **named}), outcome.answer)
 
 
 def _usable(held: Held) -> ReceiveLink | None:
