@@ -26,7 +26,6 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
-    Deviation,
     FaultyBroker,
     FaultyLeaseStore,
     GiveUp,
@@ -260,14 +259,6 @@ class TestAzureLeasesGated(LeaseFaultSuite):
 
 class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
-    deviations = (
-        Deviation(
-            "another reason is neither an attempt nor a new death",
-            "the notes of a dead letter change in their reason, description and error alone",
-            ("history", "dead_at"),
-            r"^dead .* reject( with error)?$",
-        ),
-    )
     foreign = tuple(TEXTS)
     lock = 200.0  # seconds of the server's clock, which also runs by itself; much longer than a test
     backlog = 50  # each is a request of its own

@@ -27,7 +27,6 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
-    Deviation,
     FaultyBroker,
     GiveUp,
     LiveMessagesSuite,
@@ -112,14 +111,6 @@ MESSAGES: dict[str, dict[str, str]] = {
 
 class NatsQueueHarness(QueueHarness):
     traits = nats.QUEUE_TRAITS
-    deviations = (
-        Deviation(
-            "another reason is neither an attempt nor a new death",
-            "the notes of a dead letter change in their reason, description and error alone",
-            ("history", "dead_at"),
-            r"^dead .* reject( with error)?$",
-        ),
-    )
     foreign = tuple(MESSAGES)
     lock = 20.0 if CAN_TURN else 3.0
     lock_in_rounds = 200.0 if CAN_TURN else None

@@ -21,14 +21,13 @@ from tenure._backends.azure_storage.records import (
 )
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._lease import NoAnswer
-from tenure._queue.delivery_ends import EndedDelivery, history_noted, outcome_of
+from tenure._queue.delivery_ends import EndedDelivery, history_noted, noted, outcome_of
 from tenure._queue.message import Delivery
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
     LAPSED,
     SETTLED,
     SETTLED_DEAD,
-    Abandon,
     Complete,
     DeadLetter,
     Lapsed,
@@ -194,18 +193,12 @@ class Settling:
         self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict
     ) -> Settled | Lapsed:
         """Put a dead letter back among the dead letters."""
-        text, delay = None, 0
-        if isinstance(verdict, DeadLetter):
-            properties = replace(
-                held.properties,
-                reason=verdict.reason,
-                description=verdict.description,
-                error=verdict.error or held.properties.error,
-            )
+        text, now = None, self._clock.now()
+        outcome = outcome_of(verdict, EndedDelivery(held.properties.deliveries, is_dead=True), math.inf, now)
+        if outcome.cause is not None:
+            properties = noted(held.properties, outcome, now)
             text = encode_to_fit(held.text, delivery.body, with_identity(properties, delivery))
-        elif isinstance(verdict, Abandon):
-            delay = min(DELAY_MAX, math.ceil(verdict.delay))
-        return await self._receipts.make_visible(connections, held, delay, text)
+        return await self._receipts.make_visible(connections, held, min(DELAY_MAX, math.ceil(outcome.delay)), text)
 
 
 async def _wait_for_most(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -8,6 +8,7 @@ which are locked: those that are redriven or purged must not be.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -34,15 +35,14 @@ from tenure._backends.nats.storing import Storing, new_key
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, Selection
 from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Delivery
 from tenure._queue.verdicts import (
     GIVE_BACK,
     LAPSED,
     SETTLED,
-    Abandon,
     Complete,
-    DeadLetter,
     Lapsed,
     Renewed,
     Settled,
@@ -201,12 +201,12 @@ class DeadLetters:
     async def _pass(self, connection: Connection, found: Found, verdict: Verdict) -> bool:
         if isinstance(verdict, Complete):
             return await self._storing.delete(connection, self._places.place_of(found.queue).stream, found.stored_as)
-        state = _kept(found, locked_until=0.0, lock="")
-        if isinstance(verdict, DeadLetter):
-            error = verdict.error or state.error
-            state = replace(state, reason=verdict.reason, description=verdict.description, error=error)
-        elif isinstance(verdict, Abandon) and verdict.delay > 0:
-            state = replace(state, due=self._clock.after(verdict.delay))
+        state, now = _kept(found, locked_until=0.0, lock=""), self._clock.now()
+        outcome = outcome_of(verdict, EndedDelivery(state.deliveries, is_dead=True), math.inf, now)
+        if outcome.cause is not None:
+            state = noted(state, outcome, now)
+        elif outcome.delay > 0:
+            state = replace(state, due=self._clock.after(outcome.delay))
         return await self._store(connection, found, state) is not None
 
     async def _store(self, connection: Connection, found: Found, state: State) -> Found | None:

@@ -368,7 +368,8 @@ def _dead_facts(facts: Facts, headers: Mapping[str, Any], now: float) -> Facts:
     count = facts.deliveries  # the server writes no count into a letter: x-delivery-count is from before, or from here
     why = read_or(read_reason, death.get("reason"), UNKNOWN)
     if why == "expired":
-        reason, description = EXPIRED, EXPIRED_DESCRIPTION
+        # The count is that of the looks at it here: the server counts anew among the dead letters.
+        reason, description, count = EXPIRED, EXPIRED_DESCRIPTION, facts.deliveries
     elif why == "delivery_limit":
         reason, description = MAX_DELIVERIES, exhausted_description(count)
     else:
@@ -403,7 +404,7 @@ def delivery_of(found: FoundMessage, token: str, locked_until: float) -> Deliver
         found.id,
         found.raw.body,
         shown_headers(properties),
-        1 if found.is_dead else found.count,
+        found.facts.deliveries if found.is_dead else found.count,
         found.facts.sent_at,
         locked_until,
         None,

@@ -36,7 +36,6 @@ from tenure._queue.verdicts import (
     SETTLED,
     Abandon,
     Complete,
-    DeadLetter,
     GiveBack,
     Lapsed,
     Settled,
@@ -199,7 +198,7 @@ class Settling:
     async def _copy_for(self, found: FoundMessage, verdict: Verdict, now: float) -> tuple[Copy | None, Answer]:
         """Return the copy by which *verdict* is passed, None if none is needed; and the answer."""
         if found.is_dead:
-            return _copy_of_dead(found, verdict), SETTLED
+            return _copy_of_dead(found, verdict, now), SETTLED
         most = await self._max_deliveries(found.queue) if isinstance(verdict, Abandon) else math.inf
         outcome = outcome_of(verdict, EndedDelivery(found.count, found.is_expired_at(now)), most, now)
         is_dead = outcome.cause is not None
@@ -287,11 +286,10 @@ class Settling:
             await channel.begin_ack(found.raw.tag)
 
 
-def _copy_of_dead(found: FoundMessage, verdict: Verdict) -> Copy | None:
+def _copy_of_dead(found: FoundMessage, verdict: Verdict, now: float) -> Copy | None:
     """Return the copy by which *verdict* puts a dead letter back among the dead letters; None if none is needed."""
-    if isinstance(verdict, DeadLetter):
-        error = verdict.error or found.facts.error
-        return Copy(replace(found.facts, reason=verdict.reason, description=verdict.description, error=error))
-    delay = verdict.delay if isinstance(verdict, Abandon) else 0.0
+    outcome = outcome_of(verdict, EndedDelivery(found.facts.deliveries, is_dead=True), math.inf, now)
+    if outcome.cause is not None:
+        return Copy(noted(found.facts, outcome, now))
     # Deliveries of dead letters don't count, but a policy may let the server drop what was delivered too often.
-    return Copy(found.facts, delay=delay) if delay or found.returned else None
+    return Copy(found.facts, delay=outcome.delay) if outcome.delay or found.returned else None
