@@ -77,6 +77,19 @@ async def test_deaths_that_are_found_late_are_reported(setup: QueueSetup) -> Non
 
 
 @in_virtual_time
+async def test_a_death_by_a_limit_that_another_process_has_lowered_is_reported_with_its_reason(
+    setup: QueueSetup,
+) -> None:
+    queue = setup.queue(max_deliveries=5)
+    await queue.send(b"a")
+    [message] = await queue.receive()
+    await setup.broker.declare(queue.name, {"max_deliveries": 1})
+    await message.abandon()
+    [letter] = await queue.dead_letters.peek()
+    assert [one.reason for one in setup.emitted(MessageDied)] == [letter.reason] == ["max_deliveries"]
+
+
+@in_virtual_time
 async def test_a_result_that_comes_too_late_is_reported_once(setup: QueueSetup) -> None:
     for sessions in (False, True):
         setup.events.clear()

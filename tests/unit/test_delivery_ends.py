@@ -157,8 +157,19 @@ def test_the_reason_of_a_death_is_that_of_the_outcome() -> None:
     for ending, delivered, most in every():
         found = outcome_of(ending, delivered, most, NOW)
         if ending != LOCK_ENDED and found.cause is not None and not delivered.is_dead:
-            assert reason_of_death(ending, delivered.number, most) == found.cause.reason, (ending, delivered, most)
-    assert reason_of_death(GIVE_BACK, 3, 3) == EXPIRED
+            case = ending, delivered, most
+            assert reason_of_death(ending, found.answer, delivered.number, most) == found.cause.reason, case
+            assert reason_of_death(ending, SETTLED_DEAD, delivered.number, most) == found.cause.reason, case
+    assert reason_of_death(GIVE_BACK, SETTLED_DEAD, 3, 3) == EXPIRED
+
+
+def test_the_answer_tells_the_reason_that_was_decided_by_the_limit_of_then() -> None:
+    """A process that knows an older limit would take a wrong one for the reason."""
+    answer = outcome_of(Abandon(), EndedDelivery(3), 3, NOW).answer
+    assert answer == SETTLED_DEAD
+    assert reason_of_death(Abandon(), answer, 3, 5) == MAX_DELIVERIES
+    answer = outcome_of(Abandon(), EndedDelivery(3, is_expired=True), 5, NOW).answer
+    assert reason_of_death(Abandon(), answer, 3, 3) == EXPIRED
 
 
 # --- found later ---

@@ -302,7 +302,7 @@ class QueueContext:
             from tenure._queue.delivery_ends import reason_of_death
             from tenure.events import MessageDied
 
-            reason = reason_of_death(verdict, delivery.delivery_count, self.settings.max_deliveries)
+            reason = reason_of_death(verdict, answer, delivery.delivery_count, self.settings.max_deliveries)
             named = (delivery.id, delivery.sequence, delivery.delivery_count)
             self.emit(MessageDied(self.clock.now(), delivery.queue, self.holder, *named, reason))
 

@@ -30,7 +30,8 @@ from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, 
 from tenure._queue.notes import Notes
 from tenure._queue.verdicts import (
     SETTLED,
-    SETTLED_DEAD,
+    SETTLED_EXHAUSTED,
+    SETTLED_EXPIRED,
     Abandon,
     Complete,
     DeadLetter,
@@ -126,7 +127,7 @@ def outcome_of(ending: Ending, delivered: EndedDelivery, max_deliveries: float, 
         attempt = Attempt(max(1, number), now, "expired")
     if number >= max_deliveries:
         cause = Cause(MAX_DELIVERIES, exhausted_description(number))
-        return Outcome("dead", number, 0.0, attempt, cause, SETTLED_DEAD)
+        return Outcome("dead", number, 0.0, attempt, cause, SETTLED_EXHAUSTED)
     return _lives_on(delivered, number, delay, attempt)
 
 
@@ -141,13 +142,15 @@ def _lives_on(delivered: EndedDelivery, deliveries: int, delay: float, attempt: 
 
 def expired(deliveries: int, attempt: Attempt | None = None) -> Outcome:
     """Return what becomes of a message whose time is over, and that is under no lock any more."""
-    return Outcome("dead", deliveries, 0.0, attempt, TIME_IS_OVER, SETTLED_DEAD)
+    return Outcome("dead", deliveries, 0.0, attempt, TIME_IS_OVER, SETTLED_EXPIRED)
 
 
-def reason_of_death(verdict: Verdict, delivery_count: int, max_deliveries: float) -> str:
-    """Return the reason of a message that died of a verdict, as its answer doesn't tell it."""
+def reason_of_death(verdict: Verdict, answer: Settled, delivery_count: int, max_deliveries: float) -> str:
+    """Return the reason of a message that died of a verdict; if its answer doesn't tell it, the most probable one."""
     if isinstance(verdict, DeadLetter):
         return verdict.reason
+    if answer.reason is not None:
+        return answer.reason
     return MAX_DELIVERIES if delivery_count >= max_deliveries and not isinstance(verdict, GiveBack) else EXPIRED
 
 

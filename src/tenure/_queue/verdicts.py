@@ -6,11 +6,11 @@ cannot touch the next one's delivery.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tenure._queue.failures import Failure, storable
-from tenure._queue.message import Delivery, Stats
+from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Delivery, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure.errors import ConfigError
 
@@ -111,9 +111,12 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Yes: the verdict stands. ``dead`` says that an abandoned message died, as it had no delivery left."""
+    """Yes: the verdict stands."""
 
     dead: bool = False
+    """Whether the message died of it, though the verdict was not to dead-letter it."""
+    reason: str | None = field(default=None, compare=False)
+    """Why it died then; None if the store doesn't tell, or if it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +142,7 @@ class NotEmpty:
 
 SETTLED = Settled()
 SETTLED_DEAD = Settled(dead=True)
+"""From a store that doesn't tell the reason of the death."""
+SETTLED_EXHAUSTED = Settled(dead=True, reason=MAX_DELIVERIES)
+SETTLED_EXPIRED = Settled(dead=True, reason=EXPIRED)
 LAPSED = Lapsed()

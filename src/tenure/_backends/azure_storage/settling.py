@@ -27,7 +27,6 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
     LAPSED,
     SETTLED,
-    SETTLED_DEAD,
     Complete,
     DeadLetter,
     Lapsed,
@@ -169,7 +168,7 @@ class Settling:
         answer = await self._dead_letters.move(connections, held, dead, delivery.body, renews=True)
         if isinstance(verdict, Complete) or isinstance(answer, Lapsed):
             return LAPSED
-        return SETTLED if isinstance(verdict, DeadLetter) else SETTLED_DEAD
+        return SETTLED if isinstance(verdict, DeadLetter) else Settled(dead=True, reason=dead.reason)
 
     async def _settle_failed(
         self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict, max_deliveries: int

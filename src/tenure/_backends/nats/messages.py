@@ -36,7 +36,7 @@ from tenure._queue.message import (
     dead_message_of,
     live_message_of,
 )
-from tenure._queue.verdicts import SETTLED_DEAD
+from tenure._queue.verdicts import Settled
 
 UNKNOWN = "unknown"
 """The reason of a dead letter from another program."""
@@ -50,7 +50,7 @@ _RECEIPT = re.compile(
 def undeliverable(deliveries: int, attempt: Attempt | None = None) -> Outcome:
     """Return what becomes of a message that can't be stored again, as it must be for another delivery."""
     cause = Cause(HEADERS_TOO_LONG, "it can't be stored again, as it must be for another delivery")
-    return Outcome("dead", deliveries, 0.0, attempt, cause, SETTLED_DEAD)
+    return Outcome("dead", deliveries, 0.0, attempt, cause, Settled(dead=True, reason=HEADERS_TOO_LONG))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import (
     LAPSED,
     SETTLED,
-    SETTLED_DEAD,
+    SETTLED_EXHAUSTED,
+    SETTLED_EXPIRED,
     Abandon,
     Complete,
     DeadLetter,
@@ -34,7 +35,7 @@ from tenure.errors import ConfigError, Unavailable
 T = TypeVar("T")
 A = TypeVar("A")
 
-_ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
+_ANSWERS = (LAPSED, SETTLED, SETTLED_EXHAUSTED, SETTLED_EXPIRED)
 _GROUPED = {Complete: "C", GiveBack: "G", Defer: "F"}
 
 

@@ -373,6 +373,8 @@ class Run:
         for (message, delivery, end), answer in zip(settled, answers, strict=True):
             outcome = message.expected.end(ENDINGS[end], self._now)
             message.compare("answer", outcome.answer, answer)
+            if isinstance(answer, Settled) and answer.reason is not None:
+                message.compare("answer", outcome.answer.reason, answer.reason)
             if message.sent.session is not None and outcome.place != "delayed" and delivery.death is None:
                 await self._release(message)
 

@@ -72,7 +72,7 @@ local function apply_verdict(verdict, base, is_dead, sequence, row, extra)
             end
         end
         put(base, sequence, row, NOW + (verdict == 'A' and tonumber(extra[1]) or 0))
-        return row.place == 'd' and not is_dead and 2 or 1
+        return row.place == 'd' and not is_dead and 3 or 1  -- it has expired
     elseif verdict == 'F' then
         row.place = 'f'
         put(base, sequence, row, NOW)
