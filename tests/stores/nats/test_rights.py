@@ -145,6 +145,39 @@ async def test_a_consumer_can_also_send_to_its_queue(server: WithUsers) -> None:
         assert await take_all(queue) == [b"its own"]
 
 
+async def test_an_empty_message_ends_no_pull_of_a_consumer(server: WithUsers) -> None:
+    """In an account of its own, the server takes an answer without body and headers for the end of all answers."""
+    async with acting(url_of(server, "producer")) as producer, acting(url_of(server, "consumer")) as backend:
+        queue = backend.queue("orders")
+        await take_all(queue)
+        bodies = [b"1", b"", b"2", b"3"]
+        await producer.queue("orders").send_batch([tenure.Outgoing(body) for body in bodies])
+        messages = await queue.receive(max=10)
+        assert [(one.body, dict(one.headers)) for one in messages] == [(body, {}) for body in bodies]
+        for message in messages:
+            await message.abandon()
+        messages = await queue.receive(max=10)
+        assert [(one.body, one.delivery_count) for one in messages] == [(body, 2) for body in bodies]
+        for message in messages:
+            await message.complete()
+
+
+async def test_an_empty_message_of_another_program_keeps_no_receive_from_returning(server: WithUsers) -> None:
+    """What the server drops behind it comes when its lock ends."""
+    async with (
+        connected(server, "owner") as owner,
+        connected(server, "producer") as other_program,
+        acting(url_of(server, "consumer")) as backend,
+    ):
+        queue = backend.queue("orders")
+        await take_all(queue)
+        for body in (b"1", b"", b"2"):
+            await other_program.request("tenure.orders.theirs", body, timeout=TTL)
+        bodies = [one.body for one in await queue.receive(max=10)]
+        assert bodies == ([b"1", b""] if type(server) is WithAccounts else [b"1", b"", b"2"])
+        await owner.request("$JS.API.STREAM.PURGE.tenure_orders", b"", timeout=TTL)
+
+
 async def take_all(queue: tenure.Queue) -> list[bytes]:
     """Complete all messages that can be received; return their bodies."""
     bodies: list[bytes] = []

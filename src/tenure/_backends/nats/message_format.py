@@ -1,9 +1,10 @@
 """The properties of a message as NATS headers: the sender's own as they are, and what tenure adds.
 
-A message that was sent with a body alone has no headers. Its id, ``Nats-Msg-Id``, is NATS's own, which also keeps
-a second one from being stored. A header of the sender whose name or value NATS can't carry as it is (a number, a line
-break, a name with a space) goes into ``Tenure-Headers``, as JSON. What tenure itself must know of a message that it has
-stored again (attempts, a reason, its first sequence) is in ``Tenure-State``, as JSON::
+A message that was sent with a body alone has no headers; an empty one has one, as the server takes an answer without
+anything for the end of all answers if the receiver's account imports them. Its id, ``Nats-Msg-Id``, is NATS's own,
+which also keeps a second one from being stored. A header of the sender whose name or value NATS can't carry as it is (a
+number, a line break, a name with a space) goes into ``Tenure-Headers``, as JSON. What tenure itself must know of a
+message that it has stored again (attempts, a reason, its first sequence) is in ``Tenure-State``, as JSON::
 
     Nats-Msg-Id: order-17
     tenant: blue
@@ -161,6 +162,11 @@ def encode(properties: Properties, once: str | None = None) -> dict[str, str]:
     if properties.state != NO_STATE:
         encoded[STATE] = _state_to_json(properties.state)
     return encoded
+
+
+def mark_empty(headers: dict[str, str], body: bytes) -> dict[str, str]:
+    """Return *headers* with one that says nothing if there is neither a header nor a *body*."""
+    return headers if headers or body else {HEADERS: "{}"}
 
 
 def size_of(headers: Mapping[str, str]) -> int:

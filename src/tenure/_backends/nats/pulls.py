@@ -5,6 +5,9 @@ they are large. In a cluster, the status may come before the last messages; it s
 when all messages are there, and the inbox is in use for the next pull: so each pull has a number, which is the last
 word of its subject. (Messages don't show it; they have the subject to which they were sent.)
 
+Of a consumer that an account imports, a message with neither body nor headers ends the answer: the server drops the
+messages behind it, and the status. They come when their locks end. tenure sends none such; other programs may.
+
 What comes to an inbox that nobody waits at any more is passed to ``give_back``: it is locked, and nobody knows it. What
 no consumer has delivered is ignored: any program may send to an inbox.
 """
@@ -25,6 +28,12 @@ from tenure._foreign import digits, read_or
 
 HEARTBEAT, PENDING = "100", "Nats-Pending-Messages"
 
+ENDED = "ended"
+"""The status of an answer that an empty message has ended, as it seems: more may come."""
+
+EMPTY_WAIT = 0.25
+"""Seconds without another message after an empty one, after which the answer has ended."""
+
 LINGER = 5.0
 """Seconds for which an inbox that was given up still receives."""
 
@@ -44,6 +53,7 @@ class Inbox:
         self._messages: list[Found] = []
         self._on_message: Callable[[Found], None] | None = None
         self._complete: asyncio.Future[str | None] | None = None
+        self._ending: asyncio.TimerHandle | None = None  # the last message may have ended the answer
         self._closing: asyncio.Future[None] | None = None
 
     @classmethod
@@ -66,7 +76,8 @@ class Inbox:
     ) -> tuple[list[Found], str | None]:
         """Send *request* to *subject*, for messages of *queue*.
 
-        Return up to *wanted* messages, and the status that ended the answer, if any.
+        Return up to *wanted* messages, and the status that ended the answer, if any. After ``ENDED``, the inbox must be
+        abandoned.
 
         With *on_message*, that is called for each message as it comes, before any later answer is looked at. With
         *is_gone*, that is asked once if the pull still has to wait *after* so many seconds.
@@ -88,6 +99,7 @@ class Inbox:
             await self._connection.publish(subject, json.dumps(request).encode(), reply=reply)
             status = await complete
         finally:
+            self._end_later(None)
             lost()
             refused()
             if looking is not None:
@@ -126,8 +138,17 @@ class Inbox:
         self._messages.append(found)
         if self._on_message is not None:
             self._on_message(found)
+        self._end_later(None if message.data or message.headers else EMPTY_WAIT)
         if len(self._messages) >= self._wanted:
             self._end(self._status)
+
+    def _end_later(self, seconds: float | None) -> None:
+        """Take the answer for ended if nothing comes within *seconds*; None if what came last doesn't end it."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if seconds is not None:
+            self._ending = asyncio.get_running_loop().call_later(seconds, self._end, ENDED)
 
     def _note(self, status: str, message: Msg) -> None:
         """Note that fewer messages come than were wanted, or no more."""

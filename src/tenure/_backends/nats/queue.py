@@ -23,7 +23,15 @@ from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal, is_undecided
 from tenure._backends.nats.inbox import Inbox
 from tenure._backends.nats.live import LiveMessages
-from tenure._backends.nats.message_format import HEADERS_MAX, LOCK_MAX, ROOM, encode, properties_of, size_again
+from tenure._backends.nats.message_format import (
+    HEADERS_MAX,
+    LOCK_MAX,
+    ROOM,
+    encode,
+    mark_empty,
+    properties_of,
+    size_again,
+)
 from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
 from tenure._backends.nats.receipts import Receipts
 from tenure._backends.nats.receiving import OVERDUE_MAX, Receiving
@@ -260,7 +268,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         for index, one in enumerate(messages):
             due = self._clock.after(one.delay) if one.delay else 0.0 if one.at is None else float(one.at)  # type: ignore[arg-type]
             once = None if one.id is None else await self._name_of(connection, queue, one.id)
-            headers = encode(properties_of(one, due if due > now else 0.0), once)
+            headers = mark_empty(encode(properties_of(one, due if due > now else 0.0), once), one.body)
             size = size_again(headers, one.id or made_up)
             if size + ROOM > HEADERS_MAX:
                 raise MessageRefused(

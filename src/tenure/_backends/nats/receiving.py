@@ -23,7 +23,7 @@ from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_LEADER, HeadersTooLong, NoJetStream, Refusal, TooLarge
 from tenure._backends.nats.messages import Found, delivery_of, undeliverable
 from tenure._backends.nats.places import Consumer, Places, nanoseconds, slack_of
-from tenure._backends.nats.pulls import Inbox, Inboxes
+from tenure._backends.nats.pulls import ENDED, Inbox, Inboxes
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import Storing, locks_for
@@ -287,7 +287,10 @@ class Receiving:
             if isinstance(error, NoJetStream):
                 self._places.forget(queue)  # it was deleted, and perhaps made again
             raise
-        self._inboxes.put_back(connection, inbox)
+        if status == ENDED:
+            inbox.abandon(partial(self.give_back, connection))
+        else:
+            self._inboxes.put_back(connection, inbox)
         return messages, bool(status and "MaxBytes" in status)
 
     async def take_inbox(self, connection: Connection) -> Inbox:
