@@ -97,7 +97,9 @@ class Connection:
             opened: Opened = self._module.open(self.url, clock=self._clock)
             warnings: Sequence[Fact] = getattr(opened, "warnings", ())
             for fact in warnings:
-                run_callback(logger.warning, "%s: %s: %s; %s", self.url, fact.name, fact.value, fact.advice)
+                self._warn(fact)
+            if (report_to := getattr(opened, "report_to", None)) is not None:
+                report_to(self._warn)
             leases: LeaseStore | None = getattr(opened, "leases", None)
             return opened, None if leases is None else Elections(leases, self._clock)
 
@@ -109,6 +111,9 @@ class Connection:
         self.renewal_thread = renewal_thread
         self.was_open = True
         _open.add(self)
+
+    def _warn(self, fact: Fact) -> None:
+        run_callback(logger.warning, "%s: %s: %s; %s", self.url, fact.name, fact.value, fact.advice)
 
     async def _close(self) -> None:
         renewal_thread, opened = self.require_open()

@@ -37,7 +37,8 @@ class Opened(Protocol):
     """A backend: its store of leases, and its broker. One of the two may be missing.
 
     It may also have ``warnings``: facts that are logged whenever it is opened, before the first request, and that
-    ``tenure doctor`` shows. And ``describe_by_writing()``: further facts for ``tenure doctor``, found by a write that
+    ``tenure doctor`` shows. And ``report_to(report)``: then it calls *report* with facts that it finds while it is
+    used, to be logged. And ``describe_by_writing()``: further facts for ``tenure doctor``, found by a write that
     leaves nothing behind.
     """
 

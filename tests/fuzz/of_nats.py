@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 
 from tenure._backends.nats import diagnosis, lease_records
 from tenure._backends.nats.client import names_in, number_in, part_of, read, stored, stored_in
+from tenure._backends.nats.configuration import Consumer
 from tenure._backends.nats.connection import headers_of
 from tenure._backends.nats.errors import NO_STREAM, BadAnswer, Refusal, TooLarge
 from tenure._backends.nats.inbox import Inbox
@@ -29,7 +30,7 @@ from tenure._backends.nats.messages import (
     read_message,
 )
 from tenure._backends.nats.names import is_cut, name_by
-from tenure._backends.nats.places import Consumer, Places, ack_wait_in, nanoseconds, record_of
+from tenure._backends.nats.places import Places, ack_wait_in, nanoseconds, record_of
 from tenure._backends.nats.places import Record as QueueRecord
 from tenure._backends.nats.pulls import Inbox as Pull
 from tenure._backends.nats.receiving import deliveries_before

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from nats.aio.client import Client
 
 ANSWERED_WITHIN = 30  # seconds, for a busy machine
@@ -29,3 +32,11 @@ async def store(client: Client, subject: bytes, headers: bytes, body: bytes) -> 
     answer = await answers.next_msg(ANSWERED_WITHIN)
     assert b'"seq":' in answer.data, answer.data
     await answers.unsubscribe()
+
+
+async def api(client: Client, path: str, body: object = None) -> dict[str, Any]:
+    """Return JetStream's answer to a request of an administrator."""
+    data = b"" if body is None else json.dumps(body).encode()
+    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{path}", data, timeout=ANSWERED_WITHIN)).data)
+    assert "error" not in answer, answer
+    return answer

@@ -178,6 +178,63 @@ async def test_an_empty_message_of_another_program_keeps_no_receive_from_returni
         await owner.request("$JS.API.STREAM.PURGE.tenure_orders", b"", timeout=TTL)
 
 
+async def edited(owner: Driver, **changes: object) -> tuple[str, dict[str, Any]]:
+    """Change the consumer of the queue as its administrator; return its name, and what it was before."""
+    answer = await owner.request("$JS.API.CONSUMER.LIST.tenure_orders", b"", timeout=TTL)
+    [found] = json.loads(answer.data)["consumers"]
+    wanted = json.dumps({"stream_name": "tenure_orders", "config": found["config"] | changes}).encode()
+    answer = await owner.request(f"$JS.API.CONSUMER.DURABLE.CREATE.tenure_orders.{found['name']}", wanted, timeout=TTL)
+    config = json.loads(answer.data)["config"]
+    assert changes.items() <= config.items()
+    return found["name"], {name: found["config"][name] for name in changes}
+
+
+CHANGES = {
+    "ack_wait": (2 * 10**9, "ack_wait is 2 s instead of 30.25 s"),
+    "max_deliver": (1, "max_deliver is 1 instead of -1"),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+async def test_a_consumer_that_may_not_set_a_change_back_is_refused_until_somebody_does(
+    server: WithUsers, field: str
+) -> None:
+    value, said = CHANGES[field]
+    async with connected(server, "owner") as owner:
+        name, before = await edited(owner, **{field: value})
+        try:
+            refusal = f"consumer {name} of tenure_orders was changed: {said}; this user can't set it back"
+            opened = nats.open(Url.parse(patient(url_of(server, "consumer"))))
+            for _ in range(2):
+                with pytest.raises(tenure.ConfigError, match=refusal):
+                    await opened.broker.receive("orders", 1, TTL)
+            await opened.close()
+            async with acting(url_of(server, "consumer")) as backend:
+                await backend.queue("orders").settings()  # which works, as the login does: the change may be undone
+                with pytest.raises(tenure.Unavailable, match=refusal):
+                    await backend.queue("orders").receive()
+                await edited(owner, **before)
+                await take_all(backend.queue("orders"))
+        finally:
+            await edited(owner, **before)
+
+
+async def test_a_change_that_only_makes_messages_wait_is_reported_once(
+    server: WithUsers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(server, "owner") as owner:
+        name, before = await edited(owner, max_ack_pending=1)
+        try:
+            async with acting(url_of(server, "consumer")) as backend:
+                for _ in range(3):
+                    await backend.queue("orders").receive(max=2)
+            said = [one.getMessage() for one in caplog.records if "max_ack_pending" in one.getMessage()]
+            [line] = said
+            assert f"consumer {name} of tenure_orders: max_ack_pending is 1 instead of -1; this user can't" in line
+        finally:
+            await edited(owner, **before)
+
+
 async def take_all(queue: tenure.Queue) -> list[bytes]:
     """Complete all messages that can be received; return their bodies."""
     bodies: list[bytes] = []

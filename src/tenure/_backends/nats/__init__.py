@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tenure._backends.nats.address import Options, address_of
 from tenure._backends.nats.client import Client
@@ -34,6 +34,10 @@ class NatsBackend:
         self.warnings: Sequence[Fact] = client.warnings
         self.leases: NatsLeases = NatsLeases(client, clock)
         self.broker: NatsBroker = NatsBroker(client, clock)
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report facts that are found while it is used."""
+        self.broker.report_to(report)
 
     async def describe(self) -> Sequence[Fact]:
         """Return facts about the servers."""

@@ -30,6 +30,7 @@ from tenure._backends.nats.errors import (
     NotPermitted,
     Refusal,
     TooLarge,
+    WrongConsumer,
     is_undecided,
     translate,
 )
@@ -54,6 +55,7 @@ FAILURES = (
     NotPermitted,
     NoJetStream,
     TooLarge,
+    WrongConsumer,
     BadLoginFile,
     nats.errors.Error,
     OSError,

@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tenure._backends.nats.client import Client, Json, part_of
+from tenure._backends.nats.configuration import changed_in, changes_of, changes_of_stream
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_STREAM, Refusal
 from tenure._backends.nats.leases import SERIALIZABLE, is_reporting, takes_rollup
+from tenure._backends.nats.names import is_cut, word_of
+from tenure._backends.nats.places import ack_wait_in
 from tenure._foreign import a_count, a_list, a_text, an_object, read_or
 from tenure._opened import Fact
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._tls_facts import tls_fact
 from tenure.errors import TenureError
 
@@ -19,6 +23,10 @@ Version = tuple[int, int, int]
 NEARLY_FULL = 0.8
 """The share of its limit from which on the storage is reported as nearly full."""
 REPLICAS_MIN = 3
+SHOWN_MAX = 5
+"""Changes of streams, and of consumers, that are shown."""
+LONG = 60.0
+"""Seconds for asking for all consumers."""
 
 CONSISTENT: Version = (2, 11, 0)
 """From here on also while another server begins to lead the stream (pull request 6194)."""
@@ -60,6 +68,8 @@ async def diagnose(client: Client) -> list[Fact]:
     replicas = max((_replicas(one) for one in streams), default=0) if isinstance(streams, list) else 0
     facts.append(_versions([one.version for one in servers], max(replicas, client.options.replicas)))
     facts += [await _jetstream(client), *_kept(client, servers, streams)]
+    if isinstance(streams, list):
+        facts += [_queue_streams(client, streams), await _queue_consumers(client, streams)]
     return [*facts, await _hints(client, [] if isinstance(streams, TenureError) else streams), _login(client)]
 
 
@@ -223,6 +233,70 @@ def _wrong(config: Json) -> Iterable[str]:
         yield "when it is full, it forgets the oldest lease; let it refuse new ones (discard: new)"
     if config.get("retention", "limits") != "limits" or config.get("sealed") or config.get("mirror"):
         yield "it is no bucket to write to; remove it, and tenure makes it anew"
+
+
+# --- queues ---
+
+
+def _of_queues(client: Client, streams: Iterable[Json]) -> dict[str, Json]:
+    """Return the streams of queues, those of dead letters included, by the word that names each."""
+    start = f"{client.options.prefix}_"
+    named = {read_or(a_text, one.get("name"), ""): one for one in streams}
+    return {name.removeprefix(start): one for name, one in named.items() if name.startswith(start)}
+
+
+def _is_dead(word: str, config: Json) -> bool:
+    """Whether a stream is of dead letters; a word that was cut doesn't tell."""
+    said = read_or(a_text, config.get("description"), "")
+    return said.startswith("dead letters of ") if is_cut(word) else word.endswith(word_of(DEAD_SUFFIX))
+
+
+def _queue_streams(client: Client, streams: Iterable[Json]) -> Fact:
+    found = _of_queues(client, streams)
+    wrong = []
+    for word, config in sorted(found.items()):
+        subject = f"{client.options.prefix}.{word}"
+        changes = changes_of_stream(config, [subject, f"{subject}.>"], is_dead=_is_dead(word, config))
+        wrong += [f"of {config['name']}, {one}" for one in changes]
+    advice = f"{'; '.join(wrong[:SHOWN_MAX])} (nats stream edit)" if wrong else ""
+    return Fact("queues", f"{sum(not _is_dead(*one) for one in found.items())}", advice, "nats-queue-stream")
+
+
+async def _queue_consumers(client: Client, streams: Iterable[Json]) -> Fact:
+    """Look at the consumer that tenure has made for each queue."""
+    names = [str(one["name"]) for word, one in _of_queues(client, streams).items() if not _is_dead(word, one)]
+
+    async def look(connection: Connection) -> list[tuple[str, Json]]:
+        found = []
+        for stream in sorted(names):
+            try:
+                answer = await client.call(connection, f"CONSUMER.LIST.{stream}", {})
+            except Refusal as error:
+                if error.code != NO_STREAM:
+                    raise
+                continue
+            page = read_or(a_list, answer.get("consumers"), [])
+            found += [(stream, one) for one in page if isinstance(one, dict)]
+        return found
+
+    try:
+        found = await client.run(look, within=LONG)
+    except TenureError as error:
+        return Fact("consumers", "may not be read", str(error), error.code)
+    wrong = []
+    for stream, one in found:
+        name, config = read_or(a_text, one.get("name"), ""), part_of(one, "config")
+        ack_wait = ack_wait_in(name)
+        if ack_wait is None:
+            continue  # another program's
+        if changed := changed_in(config, ack_wait):
+            wrong.append(f"of {name} of {stream}, {changes_of(config, changed)}")
+        elif one.get("paused"):
+            wrong.append(f"{name} of {stream} is paused")
+    advice = ""
+    if wrong:
+        advice = f"{'; '.join(wrong[:SHOWN_MAX])}; set it back with nats consumer edit, or resume"
+    return Fact("consumers", f"{len(found)}", advice, "nats-queue-consumer")
 
 
 # --- rights ------------------------------------------------------------------------------------------------------

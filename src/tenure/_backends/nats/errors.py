@@ -44,6 +44,10 @@ class NotPermitted(Exception):
     """The server does not permit the user a subject; *args* has its words."""
 
 
+class WrongConsumer(Exception):
+    """Somebody has changed the consumer of a queue, and it can't be set back; *args* says what."""
+
+
 class TooLarge(Exception):
     """A message can't be stored again: with the headers that it needs, it is larger than the server takes.
 
@@ -114,6 +118,8 @@ def translate(
             return lasting(
                 f"{address} does not permit this user what tenure needs: {said}; see docs/nats.md for the subjects"
             )
+        case WrongConsumer():
+            return lasting(f"on {address}, the {said}")
         case BadLoginFile():
             return lasting(f"{text}, so there is no login for {address}")
         case NoJetStream():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tenure._backends.nats.client import Client, Json, number_in, part_of
 from tenure._backends.nats.connection import Connection
@@ -24,6 +25,9 @@ from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import LiveMessage, Stats
 
 PAGE = 500
+
+STUCK_FOR = 5.0
+"""Seconds after which a message that nobody has, and that is not removed, is delivered again."""
 
 
 class LiveMessages:
@@ -44,6 +48,7 @@ class LiveMessages:
         self._storing = storing
         self._receiving = receiving
         self._dead_letters = dead_letters
+        self._stuck: dict[str, tuple[int, float]] = {}  # by queue: the first message that is stuck, and since when
 
     # --- statistics ---
 
@@ -65,6 +70,8 @@ class LiveMessages:
             ready = number_in(consumer, "num_pending")
             delivered = number_in(part_of(consumer, "delivered"), "stream_seq")
         locked = 0 if consumer is None else number_in(consumer, "num_ack_pending")
+        if consumer is not None and total > ready + locked:
+            ready, locked, delivered = await self._count_stuck(connection, queue, consumer, total)
         oldest = await self._next(connection, queue, delivered) if ready else None
         age = 0.0 if oldest is None else max(0.0, self._clock.now() - oldest.enqueued_at)
         # Those that are put off count as locked: JetStream doesn't distinguish them.
@@ -84,6 +91,8 @@ class LiveMessages:
         if found is None:
             self._places.forget(queue)
             return None
+        with suppress(NoJetStream):
+            await self._places.consumer_check.check(connection, self._places.place_of(queue).stream, consumer, found)
         pending = number_in(found, "num_ack_pending")
         if number_in(found, "num_pending") or not pending:
             return found
@@ -96,6 +105,40 @@ class LiveMessages:
         for one in sorted_.deliverable:  # it was sent at this moment
             await self._receiving.return_one(connection, one)
         return await self._info(connection, path)
+
+    async def _count_stuck(
+        self, connection: Connection, queue: str, consumer: Json, total: int
+    ) -> tuple[int, int, int]:
+        """Return how many messages are ready, how many are not, and the last that was delivered, of *total* messages.
+
+        There are more than JetStream counts: *consumer* has given some up, or left them out, while somebody had changed
+        it, and never delivers them. They are stored again. They can be told from those that are locked only if none is;
+        and from those that are just being removed, only after a while.
+        """
+        ready, pending = number_in(consumer, "num_pending"), number_in(consumer, "num_ack_pending")
+        passed = number_in(part_of(consumer, "delivered"), "stream_seq")
+        first = await self._next(connection, queue, 0)
+        if first is None:
+            return ready, pending, passed
+        if pending or first.stored_as > passed:
+            self._stuck.pop(queue, None)
+            stream = await self._info(connection, f"STREAM.INFO.{self._places.place_of(queue).stream}")
+            if stream is not None:  # what was settled meanwhile is gone by now; what was sent was not there before
+                total = min(total, number_in(part_of(stream, "state"), "messages"))
+            if pending:
+                return ready, max(pending, total - ready), passed
+            return max(ready, total), 0, passed  # after such a change, JetStream may count too few
+        known, since = self._stuck.get(queue, (0, 0.0))
+        now = self._clock.local.now()
+        stuck = [one async for one in self._storing.scan(connection, queue, 0, passed)]
+        if known != first.stored_as or now - since < STUCK_FOR:
+            if known != first.stored_as:
+                self._stuck[queue] = first.stored_as, now
+            return ready, len(stuck), passed
+        del self._stuck[queue]
+        for one in stuck:
+            await self._receiving.deliver_again(connection, one)
+        return total, 0, passed
 
     async def _info(self, connection: Connection, path: str) -> Json | None:
         try:

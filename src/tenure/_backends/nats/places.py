@@ -7,7 +7,8 @@ its own, so that it can be replaced by one that is stored later, in one step of 
 House rules:
 
 - The time that a consumer gives a lock (its ``ack_wait``) never changes: it is part of its name. A process that would
-  learn late of a shorter one would trust a lock too long. A claim for another time sets it for each message.
+  learn late of a shorter one would trust a lock too long. A claim for another time sets it for each message. If an
+  administrator changes it all the same, it is set back; see ``configuration``.
 - A queue that is deleted and made again has another consumer: an answer under an old lock reaches nobody.
 """
 
@@ -23,6 +24,7 @@ from functools import partial
 from typing import Any
 
 from tenure._backends.nats.client import FAILURES, Client, Json, names_in, number_in, part_of, stored_in
+from tenure._backends.nats.configuration import WINDOW_MIN, Consumer, ConsumerCheck
 from tenure._backends.nats.connection import Connection, Headers
 from tenure._backends.nats.errors import (
     NO_CONSUMER,
@@ -38,14 +40,11 @@ from tenure._backends.nats.names import is_cut, name_by, short_word_of, word_of
 from tenure._foreign import a_count, a_text, an_object, digits, read_object, read_or, seconds
 from tenure._queue.broker import QueueOptions, QueueSettings, read_settings
 from tenure._queue.checks import DEAD_SUFFIX, NAME_MAX, read_name
+from tenure._runtime.clock import Clock, SystemClock
 from tenure.errors import ConfigError
 
 OWN = ".=m."
 """Stands in the subjects of messages that tenure has stored. No name of a queue contains it, as it is written."""
-
-WINDOW_MIN = 120.0
-"""Seconds: the shortest window in which a stream remembers ids; those of copies must be remembered for longer than most
-locks last. (``inbox`` makes shorter ones.)"""
 
 SLACK_MAX, SLACK_SHARE = 0.25, 0.02
 
@@ -119,20 +118,12 @@ class Record:
     """What is kept of its schedules, by their names; see ``tenure._queue.schedule_steps``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """The consumer of a queue's stream."""
-
-    name: str
-    ack_wait: float
-    """Seconds for which the server locks a message, unless told otherwise."""
-
-
 class Places:
     """The places of the queues of one client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, clock: Clock | None = None) -> None:
         self._client = client
+        self.consumer_check: ConsumerCheck = ConsumerCheck(client, clock or SystemClock())
         self._prefix = client.options.prefix
         self.bucket: str = f"KV_{self._prefix}-queues"
         """The stream of the records."""
@@ -366,13 +357,31 @@ class Places:
             raise
         for name in sorted(names, key=lambda one: not _CONSUMER.fullmatch(one)):
             ack_wait = ack_wait_in(name)
+            is_ours = ack_wait is not None
             if ack_wait is None:  # another program's
                 config = part_of(await self._client.call(connection, f"CONSUMER.INFO.{stream}.{name}"), "config")
                 ack_wait = (read_or(a_count, config.get("ack_wait"), 0) / 10**9) or ACK_WAIT
-            consumer = Consumer(name, ack_wait)
+            else:
+                try:
+                    await self.consumer_check.check(connection, stream, Consumer(name, ack_wait))
+                except NoJetStream:
+                    continue  # it was just deleted
+            consumer = Consumer(name, ack_wait, is_ours)
             self._consumers[queue] = consumer
             return consumer
         return None
+
+    async def checked_consumer_of(self, connection: Connection, queue: str) -> Consumer | None:
+        """Return the consumer of *queue*, which was looked at a short while ago; None if it has none."""
+        consumer = await self.consumer_of(connection, queue)
+        if consumer is None or not self.consumer_check.is_due(consumer):
+            return consumer
+        try:
+            await self.consumer_check.check(connection, self.place_of(queue).stream, consumer)
+        except NoJetStream:
+            self.forget(queue)
+            return await self.consumer_of(connection, queue)
+        return consumer
 
     async def make_consumer(self, connection: Connection, queue: str, lock: float) -> Consumer:
         """Return the consumer of *queue*; make it, and the stream, if they are missing, for locks of *lock* seconds."""

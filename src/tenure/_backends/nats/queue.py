@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tenure._backends.nats.client import Client, number_in, part_of, stored
+from tenure._backends.nats.configuration import BODY_MAX, WINDOW_MIN, Consumer
 from tenure._backends.nats.connection import Connection, Headers, has_no_stream
 from tenure._backends.nats.dead_letters import DeadLetters
 from tenure._backends.nats.errors import NO_STREAM, NoJetStream, Refusal, is_undecided
@@ -32,7 +33,7 @@ from tenure._backends.nats.message_format import (
     properties_of,
     size_again,
 )
-from tenure._backends.nats.places import WINDOW_MIN, Consumer, Places, Record
+from tenure._backends.nats.places import Places, Record
 from tenure._backends.nats.receipts import Receipts
 from tenure._backends.nats.receiving import OVERDUE_MAX, Receiving
 from tenure._backends.nats.schedules import NatsSchedules
@@ -41,6 +42,7 @@ from tenure._backends.nats.standing import Standing
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import Storing, new_key
 from tenure._lease import NoAnswer
+from tenure._opened import Fact
 from tenure._queue.broker import (
     Advanced,
     Claim,
@@ -66,7 +68,7 @@ from tenure.errors import MessageRefused
 QUEUE_TRAITS = QueueTraits(
     lock_min=0.2,
     lock_max=LOCK_MAX,
-    body_max=1_000_000,  # NATS takes 1,048,576 bytes in all, unless told otherwise
+    body_max=BODY_MAX,  # NATS takes 1,048,576 bytes in all, unless told otherwise
     fencing="emulated",
     dead_letters="emulated",
     delay="emulated",
@@ -110,7 +112,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         self._client = client
         self._local = clock
         self._notifier = Notifier()
-        self._places = Places(client)
+        self._places = Places(client, clock)
         self._clock = StoreClock(client, clock)
         self._receipts = Receipts(clock)
         self._storing = Storing(client, self._places)
@@ -145,6 +147,10 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         if queue.endswith(DEAD_SUFFIX):
             return listener
         return self._standing.hints(queue, listener)
+
+    def report_to(self, report: Callable[[Fact], None]) -> None:
+        """Report what is found later, and has consequences."""
+        self._places.consumer_check.report = report
 
     # --- settings ---
 
@@ -387,7 +393,7 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
 
     async def _consumer_of(self, connection: Connection, queue: str, lock: float) -> Consumer | None:
         """Return the consumer of *queue*, made if it is missing; None if nothing was ever sent to it."""
-        known = await self._places.consumer_of(connection, queue)
+        known = await self._places.checked_consumer_of(connection, queue)
         if known is not None:
             return known
         try:

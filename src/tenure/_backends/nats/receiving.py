@@ -19,10 +19,11 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from tenure._backends.nats.client import Client
+from tenure._backends.nats.configuration import SHORTENS_LOCKS, Consumer
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.errors import NO_LEADER, HeadersTooLong, NoJetStream, Refusal, TooLarge
 from tenure._backends.nats.messages import Found, delivery_of, undeliverable
-from tenure._backends.nats.places import Consumer, Places, nanoseconds, slack_of
+from tenure._backends.nats.places import Places, nanoseconds, slack_of
 from tenure._backends.nats.pulls import ENDED, Inbox, Inboxes
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
@@ -170,7 +171,8 @@ class Receiving:
         try:
             while True:
                 unsorted = page
-                found = sort(page, consumer.ack_wait, await self._now(connection, queue, page))
+                timely = await self._without_early(connection, queue, consumer, page)
+                found = sort(timely, consumer.ack_wait, await self._now(connection, queue, page))
                 others = len(page) - len(found.deliverable)
                 sorted_out += others
                 taken += await self.sort_out(connection, queue, found, token, lock)
@@ -208,6 +210,23 @@ class Receiving:
         self._receipts.expire()
         due = 0.0 if is_more else self._due_in(queue)
         return Claim(tuple(deliveries), due if len(deliveries) < limit else None, self.take_deaths(queue), age)
+
+    async def _without_early(
+        self, connection: Connection, queue: str, consumer: Consumer, page: Sequence[Found]
+    ) -> Sequence[Found]:
+        """Return *page* without what may have come before its lock has ended, as somebody has shortened the locks.
+
+        That is put off for a whole lock of the consumer, as nobody knows when it ends.
+        """
+        if not any(one.delivered > 1 for one in page):
+            return page
+        stream = self._places.place_of(queue).stream
+        if SHORTENS_LOCKS.isdisjoint(await self._places.consumer_check.check(connection, stream, consumer)):
+            return page
+        for one in page:
+            if one.delivered > 1:
+                await connection.publish(one.reply, locks_for(consumer.ack_wait))
+        return [one for one in page if one.delivered == 1]
 
     def _due_in(self, queue: str) -> float | None:
         """Return in how many seconds the next message comes that this process has put off; None if there is none."""
@@ -449,6 +468,17 @@ class Receiving:
 
         with suppress(TenureError):  # then they are delivered again when their locks end
             await self._client.run(ask)
+
+    async def deliver_again(self, connection: Connection, found: Found) -> None:
+        """Let a message come that its consumer never delivers any more; that it was delivered is counted."""
+        state = found.state
+        if not state.is_dead:
+            state = state.with_expired_attempts(found.count, self._clock.now())
+        properties = found.with_state(
+            history=state.history, before=state.before, deliveries=max(found.count, state.deliveries)
+        )
+        with suppress(TooLarge):  # then it stays as it is
+            await self._storing.replace(connection, found, properties)
 
     async def return_one(self, connection: Connection, found: Found) -> bool:
         """Give one message back; its deliveries before this one stay counted."""

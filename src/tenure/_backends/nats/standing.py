@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from tenure._backends.nats.client import Client
+from tenure._backends.nats.configuration import Consumer
 from tenure._backends.nats.connection import Connection
 from tenure._backends.nats.message_format import LOCK_MAX
 from tenure._backends.nats.messages import Found
-from tenure._backends.nats.places import Consumer, Places, nanoseconds, slack_of
+from tenure._backends.nats.places import Places, nanoseconds, slack_of
 from tenure._backends.nats.pulls import Inbox
 from tenure._backends.nats.receiving import Receiving
 from tenure._backends.nats.storing import WORKING, locks_for
@@ -182,7 +183,7 @@ class Standing:
         self._receiving.put_back_inbox(connection, inbox)
 
     async def _prepare(self, connection: Connection, queue: str) -> tuple[Connection, Consumer, Inbox]:
-        consumer = await self._places.consumer_of(connection, queue)
+        consumer = await self._places.checked_consumer_of(connection, queue)
         if consumer is None:
             record, _ = await self._places.read_record(connection, queue)
             lock = min(QueueSettings(**record.settings).lock, LOCK_MAX)

@@ -267,8 +267,10 @@ class Storing:
             raise
         return True
 
-    async def scan(self, connection: Connection, queue: str, after: int = 0) -> AsyncIterator[Found]:
-        """Yield the messages in the stream of *queue*, in its order, from after number *after*."""
+    async def scan(
+        self, connection: Connection, queue: str, after: int = 0, until: int | None = None
+    ) -> AsyncIterator[Found]:
+        """Yield the messages in the stream of *queue*, in its order, from after number *after*, up to *until*."""
         stream = self._places.place_of(queue).stream
         while True:
             try:
@@ -281,6 +283,8 @@ class Storing:
                 raise
             found = read_message(queue, answer)
             after = max(after + 1, found.stored_as)
+            if until is not None and after > until:
+                return
             yield found
 
     # --- dead letters ---
