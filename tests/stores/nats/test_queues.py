@@ -770,3 +770,25 @@ async def test_an_id_may_be_remembered_for_the_longest_time(broker: nats.NatsBro
     await broker.send("orders", [Outgoing(b"a", id="17")])
     assert await settle(broker, await receive(broker), Complete(remember=LONGEST)) == [Settled()]
     assert list(await broker.handled("orders", ["17", "18"])) == [True, False]
+
+
+@pytest.mark.parametrize("verdict", [DeadLetter("bad", "no number"), Abandon()], ids=str)
+async def test_dead_letters_with_long_headers_are_received_and_redriven(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str, verdict: Verdict
+) -> None:
+    """Also if their headers left just enough room to note why they died: a lock has to be noted, too."""
+    await broker.declare("orders", {"lock": LOCK, "max_deliveries": 1})
+    for less in range(600, 1_000, 10):
+        await native.publish(f"{prefix_of(url)}.orders", b"%d" % less, headers=full_headers(-less))
+    got = await receive(broker, 100)
+    assert len(got) == 40
+    await broker.settle([Settlement(one, verdict) for one in got])
+    assert await broker.stats("orders") == Stats(dead=40)
+    letters = (await broker.receive("orders$dead", 100, LOCK)).deliveries
+    kept = sorted(int(one.body) for one in letters if one.headers)
+    assert 0 < len(kept) < 40
+    assert kept == list(range(kept[0], 1_000, 10))
+    assert all("65,535 bytes" in one.death.description for one in letters if one.death is not None and not one.headers)
+    assert sorted(one.body for one in letters) == sorted(one.body for one in got)
+    assert list(await broker.settle([Settlement(one, Abandon()) for one in letters])) == [Settled()] * 40
+    assert await broker.redrive("orders", EVERYTHING, None) == 40
