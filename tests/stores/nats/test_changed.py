@@ -26,11 +26,11 @@ from tenure._url import Url
 from tests.explained import facts_by_name
 from tests.servers import Nats, shared
 from tests.servers.turned_process import CAN_TURN
-from tests.stores.nats.raw import ANSWERED_WITHIN, api
+from tests.stores.nats.raw import api, flush
 from tests.stores.nats.test_queues import CLOCK, pass_time
 from tests.stores.nats.wall_clock import turn_wall_clock
 
-pytestmark = pytest.mark.skipif(not CAN_TURN, reason="libfaketime is not installed")
+pytestmark = pytest.mark.skipif(not CAN_TURN, reason="the clock of a server can't be turned here")
 
 LOCK = 30.0
 SECOND = 10**9
@@ -179,7 +179,8 @@ async def test_a_given_up_message_is_counted_beside_a_locked_one(native: Driver,
         await edit(native, url, max_deliver=1)
         await pass_time(1.1 * LOCK)
         pull = f"$JS.API.CONSUMER.MSG.NEXT.{stream_of(url)}.{await name_of(native, url)}"
-        await native.request(pull, b'{"batch": 1, "no_wait": true}', timeout=ANSWERED_WITHIN)  # as another program
+        await native.publish(pull, b'{"batch": 1, "no_wait": true}', reply=native.new_inbox())  # as another program
+        await flush(native)
     async with opened(url) as (broker, _):
         await broker.send("orders", [Outgoing(b"y")])
         found = await receive(broker)
