@@ -365,11 +365,10 @@ def _dead_facts(facts: Facts, headers: Mapping[str, Any], now: float) -> Facts:
     death = deaths[0]  # the newest
     at = death.get("time")
     moment = at.timestamp() if isinstance(at, datetime) else now
-    count = facts.deliveries  # the server writes no count into a letter: x-delivery-count is from before, or from here
+    count = facts.deliveries  # x-delivery-count is of another queue, or of the looks at it here: the server tells none
     why = read_or(read_reason, death.get("reason"), UNKNOWN)
     if why == "expired":
-        # The count is that of the looks at it here: the server counts anew among the dead letters.
-        reason, description, count = EXPIRED, EXPIRED_DESCRIPTION, facts.deliveries
+        reason, description = EXPIRED, EXPIRED_DESCRIPTION
     elif why == "delivery_limit":
         reason, description = MAX_DELIVERIES, exhausted_description(count)
     else:
