@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from tenure._backends.nats.client import Client, Json, number_in, part_of
 from tenure._backends.nats.connection import Connection
@@ -26,8 +27,22 @@ from tenure._queue.message import LiveMessage, Stats
 
 PAGE = 500
 
+REMOVED_WITHIN = 0.25
+"""Seconds after which a message that was settled is surely removed, on a server that answers."""
+
 STUCK_FOR = 5.0
-"""Seconds after which a message that nobody has, and that is not removed, is delivered again."""
+"""Seconds after which a message that nobody has, and that is not removed, is counted and delivered again."""
+
+
+class _Counts(NamedTuple):
+    """How many messages a queue has."""
+
+    ready: int
+    locked: int
+    passed: int
+    """The last one in its stream that was delivered."""
+    uncounted: int
+    """How many more its stream has than its consumer tells of."""
 
 
 class LiveMessages:
@@ -48,7 +63,7 @@ class LiveMessages:
         self._storing = storing
         self._receiving = receiving
         self._dead_letters = dead_letters
-        self._stuck: dict[str, tuple[int, float]] = {}  # by queue: the first message that is stuck, and since when
+        self._stuck: dict[str, tuple[int, float]] = {}  # by queue: the oldest message, and since when one is stuck
 
     # --- statistics ---
 
@@ -57,25 +72,35 @@ class LiveMessages:
         if queue.endswith(DEAD_SUFFIX):
             return Stats(dead=await self._dead_letters.count(connection, queue.removesuffix(DEAD_SUFFIX)))
         dead = await self._dead_letters.count(connection, queue)
+        counts = await self._count(connection, queue)
+        if counts is None:
+            return Stats(dead=dead)
+        if counts.uncounted and not (counts.ready or counts.locked or queue in self._stuck):
+            await asyncio.sleep(REMOVED_WITHIN)
+            counts = await self._count(connection, queue) or counts
+        if counts.uncounted:
+            counts = await self._with_stuck(connection, queue, counts)
+        else:
+            self._stuck.pop(queue, None)
+        oldest = await self._next(connection, queue, counts.passed) if counts.ready else None
+        age = 0.0 if oldest is None else max(0.0, self._clock.now() - oldest.enqueued_at)
+        # Those that are put off count as locked: JetStream doesn't distinguish them.
+        return Stats(ready=counts.ready, locked=counts.locked, dead=dead, oldest_age=age)
+
+    async def _count(self, connection: Connection, queue: str) -> _Counts | None:
+        """Return what JetStream counts of *queue*; None if it has no such stream."""
         asked_at = self._clock.local.now()
         stream = await self._info(connection, f"STREAM.INFO.{self._places.place_of(queue).stream}")
         if stream is None:
-            return Stats(dead=dead)
+            return None
         self._clock.learn(stream, asked_at)
         total = number_in(part_of(stream, "state"), "messages")
         consumer = await self._looked_after(connection, queue)
         if consumer is None:
-            ready, delivered = total, 0
-        else:
-            ready = number_in(consumer, "num_pending")
-            delivered = number_in(part_of(consumer, "delivered"), "stream_seq")
-        locked = 0 if consumer is None else number_in(consumer, "num_ack_pending")
-        if consumer is not None and total > ready + locked:
-            ready, locked, delivered = await self._count_stuck(connection, queue, consumer, total)
-        oldest = await self._next(connection, queue, delivered) if ready else None
-        age = 0.0 if oldest is None else max(0.0, self._clock.now() - oldest.enqueued_at)
-        # Those that are put off count as locked: JetStream doesn't distinguish them.
-        return Stats(ready=ready, locked=locked, dead=dead, oldest_age=age)
+            return _Counts(total, 0, 0, 0)
+        passed = number_in(part_of(consumer, "delivered"), "stream_seq")
+        ready, locked = number_in(consumer, "num_pending"), number_in(consumer, "num_ack_pending")
+        return _Counts(ready, locked, passed, max(0, total - ready - locked))
 
     async def _looked_after(self, connection: Connection, queue: str) -> Json | None:
         """Return what JetStream tells about the consumer of *queue*, after it has looked for locks that have ended.
@@ -106,39 +131,35 @@ class LiveMessages:
             await self._receiving.return_one(connection, one)
         return await self._info(connection, path)
 
-    async def _count_stuck(
-        self, connection: Connection, queue: str, consumer: Json, total: int
-    ) -> tuple[int, int, int]:
-        """Return how many messages are ready, how many are not, and the last that was delivered, of *total* messages.
+    async def _with_stuck(self, connection: Connection, queue: str, counts: _Counts) -> _Counts:
+        """Return *counts* with the messages that are not among them.
 
-        There are more than JetStream counts: *consumer* has given some up, or left them out, while somebody had changed
-        it, and never delivers them. They are stored again. They can be told from those that are locked only if none is;
-        and from those that are just being removed, only after a while.
+        Some are just being removed, or the servers of a cluster don't agree yet. Others, the consumer has given up, or
+        left out, while somebody had changed it, and never delivers them: they are stored again, but only when none is
+        locked, from which they can't be told. While other messages come and go, they are counted only if the oldest
+        message is the same after a while.
         """
-        ready, pending = number_in(consumer, "num_pending"), number_in(consumer, "num_ack_pending")
-        passed = number_in(part_of(consumer, "delivered"), "stream_seq")
+        ready, locked, passed, uncounted = counts
         first = await self._next(connection, queue, 0)
         if first is None:
-            return ready, pending, passed
-        if pending or first.stored_as > passed:
             self._stuck.pop(queue, None)
-            stream = await self._info(connection, f"STREAM.INFO.{self._places.place_of(queue).stream}")
-            if stream is not None:  # what was settled meanwhile is gone by now; what was sent was not there before
-                total = min(total, number_in(part_of(stream, "state"), "messages"))
-            if pending:
-                return ready, max(pending, total - ready), passed
-            return max(ready, total), 0, passed  # after such a change, JetStream may count too few
+            return counts
         known, since = self._stuck.get(queue, (0, 0.0))
         now = self._clock.local.now()
-        stuck = [one async for one in self._storing.scan(connection, queue, 0, passed)]
-        if known != first.stored_as or now - since < STUCK_FOR:
-            if known != first.stored_as:
-                self._stuck[queue] = first.stored_as, now
-            return ready, len(stuck), passed
-        del self._stuck[queue]
-        for one in stuck:
-            await self._receiving.deliver_again(connection, one)
-        return total, 0, passed
+        if known != first.stored_as:
+            self._stuck[queue] = known, since = first.stored_as, now
+        is_stuck, is_new = now - since >= STUCK_FOR, first.stored_as > passed
+        if not is_stuck and (ready or locked):
+            return counts
+        if locked:
+            return _Counts(ready, locked + uncounted, passed, 0)
+        if is_stuck and not is_new:
+            del self._stuck[queue]
+            async for one in self._storing.scan(connection, queue, 0, passed):
+                await self._receiving.deliver_again(connection, one)
+        if is_stuck or is_new:  # of such a message, JetStream may go on to count too few
+            return _Counts(ready + uncounted, 0, passed, 0)
+        return _Counts(0, uncounted, passed, 0)
 
     async def _info(self, connection: Connection, path: str) -> Json | None:
         try:
