@@ -119,6 +119,28 @@ async def test_a_message_that_is_refused_for_another_reason_costs_no_other(
                 await broker.send(name, [odd])
 
 
+async def test_messages_that_are_refused_at_the_same_time_are_each_told_so(
+    small: RabbitMQ, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each closes the connection on which it is being found out which the others are."""
+    monkeypatch.setattr(message_format, "_expiration", lambda left: "soon" if left < 1.0 else None)
+    async with opened(small.url) as [broker]:
+        await broker.declare(name, {})
+
+        async def send(number: int) -> object:
+            await asyncio.sleep(number * 0.0002)
+            odd = number % 10 == 5
+            return await broker.send(name, [Outgoing(b"a", id=f"{number}", expires_in=0.5 if odd else None)])
+
+        answers = await asyncio.gather(*map(send, range(120)), return_exceptions=True)
+        assert {type(one) for one in answers[5::10]} == {MessageRefused}, Counter(map(repr, answers[5::10]))
+        others = [one for number, one in enumerate(answers) if number % 10 != 5 and not isinstance(one, list)]
+        assert all("for another message" in str(one) for one in others), Counter(map(repr, others)).most_common(3)
+        found = await kept(broker, name)
+        assert set(found.values()) == {1}
+        assert found.keys() >= {id_ for one in answers if isinstance(one, list) for id_ in one}
+
+
 async def found_none(*given: Any) -> None:
     return None
 

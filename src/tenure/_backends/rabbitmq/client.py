@@ -263,7 +263,15 @@ class Client:
         Raises:
             AmqpError: The server can't be reached, or is full.
         """
-        connection = await self.connection("sending")
+        while True:
+            connection = await self.connection("sending")
+            try:
+                return await self._sending_on(connection)
+            except AmqpError:
+                if not connection.is_replaced or self._closed:
+                    raise
+
+    async def _sending_on(self, connection: AmqpConnection) -> AmqpChannel:
         while self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
             channel = await connection.channel(confirms=True)
             try:
@@ -272,6 +280,8 @@ class Client:
             except BaseException:
                 channel.begin_close()
                 raise
+            if connection.is_replaced:  # meanwhile: it is being closed, and nobody could tell what it takes
+                raise ConnectionLost(0, "the server has refused a message")
             if self._sending is None or self._sending.lost is not None or self._sending.connection is not connection:
                 self._sending = channel
                 channel.on_rejected = partial(self._on_rejected, connection)
@@ -287,6 +297,7 @@ class Client:
 
     def _on_rejected(self, connection: AmqpConnection, error: AmqpError, sent: list[Published]) -> None:
         # The driver may send more on the channel that is over, for which the server ends the connection.
+        connection.is_replaced = True
         if self._connections.get("sending") is connection:
             self.begin(self._connections.pop("sending").close(), "close")
         self.body_max = largest_body(error) or self.body_max
@@ -294,14 +305,10 @@ class Client:
 
     async def _sort_out(self, error: AmqpError, sent: list[Published]) -> None:
         """Tell each of the messages *sent* what has become of it, of which the server has refused one with *error*."""
-
-        async def open_channel() -> AmqpChannel:
-            return await (await self.connection("sending")).channel(confirms=True)
-
         rejected: int | None = None
         try:
             async with asyncio.timeout(self.options.timeout):
-                rejected = await find_rejected(error, sent, open_channel)
+                rejected = await self._rejected_of(error, sent)
         except (AmqpError, OSError):
             pass
         finally:
@@ -309,6 +316,15 @@ class Client:
                 if not one.confirmed.done():
                     one.confirmed.set_exception(outcome)
                     one.confirmed.exception()  # nobody may ask for it
+
+    async def _rejected_of(self, error: AmqpError, sent: list[Published]) -> int | None:
+        while True:
+            connection = await self.connection("sending")
+            try:
+                return await find_rejected(error, sent, partial(connection.channel, confirms=True))
+            except AmqpError:
+                if not connection.is_replaced or self._closed:
+                    raise
 
     async def receiving(self) -> AmqpChannel:
         """Return a new channel, to receive messages on."""

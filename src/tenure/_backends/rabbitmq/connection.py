@@ -388,6 +388,8 @@ class AmqpConnection:
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
         self.lost: AmqpError | None = None
+        self.is_replaced = False
+        """Whether it is closed for a message that the server has refused: another one can do what it was asked for."""
         self.heartbeat = options.heartbeat
         self.patience = PATIENCE * options.timeout
         self._raw: aiormq.Connection | None = None
@@ -462,6 +464,10 @@ class AmqpConnection:
             raw = await self._driver.channel(self._free_number(), publisher_confirms=confirms)
         except (aiormq.AMQPError, RuntimeError, asyncio.CancelledError) as error:
             raise self.lost or refusal(error) from error
+        except Exception as error:
+            if self.lost is not None:  # then the driver raises any: a bare Exception, for lack of a reason
+                raise self.lost from error
+            raise
         if self.lost is not None:
             raise self.lost
         assert isinstance(raw, aiormq.Channel)
