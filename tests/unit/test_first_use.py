@@ -308,3 +308,9 @@ def test_only_the_threads_of_the_program_import(program: str, tmp_path: Path) ->
     found = imported(tmp_path, program, str(tmp_path / "new.db"))
     # The renewal thread, on which leases and locks depend, must not wait for a disk.
     assert not [f"{one}, on {one.thread}" for one in found if one.name[:6] == "tenure" and one.thread != "MainThread"]
+
+
+def test_whoever_receives_has_imported_what_tells_of_a_death(tmp_path: Path) -> None:
+    """Also on a store that doesn't ask for it: PostgreSQL and Redis have that rule in their own languages."""
+    names = {one.name for one in imported(tmp_path, "import tenure._queue.received")}
+    assert "tenure._queue.delivery_ends" in names

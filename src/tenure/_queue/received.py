@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 # For QueueContext.emit: an event may come shortly before a lock ends, or when no file can be opened any more.
+import tenure._queue.delivery_ends
 import tenure._queue.tracebacks
 import tenure._telemetry.hook
 import tenure._telemetry.log  # noqa: F401
