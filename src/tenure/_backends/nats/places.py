@@ -19,6 +19,7 @@ import json
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -362,10 +363,9 @@ class Places:
                 config = part_of(await self._client.call(connection, f"CONSUMER.INFO.{stream}.{name}"), "config")
                 ack_wait = (read_or(a_count, config.get("ack_wait"), 0) / 10**9) or ACK_WAIT
             else:
-                try:
+                # In a cluster, the server that answers may not know one yet that was just made: a claim looks again.
+                with suppress(NoJetStream):
                     await self.consumer_check.check(connection, stream, Consumer(name, ack_wait))
-                except NoJetStream:
-                    continue  # it was just deleted
             consumer = Consumer(name, ack_wait, is_ours)
             self._consumers[queue] = consumer
             return consumer
