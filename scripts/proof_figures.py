@@ -23,6 +23,7 @@ PLANTS = {
     "tests/sim/test_peers.py": "fleets of `peers://` under faults",
     "tests/sim/test_partitions.py": "partitions under faults",
     "tests/sim/test_schedules.py": "schedules under faults",
+    "tests/sim/test_receiving.py": "RabbitMQ: when consumers are begun and ended",
     "tests/sim/test_fleet.py": "the requests of thousands of candidates",
     "tests/stores/peers/test_models.py": "the votes of peers, as a model for spin",
     "tests/properties/test_queue_machine.py": "the machines of a consumer",
