@@ -174,11 +174,7 @@ class Process:
             case receiving.Get():
                 self.up(self.get)
             case receiving.Count():
-                self.up(
-                    lambda: self.down(
-                        partial(self.feed, receiving.Counted(len(queue.ready), queue.known_consumers)),
-                    )
-                )
+                self.up(self.count)
             case receiving.Await():
                 self.up(lambda: self.down(partial(self.feed, receiving.Arrived())))
             case receiving.GiveBack(message):
@@ -193,6 +189,10 @@ class Process:
                     self.ask()
             case receiving.Closed():
                 self.end()
+
+    def count(self) -> None:
+        ready, consumers = len(self.world.queue.ready), self.world.queue.known_consumers
+        self.down(lambda: self.feed(receiving.Counted(ready, consumers - len(self.machine.consumers))))
 
     def get(self) -> None:
         queue, channel = self.world.queue, self.channel

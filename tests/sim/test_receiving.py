@@ -99,9 +99,9 @@ def test_a_bulk_is_a_share_of_what_is_ready() -> None:
     machine._is_backlog = True
     machine._claims[0].is_counted = False
     machine._claims[0].limit = 100
-    assert machine.handle(Counted(64, 1), 0.0) == [Begin(2, 64 // 4), Await()]
+    assert machine.handle(Counted(64, 0), 0.0) == [Begin(2, 64 // 4), Await()]
     machine._claims[0].is_busy = False
-    assert not [one for one in machine._counted(4 * BULK_MIN - 1, 2, 0.0) if isinstance(one, Begin) and one.credit > 1]
+    assert not [one for one in machine._counted(4 * BULK_MIN - 1, 1, 0.0) if isinstance(one, Begin) and one.credit > 1]
 
 
 def test_a_close_gives_back_what_was_on_its_way() -> None:
@@ -139,8 +139,8 @@ class EndsWhatIsFree(Receiving):
 class EndsABulkThatIsNotFull(Receiving):
     """It lets a bulk hold more than is ready, and ends it when all has come that was there."""
 
-    def _counted(self, ready: int, consumers: int, now: float) -> list[Effect]:
-        return super()._counted(1_000_000, 0, now)
+    def _counted(self, ready: int, others: int, now: float) -> list[Effect]:
+        return super()._counted(1_000_000, 1, now)
 
     def _arrived(self, now: float) -> list[Effect]:
         unfilled = [tag for tag, one in self.consumers.items() if one.credit > 1 and one.is_free]

@@ -72,5 +72,5 @@ async def ended_locks(backend: rabbitmq.RabbitBackend) -> None:
             while ends := [task for task in client._to_end if task.get_name() == "tenure-rabbitmq-lock-end"]:
                 await asyncio.wait(ends)
             for one in list(subscriptions.values()):
-                if (channel := one._channel) is not None and channel.lost is None:
+                if (channel := one.channel) is not None and channel.lost is None:
                     await channel.count()  # the queue answers after what it has got of the channel before

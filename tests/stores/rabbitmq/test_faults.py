@@ -456,7 +456,7 @@ async def listen_to_deleted(name: str, url: str) -> None:
 
 def is_listening(broker: Any, name: str) -> bool:
     subscription = broker._subscriptions.get(name)
-    return bool(subscription and subscription._channel and subscription._channel.standing)
+    return bool(subscription and subscription.standing)
 
 
 async def test_what_waits_in_many_queues_is_given_back_uncounted_by_a_close(
@@ -464,18 +464,11 @@ async def test_what_waits_in_many_queues_is_given_back_uncounted_by_a_close(
 ) -> None:
     """Each may have to wait for what is on its way; a close takes two seconds at most."""
     names = [f"{name}-{number}" for number in range(5)]
-    ending, real = asyncio.Barrier(len(names)), HeldChannel.retire
-
-    async def retire_with_the_others(channel: HeldChannel) -> None:
-        await ending.wait()
-        await real(channel)
-
     async with opened(url_of(RabbitMQ)) as [other]:
         async with opened(url_of(RabbitMQ)) as [closed]:
             hints = [closed.hints(each) for each in names]
             await until(lambda: all(is_listening(closed, each) for each in names))
-            monkeypatch.setattr("tenure._backends.rabbitmq.subscription.KEPT", 600.0)
-            monkeypatch.setattr(HeldChannel, "retire", retire_with_the_others)
+            monkeypatch.setattr("tenure._backends.rabbitmq.receiving.KEPT", 600.0)
             for each in names:
                 await other.send(each, [Outgoing(b"a")])
             await until(lambda: all(closed._subscriptions[each].waiting for each in names))
@@ -521,7 +514,8 @@ async def test_queues_that_do_not_answer_cost_no_lock_of_others(name: str, monke
             await broker.send(f"{name}-{number}", [Outgoing(b"a")])
             held += (await broker.receive(f"{name}-{number}", 1, 30.0)).deliveries
         for number in range(2):
-            monkeypatch.setattr(broker._subscriptions[f"{name}-{number}"]._channel, "count", asyncio.Event().wait)
+            channel = broker._subscriptions[f"{name}-{number}"].channel
+            monkeypatch.setattr(channel, "count", asyncio.get_running_loop().create_future)
         answers = await broker.renew(held, 30.0)
         assert [type(one) for one in answers] == [NoAnswer, NoAnswer, Renewed]
         await complete(broker, *held)
@@ -533,7 +527,7 @@ async def test_the_same_verdict_once_more_waits_until_the_first_is_proven(name: 
         got: list[Any] = []
         while len(got) < 3 * GROUP:
             got += (await broker.receive(name, 4, 30.0)).deliveries
-        channel = broker._subscriptions[name]._channel
+        channel = broker._subscriptions[name].channel
         first = asyncio.create_task(broker.settle(settled(COMPLETE, *got)))
         while not channel._pending:  # the next step after it was begun
             await asyncio.sleep(0)
@@ -667,11 +661,13 @@ async def test_a_channel_that_is_over_passes_nothing_on(name: str) -> None:
     async with opened(url_of(RabbitMQ)) as [broker]:
         await broker.send(name, [Outgoing(b"a")])
         [got] = await until_found(lambda: received(broker, name))
-        old = broker._subscriptions[name]._channel
+        old = broker._subscriptions[name].channel
+        come: list[Delivered] = []
+        old.on_received = come.append
         old.channel.begin_close()
         late = Delivered(old.channel, 1, "tenure-1", False, got, b"late", 0.0)
         old.channel._pass_on(late)
-        assert not old.waiting
+        assert not come
         [again] = await until_found(lambda: received(broker, name))
         assert (again.body, again.delivery_count) == (b"a", 2)
         await complete(broker, again)
@@ -684,7 +680,7 @@ async def test_no_more_is_acknowledged_at_once_than_the_server_passes_on(name: s
         got: list[Any] = []
         while len(got) < 3 * GROUP:  # a few at once: each is taken by a consumer of its own
             got += (await broker.receive(name, 4, 30.0)).deliveries
-        channel = broker._subscriptions[name]._channel
+        channel = broker._subscriptions[name].channel
         groups = [0]
         acked = {found.found.raw.tag: found for found in broker._receipts._held.values()}
         ack, flow = channel.channel.ack, channel.flow

@@ -40,12 +40,12 @@ async def begun_without_a_pause(name: str, patch: pytest.MonkeyPatch) -> int:
     begun = rests = steady = 0
     consume, rest, reset = HeldChannel.consume, Backoff.rest, Backoff.reset
 
-    def ended_at_once(channel: HeldChannel, *args: Any, **options: Any) -> tuple[str, asyncio.Future[object]]:
+    def ended_at_once(channel: HeldChannel, tag: str, credit: int) -> asyncio.Future[object]:
         nonlocal begun
         begun += 1
-        tag, answer = consume(channel, *args, **options)
+        answer = consume(channel, tag, credit)
         answer.add_done_callback(lambda _: channel.channel.reject(UNKNOWN))
-        return tag, answer
+        return answer
 
     async def counted_rest(backoff: Backoff, *args: float) -> None:
         nonlocal rests

@@ -201,6 +201,10 @@ async def test_a_consumer_that_is_stopped_gives_its_messages_to_another(
     assert time.monotonic() - stopped_at < 0.9  # what came to it meanwhile would wait there for a second
     assert sorted(theirs) == sorted((b"%d" % number, 0) for number in range(20))
 
+    await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(20, 60)])  # some to what was left free
+    await until(lambda: len(theirs) == 60)
+    assert sorted(theirs) == sorted((b"%d" % number, 0) for number in range(60))
+
     async def nobody_else_listens() -> bool:
         found = await channel.declare_queue(name, passive=True)
         return bool(found.declaration_result.consumer_count == 1)
@@ -239,14 +243,13 @@ async def test_a_stop_in_a_stream_counts_no_delivery(backend: tenure.Backend, ch
     await queue.consume(note, until_empty=True)
     again = sum(count > 1 for count in counts)
     print(f"{again} of {len(counts)} messages were counted by {len(counted)} of {stops} stops")
-    # One in which a busy server stands still may count all that is on its way. Without what prevents it, most do.
-    assert len(counted) <= stops // 2
+    assert not again
 
 
-async def test_a_message_sent_right_after_one_was_received_is_hardly_ever_counted(
+async def test_a_message_sent_right_after_one_was_received_is_not_counted(
     backend: tenure.Backend, channel: Any, name: str
 ) -> None:
-    """The receiver listens no more then, and its consumer is being ended."""
+    """The receiver listens no more then."""
     rounds, again = 6, 0
     for number in range(rounds):
         queue = backend.queue(f"{name}-{number}")  # a new one, so that few have come lately
@@ -262,7 +265,7 @@ async def test_a_message_sent_right_after_one_was_received_is_hardly_ever_counte
         again += any(one.delivery_count > 1 for one in left)
         for one in left:
             await one.complete()
-    assert again <= rounds // 3  # without what prevents it, it is about four
+    assert not again
 
 
 async def has_consumers(channel: Any, name: str) -> bool:
@@ -500,7 +503,7 @@ async def test_an_acknowledgement_of_several_includes_none_that_comes_late(name:
         held = HeldChannel(raw, amqp_name(name))
         come: list[Delivered] = []
         raw.on_delivery, receive = come.append, raw.on_delivery
-        await held.consume(4)[1]
+        await held.consume("late", 4)
         await until(lambda: len(come) == 4)
         late = come.pop(0)
         for one in come[:2]:
@@ -528,10 +531,9 @@ async def test_a_message_that_the_driver_drops_is_delivered_again(name: str) -> 
         held = HeldChannel(raw, amqp_name(name))
         come: list[Delivered] = []
         raw.on_delivery, receive = come.append, raw.on_delivery
-        tag, begun = held.consume(2)
-        await begun
+        await held.consume("ended", 2)
         await until(lambda: len(come) == 2)
-        await held.cancel(tag)
+        await held.cancel("ended")
         receive(come[1])
         await held.arrived()
         [again] = await until_found(lambda: received(backend.broker, name))
@@ -577,7 +579,7 @@ async def test_a_request_without_an_answer_costs_its_channel(name: str, monkeypa
         await broker.send(f"{name}-2", [Outgoing(b"kept")])
         [kept] = (await broker.receive(f"{name}-2", 1, 60.0)).deliveries
         [got] = (await broker.receive(name, 1, 60.0)).deliveries
-        held = broker._subscriptions[name]._channel
+        held = broker._subscriptions[name].channel
         assert held is not None
         monkeypatch.setattr(held.channel._raw.rpc_frames, "get", asyncio.Event().wait)  # what the driver waits for
         assert isinstance((await broker.renew([got], 60.0))[0], NoAnswer)

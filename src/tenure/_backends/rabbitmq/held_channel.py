@@ -1,4 +1,4 @@
-"""A channel that holds messages: what is unacknowledged on it, the credit of its consumers, proven acknowledgements.
+"""A channel that holds messages: what is unacknowledged on it, its consumers, proven acknowledgements.
 
 An acknowledgement has no answer in AMQP. So behind each group of them, a request is sent on the same channel: its
 answer proves that the channel has taken them. The server passes up to 32 commands of a channel on to a quorum queue,
@@ -10,10 +10,7 @@ answers no request that changes nothing.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any
 
 from aiormq import spec
@@ -24,55 +21,6 @@ from tenure._backends.rabbitmq.errors import AmqpError
 GROUP = 16
 """Acknowledgements behind which an answer is awaited. One of many messages counts once for each of their consumers: so
 many commands the server makes of it."""
-
-PREFETCH_MAX = 65_535
-
-
-SLOW = 1.0
-"""Messages a second below which none is likely to be on its way just now: none has come within the last second. What is
-sent in answer to a message comes right behind it."""
-
-FILL = 0.2
-"""Seconds in which the last consumer of a channel is to be filled: longer than it takes to end the others."""
-
-FEW_MIN, FEW_MAX = 8, 256
-"""How many messages the last consumer of a channel may hold."""
-
-FILL_MAX = 1.0
-"""Seconds within which it is ended, full or not."""
-
-QUIET, QUIET_MAX = 0.25, 0.5
-"""Seconds without a message after which it isn't expected to be filled: what comes after a pause comes in a burst."""
-
-
-class Arrivals:
-    """When the last messages have come."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=64)
-        self._came = asyncio.Event()
-
-    def note(self, at: float) -> None:
-        """Note a message that has come *at* this time of the loop."""
-        self._times.append(at)
-        self._came.set()
-
-    def rate(self, now: float) -> float:
-        """Return how many messages a second have come lately."""
-        recent = [at for at in self._times if at > now - 1.0]
-        if len(recent) < self._times.maxlen:  # type: ignore[operator]
-            return float(len(recent))
-        return len(recent) / max(0.001, now - recent[0])
-
-    async def until(self, condition: Callable[[], bool], quiet: float) -> None:
-        """Return when *condition* holds, or when no message has come for *quiet* seconds."""
-        while not condition():
-            self._came.clear()
-            try:
-                async with asyncio.timeout(quiet):
-                    await self._came.wait()
-            except TimeoutError:
-                return
 
 
 class HeldChannel:
@@ -86,19 +34,16 @@ class HeldChannel:
     def __init__(self, channel: AmqpChannel, queue: str) -> None:
         self.channel = channel
         self._queue = queue
-        self.waiting: deque[Delivered] = deque()
-        """What has come and was not asked for yet; any thread may take from its left."""
-        self.on_received: Callable[[], None] = lambda: None
-        """Called when something has come."""
+        self.on_received: Callable[[Delivered], None] = lambda _: None
+        """Called with each message that comes."""
+        self.on_verdict: Callable[[int], None] = lambda _: None
+        """Called with a message right before its acknowledgement or rejection is ordered."""
         self._unacked: dict[int, str] = {}  # tag: consumer; in the order of the tags
         self._complete = 0  # up to this tag, all have come
         self._beyond: set[int] = set()  # those that have come of higher tags
-        self._held_by: Counter[str] = Counter()
-        self._credits: dict[str, int] = {}  # of the consumers that stand
-        self._consumers = 0
+        self._prefetch = 0  # of the consumers that are begun next
         self._pending: dict[int, asyncio.Future[None]] = {}  # to be acknowledged
         self._flushing: asyncio.Task[None] | None = None
-        self._arrivals = Arrivals()
         channel.on_delivery = self._received
         channel.on_cancelled = self._on_cancelled
         self.on_queue_gone: Callable[[], None] = lambda: None
@@ -110,84 +55,34 @@ class HeldChannel:
 
     # --- consumers ---
 
-    @property
-    def standing(self) -> int:
-        """How many consumers stand, to which the server sends messages as they come."""
-        return len(self._credits)
-
-    @property
-    def known_consumers(self) -> int:
-        """How many consumers the server counts of this channel: those that stand, and those that hold messages."""
-        return len(self._credits.keys() | {one for one, held in self._held_by.items() if held})
-
-    @property
-    def free_credit(self) -> int:
-        """How many messages the server may send before one is settled; on any thread."""
-        return sum(credit - self._held_by[one] for one, credit in list(self._credits.items()))
-
-    def consume(self, credit: int, *, first: bool = False) -> tuple[str, asyncio.Future[object]]:
-        """Begin a consumer that may hold *credit* messages; return its tag, and the answer.
-
-        If it is to be *first*, no other consumer receives anything until it holds them.
-        """
-        self._consumers += 1
-        tag = f"tenure-{self._consumers}"
-        self.channel.request(spec.Basic.Qos(0, min(credit, PREFETCH_MAX), False))
-        answer = self.channel.request(
-            spec.Basic.Consume(0, self._queue, tag, arguments={"x-priority": 1} if first else None)
-        )
-        self._credits[tag] = min(credit, PREFETCH_MAX)
-        return tag, answer
-
-    async def get(self) -> bool:
-        """Take one message, if there is one by the log of the queue: then it has been received when this returns."""
-        return isinstance(await self.channel.request(spec.Basic.Get(0, self._queue)), Delivered)
-
-    async def retire(self) -> None:
-        """End every consumer that stands; no message on its way is counted then, or hardly ever.
-
-        The server takes back what the queue sends to a consumer that is being ended, and counts that as a delivery. To
-        one that holds as many as it may, it sends nothing. So in a queue to which messages come, another consumer is
-        begun, which comes before those, and may hold only a few; they end while it has room, and it ends when it is
-        full.
-        """
-        if not self._credits:
-            return
-        ready = await self.arrived()
-        rate = self._arrivals.rate(self.channel.connection.loop.time())
-        others = list(self._credits)
-        # Messages that are ready although there is room: an acknowledgement that makes the room is not written yet.
-        if self.free_credit <= 0 or (rate < SLOW and not ready):
-            await self._cancel_all(others)
-            return
-        tag, begun = self.consume(min(FEW_MAX, max(FEW_MIN, math.ceil(rate * FILL))), first=True)
-        await begun
-        await self._cancel_all(others)
-        if rate >= SLOW or await self.arrived():
-            quiet = min(QUIET_MAX, max(QUIET, 5 / max(rate, SLOW)))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FILL_MAX):
-                    await self._arrivals.until(lambda: self._held_by[tag] >= self._credits.get(tag, 0), quiet)
-        await self._cancel_all([tag])
-
-    async def _cancel_all(self, tags: Iterable[str]) -> None:
-        for ended in [self.cancel(tag) for tag in tags if tag in self._credits]:
-            await ended
+    def consume(self, tag: str, credit: int) -> asyncio.Future[object]:
+        """Begin a consumer that may hold *credit* messages; the future is done when it stands."""
+        if credit != self._prefetch:
+            self._prefetch = credit
+            self.channel.request(spec.Basic.Qos(0, credit, False))
+        return self.channel.request(spec.Basic.Consume(0, self._queue, tag))
 
     def cancel(self, tag: str) -> asyncio.Future[object]:
         """End a consumer; what it holds stays unacknowledged."""
-        self._credits.pop(tag, None)
         return self.channel.request(spec.Basic.Cancel(tag))
 
-    async def arrived(self) -> int:
-        """Return when all has come that the queue has sent to this channel so far; return how many are ready in it.
+    def get(self) -> asyncio.Future[object]:
+        """Take one message, if there is one by the log of the queue: then it has been received when this is done."""
+        return self.channel.request(spec.Basic.Get(0, self._queue))
+
+    def arrived(self) -> asyncio.Future[object]:
+        """Ask for an answer that comes when all has come that the queue has sent to this channel so far.
 
         The queue answers the channel after what it has sent before. But the channel may pass an answer on before what
         came with it. So a second request follows.
         """
-        ready = await self.count()
-        await self.flow()
-        if self._beyond:
+        self.count()
+        answer = self.flow()
+        answer.add_done_callback(self._reject_dropped)
+        return answer
+
+    def _reject_dropped(self, answer: asyncio.Future[object]) -> None:
+        if self._beyond and self.channel.lost is None and not answer.cancelled():
             # The driver drops what comes to a consumer that was ended. A server that sends such is not known; but it
             # would wait for a verdict for ever.
             for tag in range(self._complete + 1, max(self._beyond)):
@@ -195,12 +90,10 @@ class HeldChannel:
                     self.channel.reject(tag)
             self._complete = max(self._beyond)
             self._beyond.clear()
-        return ready
 
-    async def count(self) -> int:
-        """Return how many messages are ready in the queue; if it was deleted, that ends the channel."""
-        answer: Any = await self.channel.request(spec.Queue.Declare(0, self._queue, passive=True))
-        return int(answer.message_count)
+    def count(self) -> asyncio.Future[Any]:
+        """Count the messages that are ready in the queue, and its consumers; if it was deleted, the channel ends."""
+        return self.channel.request(spec.Queue.Declare(0, self._queue, passive=True))
 
     def flow(self) -> asyncio.Future[object]:
         """Send a request that changes nothing: its answer comes behind everything that the channel sent before."""
@@ -208,10 +101,7 @@ class HeldChannel:
 
     def _received(self, delivered: Delivered) -> None:
         self._note(delivered.tag, delivered.consumer)
-        self._held_by[delivered.consumer] += 1
-        self._arrivals.note(delivered.at)
-        self.waiting.append(delivered)
-        self.on_received()
+        self.on_received(delivered)
 
     def _note(self, tag: int, consumer: str) -> None:
         self._unacked[tag] = consumer
@@ -226,33 +116,15 @@ class HeldChannel:
             self._beyond.remove(self._complete)
 
     def _on_cancelled(self, tag: str) -> None:
-        self._credits.pop(tag, None)
         self.on_queue_gone()
 
     # --- verdicts ---
 
-    def take(self) -> Delivered | None:
-        """Return what has come first of what waits; None if nothing waits. On any thread."""
-        try:
-            return self.waiting.popleft()
-        except IndexError:  # two threads may take the last one
-            return None
-
-    @property
-    def waiting_since(self) -> float | None:
-        """When that has come which has waited for longest, by the loop's clock; None if nothing waits."""
-        try:
-            return self.waiting[0].at
-        except IndexError:
-            return None
-
-    def take_all(self) -> list[Delivered]:
-        """Return all that waits, one by one, as another thread may take some."""
-        return list(iter(self.take, None))
-
     def reject(self, tag: int, *, requeue: bool = True) -> None:
         """Let a message be delivered again, and count this delivery; or let the server move it to the dead letters."""
-        self._forget(tag)
+        self._unacked.pop(tag, None)
+        if self.channel.lost is None:
+            self.on_verdict(tag)
         self.channel.reject(tag, requeue=requeue)
 
     def begin_ack(self, tag: int) -> asyncio.Future[None]:
@@ -298,27 +170,23 @@ class HeldChannel:
             consumers.add(consumer)
             prefix.append(tag)
         if len(prefix) > 1:
+            for tag in prefix:
+                self.on_verdict(tag)
             self.channel.ack(prefix[-1], multiple=True)
             group += self._acknowledged(prefix)
         else:
             consumers.clear()
         singles = list(self._pending)[: GROUP - len(consumers)]
         for tag in singles:
+            self.on_verdict(tag)
             self.channel.ack(tag)
         group += self._acknowledged(singles)
         return group
 
     def _acknowledged(self, tags: Iterable[int]) -> list[asyncio.Future[None]]:
         for tag in tags:
-            self._forget(tag)
+            self._unacked.pop(tag, None)
         return [self._pending.pop(tag) for tag in tags]
-
-    def _forget(self, tag: int) -> None:
-        consumer = self._unacked.pop(tag, None)
-        if consumer is not None:
-            self._held_by[consumer] -= 1
-            if not self._held_by[consumer]:
-                del self._held_by[consumer]
 
     def _end(self, group: Iterable[asyncio.Future[None]], error: AmqpError) -> None:
         waiting = [*group, *self._pending.values()]
@@ -327,6 +195,11 @@ class HeldChannel:
             if not done.done():
                 done.set_exception(error)
                 done.exception()
+
+    @property
+    def holders(self) -> set[str]:
+        """Which consumers hold messages; each answer to a get counts as one."""
+        return set(self._unacked.values())
 
     @property
     def unacked(self) -> int:

@@ -17,11 +17,13 @@ from typing import Any
 from aiormq import spec
 
 from tenure._backends.rabbitmq.client import Client, missing_allowed
+from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.errors import Unacceptable
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import FoundMessage, copied, death_of, delivery_of, found_message
 from tenure._backends.rabbitmq.names import amqp_name, is_queue
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
+from tenure._backends.rabbitmq.receiving import BULK_MIN, bulk_of
 from tenure._backends.rabbitmq.settling import Settling
 from tenure._queue.broker import EVERYTHING, LiveSelection, Selection
 from tenure._queue.identity import dead_letters_of
@@ -193,23 +195,43 @@ class Pages:
         self._channel = channel
         self._queue = queue
         self._removed: list[Any] = []
+        self._came: list[Delivered] = []
+        self._bulks = self._gets = 0  # the server counts a consumer for each
+        channel.on_received = self._came.append
 
     async def __call__(self, most: int) -> AsyncIterator[list[FoundMessage]]:
         """Yield up to *most* messages."""
         while most > 0:
             want = min(PAGE, most)
             with missing_allowed:
-                tag, begun = self._channel.consume(want)
-                await begun
-                if len(self._channel.waiting) < want:
-                    await self._channel.arrived()
-                await self._channel.cancel(tag)
+                await self._receive(want)
             page = self._hold()
             if page:
                 yield page
             if len(page) < want:
                 return
             most -= want
+
+    async def _receive(self, want: int) -> None:
+        """Receive up to *want* messages: many by consumers that are full at once, the others one by one.
+
+        One that was not filled, as others took most between the requests, must not be ended: it ends with the channel.
+        """
+        while len(self._came) < want:
+            counted = await self._channel.count()
+            others = max(1, counted.consumer_count - self._bulks - self._gets)
+            credit = min(bulk_of(counted.message_count, others), want - len(self._came))
+            if credit < BULK_MIN:
+                break
+            self._bulks += 1
+            tag, goal = f"bulk-{self._bulks}", len(self._came) + credit
+            self._channel.consume(tag, credit)
+            await self._channel.arrived()
+            if len(self._came) < goal:
+                break
+            await self._channel.cancel(tag)
+        while len(self._came) < want and await self._channel.get() is not None:
+            self._gets += 1
 
     async def has_more(self) -> bool:
         """Return whether there is one more message, which is held, too."""
@@ -219,7 +241,8 @@ class Pages:
 
     def _hold(self) -> list[FoundMessage]:
         now = time.time()
-        page = [found_message(self._queue, one, now) for one in self._channel.take_all()]
+        page = [found_message(self._queue, one, now) for one in self._came]
+        self._came.clear()
         self.held.update((one.raw.tag, one) for one in page)
         return page
 

@@ -149,7 +149,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         return QUEUE_TRAITS
 
     async def close(self) -> None:
-        """End the hints, and give back what has come and was not asked for."""
+        """End the hints and the consumers, and give back what has come and was not asked for."""
         self._notifier.close()
 
         async def close() -> None:  # of all at once, as each may wait for what is on its way
@@ -331,6 +331,9 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
 
     async def _found(self, queue: str) -> Stats:
         """Count what *queue* has before it is deleted: nothing only if its log has nothing, and nobody uses it."""
+        for subscription in self._subscriptions_of((queue, dead_letters_of(queue))):
+            with missing_allowed:
+                await subscription.arrived()  # a message may be on its way to a consumer that nobody listens to
         found = await self._stats(queue)
         for place in (queue, dead_letters_of(queue)):  # each of them holds a message, or waits for one
             found = replace(found, locked=found.locked + await self._other_consumers(place))
@@ -564,7 +567,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         if subscription is None:
             for name, one in list(self._subscriptions.items()):
                 if len(self._subscriptions) > 100 and one.is_idle:
-                    self._subscriptions.pop(name).close()
+                    self._client.begin(self._subscriptions.pop(name).close(), "close")
             subscription = self._subscriptions[queue] = Subscription(
                 self._client,
                 self._clock,

@@ -122,10 +122,10 @@ class GotNothing(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """So many messages are *ready*, and the queue has so many *consumers*."""
+    """So many messages are *ready*, and the queue has so many consumers of *others*."""
 
     ready: int
-    consumers: int
+    others: int
 
 
 class Arrived(NamedTuple):
@@ -200,6 +200,11 @@ class Closed(NamedTuple):
 
 
 Effect = Begin | End | Get | Count | Await | Answer | GiveBack | Hint | Closed
+
+
+def bulk_of(ready: int, others: int) -> int:
+    """Return how many of *ready* messages one may take at once beside *others* that consume."""
+    return min(ready // (SHARES * (1 + others)), BULK_MAX)
 
 
 # --- the machine ---
@@ -282,7 +287,7 @@ class Receiving:
     @property
     def free(self) -> int:
         """How many consumers may receive something."""
-        return sum(one.is_free for one in self.consumers.values())
+        return sum(one.is_free for one in list(self.consumers.values()))  # on any thread
 
     @property
     def wake_at(self) -> float:
@@ -367,9 +372,9 @@ class Receiving:
                 done += self._came(tag, _Waiting(message, now, size), now)
             case GotNothing():
                 self._is_backlog = False
-                done += self._answer(is_more=False) + self._go_on(now)
-            case Counted(ready, consumers):
-                done += self._counted(ready, consumers, now)
+                done += self._answer(is_more=False) + self._stand(now) + self._go_on(now)
+            case Counted(ready, others):
+                done += self._counted(ready, max(1, others), now)  # one that pulls may have none just now
             case Arrived():
                 done += self._arrived(now)
             case Verdict(message):
@@ -446,11 +451,10 @@ class Receiving:
         self._awaits.append((claim, self._next))
         return Await()
 
-    def _counted(self, ready: int, consumers: int, now: float) -> list[Effect]:
+    def _counted(self, ready: int, others: int, now: float) -> list[Effect]:
         claim = self._claims[0]
         claim.is_counted, claim.is_busy = True, False
-        others = max(1, consumers - len(self.consumers))  # one that pulls may have none just now
-        credit = min(claim.limit - len(self.waiting), ready // (SHARES * (1 + others)), BULK_MAX)
+        credit = min(claim.limit - len(self.waiting), bulk_of(ready, others))
         self._by_bulks = credit >= BULK_MIN
         self._ready = 0 if self._by_bulks else ready
         if not self._by_bulks or claim.is_given_up:
@@ -532,9 +536,9 @@ class Receiving:
                         done.append(self._await(None))
                     break
                 done.append(self._end(tag))
-            with_others = self.take(1, 1)  # another thread may have taken it just now: then this is a later one
-            self.returning.update(with_others)
-            done += [GiveBack(message) for message in with_others]
+            taken = self.take(1, 1)  # another thread may have taken it just now: then this is a later one, or none
+            self.returning.update(taken)
+            done += [GiveBack(message) for message in taken]
         return done
 
     def _close(self, now: float) -> list[Effect]:

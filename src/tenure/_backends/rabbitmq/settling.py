@@ -26,6 +26,7 @@ from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied, found_message
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.receipts import HeldMessage, Receipts
+from tenure._backends.rabbitmq.receiving import AT_ONCE as AT_ONCE
 from tenure._lease import NoAnswer
 from tenure._queue.delivery_ends import LOCK_ENDED, EndedDelivery, Outcome, noted, outcome_of
 from tenure._queue.identity import dead_letters_of
@@ -47,9 +48,6 @@ from tenure.errors import TenureError
 Send = Callable[[str, Sequence[Outgoing]], Awaitable[object]]
 MaxDeliveries = Callable[[str], Awaitable[int]]
 Answer = Settled | Lapsed
-
-AT_ONCE = 4
-"""Messages of a queue that are given back at once: so many may be there twice if this process is killed just then."""
 
 
 class Copy(NamedTuple):

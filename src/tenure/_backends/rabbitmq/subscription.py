@@ -1,22 +1,19 @@
-"""Claims of one queue, on a channel of its own.
+"""Claims of one queue, on a channel of its own: what carries out the decisions of ``receiving``.
 
-RabbitMQ sends messages to consumers; it isn't asked for them. There are two ways to make claims of that:
-
-- While nobody listens to the hints of the queue, a claim asks how many messages are ready, begins a consumer that may
-  hold so many of them, and ends it when they have come. So a claim takes what is there, no more than asked for, and
-  nothing comes later.
-- While somebody listens, consumers stand, and a message that comes is a hint. They may hold as many as were last asked
-  for: each that is settled makes room for the next, which then is here already when it is asked for.
-
-What comes and isn't asked for within ``KEPT`` goes back, uncounted, so that another process has it.
+RabbitMQ sends messages to consumers; it isn't asked for them. While somebody listens to the hints of the queue, a few
+consumers stand, and a message that comes is a hint. While nobody does, a claim takes what is there. When consumers are
+begun and ended, and what goes back, is decided in ``receiving``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+from tenure._backends.rabbitmq import receiving
 from tenure._backends.rabbitmq.client import (
     CONSUMER_TIMEOUT,
     FAILURES,
@@ -30,14 +27,12 @@ from tenure._backends.rabbitmq.errors import AmqpError, ConnectionLost
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.names import amqp_name
 from tenure._backends.rabbitmq.presence import Presence
+from tenure._backends.rabbitmq.receiving import NEVER, Receiving
 from tenure._queue.broker import CLAIM_BYTES
 from tenure._runtime.backoff import STEADY, Backoff
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError
-
-KEPT = 1.0
-"""Seconds for which a message waits to be asked for before it goes back."""
 
 DELETED_WITHIN = 2.0
 """Seconds after which the server has deleted a queue whose consumers it has ended; or another process has remade it."""
@@ -45,11 +40,8 @@ DELETED_WITHIN = 2.0
 LOOKS_AFTER, LOOKS_EVERY = 0.3, 0.05
 """Seconds after which it is asked for the first time whether it has, and then each time."""
 
-SINGLY = 8
-"""Messages that are taken one by one, while nobody listens."""
-
-CONSUMERS_MAX = 32
-"""Consumers that stand at once: each adds to what the others may hold."""
+TAG = "tenure-"
+"""How the tags of consumers begin; the rest is their number."""
 
 GiveBack = Callable[["HeldChannel", Sequence[Delivered]], Awaitable[None]]
 
@@ -60,9 +52,178 @@ class Taken(NamedTuple):
     channel: HeldChannel
     messages: list[Delivered]
     is_more: bool
-    """Whether there is more at once."""
+    """Whether it is worth asking again at once."""
     asked_at: float
     """When the server was asked, by the clock: their locks count from then."""
+
+
+class Receiver:
+    """A channel, and the machine that decides about its consumers. On the loop of the connections.
+
+    Args:
+        client: The RabbitMQ.
+        channel: New.
+        give_back: Gives messages back, uncounted.
+        on_hint: Called when a message has come for a listener.
+        on_move: Called when a message has come, was asked for, or is given back.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        channel: HeldChannel,
+        give_back: GiveBack,
+        on_hint: Callable[[], None],
+        on_move: Callable[[], None],
+    ) -> None:
+        self.channel = channel
+        self.machine = Receiving()
+        self.is_idle = asyncio.Event()
+        """Set while nothing is given back."""
+        self.is_idle.set()
+        self._client = client
+        self._loop = channel.channel.connection.loop
+        self._give_back = give_back
+        self._on_hint = on_hint
+        self._on_move = on_move
+        self._bodies: dict[int, Delivered] = {}  # of what waits; any thread may take from it
+        self._claims: dict[int, asyncio.Future[tuple[list[Delivered], bool]]] = {}
+        self._numbers = itertools.count(1)
+        self._alarm: asyncio.TimerHandle | None = None
+        self._closed = asyncio.Event()
+        channel.on_received = self._received
+        channel.on_verdict = lambda tag: self.feed(receiving.Verdict(tag))
+
+    async def claim(self, limit: int) -> tuple[list[Delivered], bool]:
+        """Take up to *limit* messages; return them, and whether it is worth asking again at once.
+
+        Raises:
+            AmqpError: The channel is lost.
+        """
+        if self.channel.lost is not None:
+            raise self.channel.lost
+        number = next(self._numbers)
+        answer: asyncio.Future[tuple[list[Delivered], bool]] = self._loop.create_future()
+        self._claims[number] = answer
+        self.feed(receiving.Claim(number, limit, CLAIM_BYTES))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._claims.pop(number, None) is not None:
+                self.feed(receiving.GiveUp(number))
+            elif not answer.cancelled() and answer.exception() is None:
+                for one in answer.result()[0]:
+                    self._begin_give_back(one)
+            raise
+
+    @property
+    def known_consumers(self) -> int:
+        """How many consumers the server counts of this channel: those that stand, and those that hold messages."""
+        return len({f"{TAG}{one}" for one in self.machine.consumers} | self.channel.holders)
+
+    def take(self, limit: int) -> list[Delivered]:
+        """Take up to *limit* messages of what waits; on any thread."""
+        return self._taken(self.machine.take(limit, CLAIM_BYTES))
+
+    def _taken(self, messages: Sequence[int]) -> list[Delivered]:
+        if messages:
+            self._on_move()
+        return [self._bodies.pop(one) for one in messages]
+
+    async def close(self) -> None:
+        """End all consumers, and give back what waits."""
+        if self.channel.lost is None:
+            self.feed(receiving.Close())
+            await self._closed.wait()
+
+    def lose(self) -> None:
+        """Note that the channel is lost."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._closed.set()
+        self.is_idle.set()
+        claims, self._claims = self._claims, {}
+        for answer in claims.values():
+            if not answer.done() and self.channel.lost is not None:
+                answer.set_exception(self.channel.lost)
+                answer.exception()  # it may be given up
+
+    # --- the machine ---
+
+    def feed(self, given: receiving.Input) -> None:
+        """Tell the machine something, and do what it says."""
+        if self.channel.lost is not None:
+            return
+        with suppress(AmqpError):  # the channel was lost just now
+            for effect in self.machine.handle(given, self._loop.time()):
+                self._carry_out(effect)
+        if not self.machine.returning:
+            self.is_idle.set()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if (at := self.machine.wake_at) < NEVER and self.channel.lost is None:
+            self._alarm = self._loop.call_at(at, self.feed, receiving.Tick())
+
+    def _carry_out(self, effect: receiving.Effect) -> None:
+        match effect:
+            case receiving.Begin(tag, credit):
+                self.channel.consume(f"{TAG}{tag}", credit)
+            case receiving.End(tag):
+                self.channel.cancel(f"{TAG}{tag}")
+            case receiving.Get():
+                self._then(self.channel.get(), self._got)
+            case receiving.Count():
+                self._then(self.channel.count(), self._counted)
+            case receiving.Await():
+                self._then(self.channel.arrived(), lambda _: self.feed(receiving.Arrived()))
+            case receiving.Answer(claim, messages, is_more):
+                answer = self._claims.pop(claim)
+                taken = self._taken(messages)
+                if not answer.done():
+                    answer.set_result((taken, is_more))
+                else:
+                    for one in taken:
+                        self._begin_give_back(one)
+            case receiving.GiveBack(message):
+                self._on_move()
+                self._begin_give_back(self._bodies.pop(message))
+            case receiving.Hint():
+                self._on_hint()
+            case receiving.Closed():
+                self._closed.set()
+
+    def _then(self, answer: asyncio.Future[Any], act: Callable[[Any], None]) -> None:
+        def done(answer: asyncio.Future[Any]) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                act(answer.result())
+
+        answer.add_done_callback(done)
+
+    def _received(self, delivered: Delivered) -> None:
+        self._bodies[delivered.tag] = delivered
+        self._on_move()
+        name = delivered.consumer
+        tag = int(name.removeprefix(TAG)) if name.startswith(TAG) else None
+        self.feed(receiving.Came(tag, delivered.tag, len(delivered.body)))
+
+    def _got(self, found: object) -> None:
+        if found is None:  # else it has been received
+            self.feed(receiving.GotNothing())
+
+    def _counted(self, answer: Any) -> None:
+        others = answer.consumer_count - self.known_consumers
+        self.feed(receiving.Counted(answer.message_count, others))
+
+    def _begin_give_back(self, delivered: Delivered) -> None:
+        self.is_idle.clear()
+        self._client.begin(self._give_one_back(delivered), "give-back")
+
+    async def _give_one_back(self, delivered: Delivered) -> None:
+        try:
+            await self._give_back(self.channel, [delivered])
+        except (*FAILURES, TenureError):
+            self.channel.channel.begin_close()  # then the server gives it back, and counts it
 
 
 class Subscription:
@@ -99,14 +260,12 @@ class Subscription:
         self._give_back = give_back
         self._lose = lose
         self._claiming = asyncio.Lock()
-        self._channel: HeldChannel | None = None
+        self._receiver: Receiver | None = None
         self._listeners = 0
         self._gone_at = -DELETED_WITHIN
         """When the queue was deleted last, by the loop's clock."""
-        self._returning = 0  # how many times what waits is being given back
         self.moves = 0
         """Rises when a message has come, was asked for, or is given back."""
-        self._stale: asyncio.TimerHandle | None = None
         self._listening: asyncio.Task[object] | None = None
         self._backoff = Backoff()
         self._stands_since: float | None = None  # by the loop's time: since when its consumer has stood
@@ -115,20 +274,29 @@ class Subscription:
     # --- state ---
 
     @property
+    def channel(self) -> HeldChannel | None:
+        """The channel on which messages come."""
+        return None if self._receiver is None else self._receiver.channel
+
+    @property
     def waiting(self) -> int:
         """How many messages have come and were not asked for yet."""
-        channel = self._channel
-        return 0 if channel is None else len(channel.waiting)
+        return 0 if self._receiver is None else len(self._receiver.machine.waiting)
+
+    @property
+    def standing(self) -> int:
+        """How many consumers may receive something."""
+        return 0 if self._receiver is None else self._receiver.machine.free
 
     @property
     def known_consumers(self) -> int:
-        """How many consumers the server counts of this process."""
-        return 0 if self._channel is None or self._channel.lost else self._channel.known_consumers
+        """How many consumers the server counts of this process: those that stand, and those that hold messages."""
+        return 0 if self._receiver is None else self._receiver.known_consumers
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held, and nobody listens."""
-        held = self._channel is not None and not self._channel.lost and self._channel.unacked
+        held = self._receiver is not None and self._receiver.channel.unacked
         return not (held or self._listeners or self._claiming.locked())
 
     # --- claims ---
@@ -139,91 +307,40 @@ class Subscription:
             if not self._presence.knows(self._queue) and not await self._presence.has(self._queue):
                 return None
             with missing_allowed:
-                channel = await self._ready_channel()
-                if not self._listeners:
-                    await channel.retire()
+                receiver = await self._ready_receiver()
                 asked_at = self._clock.now()  # not before: it may be its turn later than a short lock lasts
-                if self._listeners:  # by now, perhaps
-                    await self._claim_standing(channel, limit)
-                else:
-                    await self._claim_exactly(channel, limit)
-                if channel.lost is not None:
-                    raise channel.lost
-                taken = self._take(channel, limit)
-                return Taken(channel, taken, bool(channel.waiting) and len(taken) < limit, asked_at)
+                messages, is_more = await receiver.claim(limit)
+                if receiver.channel.lost is not None:
+                    raise receiver.channel.lost
+                return Taken(receiver.channel, messages, is_more, asked_at)
             self._presence.forget(self._queue)
             return None
 
     def claim_waiting(self, limit: int) -> Taken | None:
         """Do the same with what has come already, if anything has; on any thread, and without a request."""
-        channel, asked_at = self._channel, self._clock.now()
-        if channel is None or channel.lost is not None or not channel.waiting or not self._listeners:
+        receiver, asked_at = self._receiver, self._clock.now()
+        if receiver is None or receiver.channel.lost is not None or not self._listeners:
             return None
-        if self._returning:  # its consumers are being ended, and must not get room for more
-            return None
-        credit = channel.free_credit
-        taken = self._take(channel, limit)
-        if not taken or channel.lost is not None:
+        taken = receiver.take(limit)
+        if not taken or receiver.channel.lost is not None:
             return None
         missing = limit - len(taken)
-        if missing > credit:
-            self._client.call_home(self._raise_credit, missing)
-        return Taken(channel, taken, bool(channel.waiting) and missing > 0, asked_at)
+        is_more = bool(receiver.machine.waiting)
+        if missing:
+            is_more = is_more or not receiver.machine.free
+            self._client.call_home(receiver.feed, receiving.Taken(missing))
+        return Taken(receiver.channel, taken, is_more and missing > 0, asked_at)
 
-    def _raise_credit(self, wanted: int) -> None:
-        """Let consumers hold *wanted* more messages than they do."""
-        channel = self._channel
-        if channel is None or channel.lost is not None or not self._listeners or self._claiming.locked():
-            return
-        missing = wanted - len(channel.waiting) - channel.free_credit
-        if missing > 0 and channel.standing < CONSUMERS_MAX:
-            channel.consume(missing)
-
-    async def _claim_exactly(self, channel: HeldChannel, limit: int) -> None:
-        while len(channel.waiting) < limit:
-            missing = min(limit - len(channel.waiting), await channel.arrived())
-            if missing <= SINGLY:
-                # One by one: of few, others may take some meanwhile, and a consumer that is ended with credit left may
-                # have a message counted. And the count is not that of the log, in which earlier verdicts stand.
-                while len(channel.waiting) < limit:
-                    if not await channel.get():
-                        return
-                continue
-            goal = len(channel.waiting) + missing
-            tag, begun = channel.consume(missing)
-            await begun
-            if len(channel.waiting) < goal:
-                await channel.arrived()
-            await channel.cancel(tag)
-
-    async def _claim_standing(self, channel: HeldChannel, limit: int) -> None:
-        missing = limit - len(channel.waiting) - channel.free_credit
-        if missing > 0 and channel.standing < CONSUMERS_MAX:
-            begun = channel.consume(missing)[1]
-            if not channel.waiting:
-                await begun
-        if not channel.waiting:
-            await channel.arrived()
-
-    def _take(self, channel: HeldChannel, limit: int) -> list[Delivered]:
-        taken: list[Delivered] = []
-        size = 0
-        while len(taken) < limit and size < CLAIM_BYTES and (one := channel.take()) is not None:
-            taken.append(one)
-            self.moves += 1
-            size += len(one.body)
-        return taken
-
-    async def _ready_channel(self) -> HeldChannel:
-        if self._channel is None or self._channel.lost is not None:
+    async def _ready_receiver(self) -> Receiver:
+        if self._receiver is None:
             await self._wait_until_gone()
             raw = await self._client.receiving()
             channel = HeldChannel(raw, amqp_name(self._queue))
-            channel.on_received = self._on_received
+            receiver = Receiver(self._client, channel, self._give_back, self._on_hint, self._on_move)
             channel.on_queue_gone = lambda: self._on_queue_gone(channel)
-            raw.on_lost = lambda error: self._on_lost(channel, error)
-            self._channel = channel
-        return self._channel
+            raw.on_lost = lambda error: self._on_lost(receiver, error)
+            self._receiver = receiver
+        return self._receiver
 
     async def _wait_until_gone(self) -> None:
         """Wait until the server has deleted the queue, if it is doing that.
@@ -243,71 +360,48 @@ class Subscription:
 
     def lose_held(self) -> None:
         """Note that the queue was deleted, and end the channel if it holds messages, which are gone with it."""
-        if self._channel is not None and self._channel.unacked:
-            self._on_queue_gone(self._channel)
-
-    def close(self) -> None:
-        """Close the channel, which holds nothing."""
-        if self._channel is not None:
-            self._channel.channel.begin_close()
-
-    # --- what comes by itself ---
-
-    def _on_received(self) -> None:
-        self.moves += 1
-        if self._listeners:
-            self._notifier.notify(self._queue)
-        if self._stale is None:
-            self._stale = self._client.home.call_later(KEPT, self._check_stale)
-
-    def _check_stale(self) -> None:
-        """Give back what has waited for too long."""
-        self._stale = None
-        since = None if self._channel is None else self._channel.waiting_since
-        if since is None:
-            return
-        age = self._client.home.time() - since
-        if age >= KEPT:
-            self._client.begin(self.give_back_all(), "give-back")
-        else:
-            self._stale = self._client.home.call_later(KEPT - age, self._check_stale)
+        if self._receiver is not None and self._receiver.channel.unacked:
+            self._on_queue_gone(self._receiver.channel)
+        elif self._receiver is not None and not self._listeners:
+            self._receiver.channel.channel.begin_close()
 
     async def give_back_all(self) -> None:
-        """End the consumers that stand, and give back what waits."""
-        self._returning += 1
-        try:
-            await self._give_back_all()
-        finally:
-            self._returning -= 1
+        """End all consumers, and give back what waits: nothing is received any more."""
+        if self._receiver is not None:
+            await self._receiver.close()
+
+    async def close(self) -> None:
+        """Do so, and close the channel, which holds nothing then."""
+        if (receiver := self._receiver) is not None:
+            await receiver.close()
+            receiver.channel.channel.begin_close()
+
+    async def arrived(self) -> None:
+        """Return when all has come that the queue has sent so far."""
+        if self._receiver is not None:
+            await self._receiver.channel.arrived()
 
     async def returned(self) -> None:
         """Return when nothing is being given back."""
-        while self._returning:
-            async with self._claiming:
-                await asyncio.sleep(0)
+        if self._receiver is not None:
+            await self._receiver.is_idle.wait()
 
-    async def _give_back_all(self) -> None:
-        async with self._claiming:
-            channel = self._channel
-            if channel is None or channel.lost is not None:
-                return
-            try:
-                await channel.retire()
-                waiting = channel.take_all()
-                self.moves += len(waiting)
-                if waiting:
-                    await self._give_back(channel, waiting)
-            except (*FAILURES, TenureError):
-                channel.channel.begin_close()  # then the server gives them back, and counts it
+    # --- what comes by itself ---
 
-    def _on_lost(self, channel: HeldChannel, error: AmqpError) -> None:
+    def _on_move(self) -> None:
+        self.moves += 1
+
+    def _on_hint(self) -> None:
+        self._notifier.notify(self._queue)
+
+    def _on_lost(self, receiver: Receiver, error: AmqpError) -> None:
         found = CONSUMER_TIMEOUT.search(error.text)
         if error.code == PRECONDITION_FAILED and found:
             self._client.note_consumer_timeout(int(found[1]) / 1_000)
-        if self._channel is channel:
-            self._channel = None
-        channel.waiting.clear()
-        self._lose(channel)
+        if self._receiver is receiver:
+            self._receiver = None
+        receiver.lose()
+        self._lose(receiver.channel)
         if error.code != NOT_FOUND:  # else each claim would lose its channel, and each loss would lead to a claim
             self._notifier.notify(self._queue)  # a claim finds out what is there now
         if self._stands_since is not None:
@@ -321,16 +415,31 @@ class Subscription:
     def listen(self) -> None:
         """Note that somebody listens."""
         self._listeners += 1
-        self._listen_again()
+        if self._listeners > 1:
+            return
+        if self._receiver is not None:
+            receiver = self._receiver
+            self._begin_to_listen(receiver)
+            if receiver.machine.waiting:
+                self._notifier.notify(self._queue)
+        else:
+            self._listen_again()
 
     def unlisten(self) -> None:
         """Note that somebody listens no more."""
         self._listeners -= 1
-        if not self._listeners:
-            if self._listening is not None:
-                self._listening.cancel()
-                self._listening = None  # one that listens just now begins another
-            self._client.begin(self.give_back_all(), "give-back")
+        if self._listeners:
+            return
+        if self._listening is not None:
+            self._listening.cancel()
+            self._listening = None  # one that listens just now begins another
+        if self._receiver is not None and self._receiver.machine.listeners:
+            self._receiver.feed(receiving.Unlisten())
+
+    def _begin_to_listen(self, receiver: Receiver) -> None:
+        if not receiver.machine.listeners:
+            receiver.feed(receiving.Listen())
+        self._stands_since = self._client.home.time()
 
     def _listen_again(self) -> None:
         if self._listening is None or self._listening.done():
@@ -349,10 +458,9 @@ class Subscription:
                     await self._wait_until_gone()
                     await self._ensure(self._queue)
                     async with self._claiming:
-                        channel = await self._ready_channel()
-                        if not channel.standing:
-                            await channel.consume(1)[1]
-                self._stands_since = asyncio.get_running_loop().time()
+                        receiver = await self._ready_receiver()
+                        self._begin_to_listen(receiver)
+                        await receiver.channel.flow()  # until its consumer stands, or was refused
                 break
             except (AmqpError, OSError, TenureError) as error:
                 if isinstance(error, ConnectionLost) and error.code:
