@@ -25,7 +25,7 @@ Place = tuple[int, int]
 SIZE, ROOM = 10, 1_000
 """Bytes of a message, and how many a claim takes."""
 
-QUIET = 12.0
+QUIET = 20.0
 """Seconds after the last message within which all are handled."""
 
 
@@ -437,6 +437,7 @@ class World:
             self.counted[body] += 1
         else:
             self.at_closes += 1
+        process.bodies[tag] = body
         channel = process.channel
         process.up(lambda: self.queue.settle(channel, tag, back=True))
 
