@@ -19,7 +19,7 @@ from aiormq import spec
 
 import tenure
 from tenure import RetryPolicy
-from tenure._backends.rabbitmq import connection, settling
+from tenure._backends.rabbitmq import connection, receiving, settling
 from tenure._backends.rabbitmq.connection import Delivered
 from tenure._backends.rabbitmq.delays import steps_of
 from tenure._backends.rabbitmq.errors import AmqpError, ChannelLost
@@ -605,7 +605,7 @@ async def test_a_process_that_ends_while_it_gives_back_leaves_few_copies_too_man
         await asyncio.gather(giving, return_exceptions=True)
         await until(lambda: is_held_by_none(other, name))
         ready = (await other.stats(name)).ready
-        assert count <= ready <= count + settling.AT_ONCE
+        assert count <= ready <= count + receiving.AT_ONCE
         bodies: list[bytes] = []
         monkeypatch.undo()
         while len(bodies) < ready:
@@ -619,9 +619,9 @@ async def test_a_verdict_that_was_not_begun_when_its_channel_ended_is_known_to_b
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(url_of(RabbitMQ)) as [broker]:
-        await broker.send(name, [Outgoing(b"a") for _ in range(settling.AT_ONCE + 3)])
+        await broker.send(name, [Outgoing(b"a") for _ in range(receiving.AT_ONCE + 3)])
         got: list[Any] = []
-        while len(got) < settling.AT_ONCE + 3:
+        while len(got) < receiving.AT_ONCE + 3:
             got += (await broker.receive(name, 10, 60.0)).deliveries
         channel, publish = broker._receipts.find(got[0]).channel.channel, broker._publisher.publish
         copies: list[Any] = []
@@ -633,9 +633,9 @@ async def test_a_verdict_that_was_not_begun_when_its_channel_ended_is_known_to_b
 
         monkeypatch.setattr(broker._publisher, "publish", publish_and_close)
         answers = await broker.settle(settled(GiveBack(), *got))
-        assert len(copies) == settling.AT_ONCE
-        assert [isinstance(one, NoAnswer) for one in answers[: settling.AT_ONCE]] == [True] * settling.AT_ONCE
-        assert answers[settling.AT_ONCE :] == [LAPSED] * 3
+        assert len(copies) == receiving.AT_ONCE
+        assert [isinstance(one, NoAnswer) for one in answers[: receiving.AT_ONCE]] == [True] * receiving.AT_ONCE
+        assert answers[receiving.AT_ONCE :] == [LAPSED] * 3
         assert await broker.settle(settled(GiveBack(), *got)) == [LAPSED] * len(got)
         monkeypatch.undo()
 

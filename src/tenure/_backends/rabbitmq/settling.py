@@ -26,7 +26,7 @@ from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import Facts, FoundMessage, copied, found_message
 from tenure._backends.rabbitmq.publishing import Letter, Publisher
 from tenure._backends.rabbitmq.receipts import HeldMessage, Receipts
-from tenure._backends.rabbitmq.receiving import AT_ONCE as AT_ONCE
+from tenure._backends.rabbitmq.receiving import AT_ONCE
 from tenure._lease import NoAnswer
 from tenure._queue.delivery_ends import LOCK_ENDED, EndedDelivery, Outcome, noted, outcome_of
 from tenure._queue.identity import dead_letters_of
