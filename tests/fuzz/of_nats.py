@@ -218,6 +218,27 @@ STORED = {"stream": "KV_tenure-leases", "seq": 17, "duplicate": True}
 NAMES = {"streams": ["tenure_orders", "tenure_=C3=A4"], "consumers": ["tenure-30000-abc123", "x"], "total": 2}
 LISTED = {"streams": [INFO, {"config": {"name": "tenure_orders", "num_replicas": 1}}], "total": 2}
 
+QUEUE_STREAM = {
+    "name": "tenure_orders",
+    "description": "messages of orders",
+    "subjects": ["tenure.orders", "tenure.orders.>"],
+    "retention": "workqueue",
+    "discard": "old",
+    "max_age": 60_000_000_000,
+    "max_msgs": 5,
+    "max_msgs_per_subject": -1,
+    "max_msg_size": 1_000,
+    "duplicate_window": 120_000_000_000,
+}
+DEAD_STREAM = {**QUEUE_STREAM, "name": "tenure_orders=24dead", "retention": "limits", "max_msgs_per_subject": 1}
+QUEUE_CONSUMER = {
+    "name": "tenure-30000-abc123",
+    "config": {"durable_name": "tenure-30000-abc123", "ack_wait": 2_000_000_000, "max_deliver": 1, "backoff": [5]},
+    "paused": True,
+}
+QUEUE_STREAMS = {"streams": [{"config": QUEUE_STREAM}, {"config": DEAD_STREAM}], "total": 2}
+CONSUMERS = {"consumers": [QUEUE_CONSUMER], "total": 1}
+
 
 def read_answer(given: Any) -> None:
     answer = read(as_bytes(given))
@@ -275,6 +296,15 @@ def read_facts(given: Any) -> None:
 async def _facts(client: Any) -> object:
     streams = [one async for one in diagnosis._listed(client, client, "tenure.>")]
     return list(diagnosis._kept(client, [cast(Any, SimpleNamespace(cluster=""))], streams))
+
+
+def read_queue_facts(given: Any) -> None:
+    asked(given, _queue_facts)
+
+
+async def _queue_facts(client: Any) -> object:
+    streams = [one async for one in diagnosis._listed(client, client, "tenure.>")]
+    return diagnosis._queue_streams(client, streams), await diagnosis._queue_consumers(client, streams)
 
 
 def read_leases(given: Any) -> None:
@@ -347,6 +377,7 @@ DECODERS = [
     Decoder("nats.answer", ANSWERS, read_answer, (Refusal, BadAnswer)),
     Decoder("nats.places", PLACES, read_places),
     Decoder("nats.facts", [[INFO], [LISTED, LISTED]], read_facts),
+    Decoder("nats.queue_facts", [[QUEUE_STREAMS, CONSUMERS], [QUEUE_STREAMS, CONSUMERS, CONSUMERS]], read_queue_facts),
     Decoder("nats.leases", [[INFO, INFO], [INFO]], read_leases),
     Decoder("nats.inbox", [[BUCKET, REMEMBERED, REMEMBERED], [BUCKET, BUCKET, REMEMBERED]], read_inbox),
     Decoder("nats.clock", [{"ts": TIME}, {"ts": "2026-11-24T09:48:57Z"}], read_clock),
