@@ -35,7 +35,7 @@ EITHER = (AT_ONCE, LATER)
 """How one is refused while the process waits for the answers to others, too."""
 
 _failures: WeakKeyDictionary[tenure.Backend, asyncio.Future[str]] = WeakKeyDictionary()
-"""Why the first campaign of a backend failed, if one has."""
+"""Why the first campaign of a backend was refused, if one was: a server that is slow has refused none."""
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def acting(url: str) -> AsyncIterator[tenure.Backend]:
     failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def note(event: Event) -> None:
-        if isinstance(event, CampaignFailed) and not failed.done():
+        if isinstance(event, CampaignFailed) and not event.why.startswith("no answer within") and not failed.done():
             failed.set_result(event.why)
 
     async with tenure.connect(patient(url), on_event=note) as backend:
