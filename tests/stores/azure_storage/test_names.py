@@ -27,13 +27,13 @@ from tenure._backends.azure_storage.names import (
     queue_of,
 )
 from tenure._lease import Grant
-from tenure._queue.delivery_ends import EndedDelivery, history_noted, noted, outcome_of
+from tenure._queue.delivery_ends import history_noted, noted
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt
-from tenure._queue.verdicts import Abandon, DeadLetter
 from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError
+from tests.stores.ended import ABANDONED, AT_ABANDON, AT_DEATH, ENDED, ERROR, REJECTED
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
 
@@ -196,19 +196,11 @@ def test_properties_that_are_read_can_be_written(said: dict[str, object], dot: s
         assert decode(encode(body, properties))[1] == properties
 
 
-ENDED = '{"number": 1, "at": 5.0, "outcome": "expired", "error": null}'
-ERROR = '{"type": "E", "message": "m", "traceback": "t"}'
-ABANDONED = '{"number": 2, "at": 5.0, "outcome": "abandoned", "error": ' + ERROR + "}"
-REJECTED = '{"number": 3, "at": 6.0, "outcome": "rejected", "error": null}'
-
-
 def test_what_becomes_of_a_message_is_written_as_ever() -> None:
     """Releases of before read it, too."""
-    abandoned = outcome_of(Abandon(0.0, Failure("E", "m", "t")), EndedDelivery(2), 9, 5.0)
-    rejected = outcome_of(DeadLetter("bad", "why"), EndedDelivery(3), 9, 6.0)
-    properties = history_noted(Properties(id="x", ttl=9.0), abandoned, 5.0, fills=True)
+    properties = history_noted(Properties(id="x", ttl=9.0), AT_ABANDON, 5.0, fills=True)
     assert encode(b"a", properties) == f'YQ==.{{"history": [{ENDED}, {ABANDONED}], "id": "x", "ttl": 9.0}}'
-    assert encode(b"a", noted(properties, rejected, 6.0, fills=True)) == (
+    assert encode(b"a", noted(properties, AT_DEATH, 6.0, fills=True)) == (
         f'YQ==.{{"deliveries": 3, "history": [{ENDED}, {ABANDONED}, {REJECTED}], "reason": "bad", '
         f'"description": "why", "dead_at": 6.0, "error": {ERROR}, "id": "x", "ttl": 9.0}}'
     )

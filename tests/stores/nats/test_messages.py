@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
+from tenure._queue.delivery_ends import noted
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt
-from tenure._queue.verdicts import Abandon, DeadLetter
 
 pytest.importorskip("nats")
 
@@ -37,6 +36,7 @@ from tenure._backends.nats.message_format import (
 from tenure._backends.nats.messages import Found
 from tenure._backends.nats.names import WORD_MAX, name_of, short_word_of, word_of
 from tenure._backends.nats.receiving import deliveries_before, locked_for, sort
+from tests.stores.ended import ABANDONED, AT_ABANDON, AT_DEATH, ENDED, ERROR, REJECTED
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 NAMES = st.text(st.characters(categories=["L", "N", "P"], exclude_characters="$"), min_size=1, max_size=30)
@@ -128,21 +128,13 @@ def test_a_state_that_tenure_can_not_have_written_is_ignored(written: str) -> No
     assert decode({STATE: written}).state == NO_STATE
 
 
-ENDED = '{"number": 1, "at": 5.0, "outcome": "expired", "error": null}'
-ERROR = '{"type": "E", "message": "m", "traceback": "t"}'
-ABANDONED = '{"number": 2, "at": 5.0, "outcome": "abandoned", "error": ' + ERROR + "}"
-REJECTED = '{"number": 3, "at": 6.0, "outcome": "rejected", "error": null}'
-
-
 def test_what_becomes_of_a_message_is_written_as_ever() -> None:
     """Releases of before read it, too."""
-    abandoned = outcome_of(Abandon(0.0, Failure("E", "m", "t")), EndedDelivery(2), 9, 5.0)
-    rejected = outcome_of(DeadLetter("bad", "why"), EndedDelivery(3), 9, 6.0)
-    state = noted(State(sequence=7, enqueued_at=1.0), abandoned, 5.0, fills=True)
+    state = noted(State(sequence=7, enqueued_at=1.0), AT_ABANDON, 5.0, fills=True)
     assert encode(Properties("x", state=state))[STATE] == (
         f'{{"deliveries": 2, "history": [{ENDED}, {ABANDONED}], "sequence": 7, "enqueued_at": 1.0}}'
     )
-    assert encode(Properties("x", state=noted(state, rejected, 6.0, fills=True)))[STATE] == (
+    assert encode(Properties("x", state=noted(state, AT_DEATH, 6.0, fills=True)))[STATE] == (
         f'{{"deliveries": 3, "history": [{ENDED}, {ABANDONED}, {REJECTED}], "reason": "bad", '
         f'"description": "why", "dead_at": 6.0, "error": {ERROR}, "sequence": 7, "enqueued_at": 1.0}}'
     )

@@ -49,7 +49,7 @@ from tenure._foreign import RECORD_MAX
 from tenure._queue import dead_letters
 from tenure._queue.broker import EVERYTHING, Selection
 from tenure._queue.checks import COUNT_MAX, INT_MAX
-from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
+from tenure._queue.delivery_ends import noted
 from tenure._queue.failures import Failure
 from tenure._queue.headers import checked_headers
 from tenure._queue.identity import dead_letters_of
@@ -59,6 +59,7 @@ from tenure._queue.verdicts import GIVE_BACK, Abandon, DeadLetter, Settled, Sett
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tests.durations import until
 from tests.servers import RabbitMQ, patient, url_of
+from tests.stores.ended import ABANDONED, AT_ABANDON, AT_DEATH, ENDED, ERROR, REJECTED
 from tests.stores.rabbitmq.opened import complete, opened, received, until_found
 
 NOW = 1_800_000_000.0
@@ -163,25 +164,17 @@ def check_message(queue: str, properties: Properties) -> Facts:
     return found.facts
 
 
-ENDED = '{"number": 1, "at": 5.0, "outcome": "expired", "error": null}'
-ERROR = '{"type": "E", "message": "m", "traceback": "t"}'
-ABANDONED = '{"number": 2, "at": 5.0, "outcome": "abandoned", "error": ' + ERROR + "}"
-REJECTED = '{"number": 3, "at": 6.0, "outcome": "rejected", "error": null}'
-
-
 def test_what_becomes_of_a_message_is_written_as_ever() -> None:
     """Releases of before read it, too."""
-    abandoned = outcome_of(Abandon(0.0, Failure("E", "m", "t")), EndedDelivery(2), 9, 5.0)
-    rejected = outcome_of(DeadLetter("bad", "why"), EndedDelivery(3), 9, 6.0)
     found = found_message("q", delivered(Properties()), NOW)
-    facts = noted(Facts(sequence=7, sent_at=1.0, expires_at=NOW + 9.0), abandoned, 5.0, fills=True)
+    facts = noted(Facts(sequence=7, sent_at=1.0, expires_at=NOW + 9.0), AT_ABANDON, 5.0, fills=True)
     always = {"x-tenure-sequence": 7, "x-tenure-sent-at": 1_000_000}
     assert copied(found, facts, now=NOW).headers == always | {
         "x-tenure-expires-at": int((NOW + 9.0) * 1e6),
         "x-tenure-deliveries": 2,
         "x-tenure-history": f"[{ENDED}, {ABANDONED}]",
     }
-    assert copied(found, noted(facts, rejected, 6.0, fills=True), now=NOW).headers == always | {
+    assert copied(found, noted(facts, AT_DEATH, 6.0, fills=True), now=NOW).headers == always | {
         "x-tenure-deliveries": 3,
         "x-tenure-history": f"[{ENDED}, {ABANDONED}, {REJECTED}]",
         "x-tenure-reason": "bad",
