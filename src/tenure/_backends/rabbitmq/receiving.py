@@ -507,8 +507,7 @@ class Receiving:
         tag = self._holders.pop(message, None)
         if tag is not None:
             one = self.consumers[tag]
-            is_needed = self._wants and self.free < self._target(now)
-            if one.is_full and not one.is_ended and not is_needed:
+            if one.is_full and not one.is_ended and not (self._wants and self.free < self._target(now)):
                 done.append(self._end(tag))
             one.held -= 1
             if one.is_ended and not one.held:
