@@ -24,6 +24,7 @@ from tenure._backends.nats.message_format import HEADERS_TOO_LONG
 from tenure._backends.nats.receiving import TOO_LARGE_FOR
 from tenure._backends.nats.storing import Storing
 from tenure._checks import LONGEST
+from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING
 from tenure._queue.failures import Failure
 from tenure._queue.message import MAX_DELIVERIES, Delivery, Stats
@@ -770,6 +771,30 @@ async def test_an_id_may_be_remembered_for_the_longest_time(broker: nats.NatsBro
     await broker.send("orders", [Outgoing(b"a", id="17")])
     assert await settle(broker, await receive(broker), Complete(remember=LONGEST)) == [Settled()]
     assert list(await broker.handled("orders", ["17", "18"])) == [True, False]
+
+
+async def test_completed_is_answered_truly_although_ids_can_not_be_remembered_at_first(
+    broker: nats.NatsBroker, native: JetStreamContext, url: str
+) -> None:
+    """The same verdict, passed again, remembers the id; a failure among the dead letters hides no other answer."""
+    await broker.declare("orders", {"lock": LOCK})
+    await broker.send("orders", [Outgoing(b"a", id="17"), Outgoing(b"b", id="18"), Outgoing(b"c", id="19")])
+    first, second, third = await receive(broker)
+    await settle(broker, [third], DeadLetter("bad"))
+    [dead] = (await broker.receive("orders$dead", 9, LOCK)).deliveries
+    inbox = f"KV_{prefix_of(url)}-inbox"
+    made = await native.add_stream(name=inbox, subjects=[f"$KV.{prefix_of(url)}-inbox.>"], max_msg_size=1)
+    remembering = [Settlement(one, Complete(remember=60.0)) for one in (second, dead)]
+    with pytest.raises(Unavailable, match="size exceeds"):
+        await broker.settle(remembering[:1])
+    settled, *unanswered = await broker.settle([Settlement(first, COMPLETE), *remembering])
+    assert settled == Settled()
+    assert [type(one) for one in unanswered] == [NoAnswer, NoAnswer]
+    assert await broker.stats("orders") == Stats()
+    await native.update_stream(made.config, max_msg_size=-1)
+    assert list(await broker.settle(remembering)) == [Settled(), Settled()]
+    assert list(await broker.handled("orders", ["17", "18", "19"])) == [False, True, True]
+    assert list(await broker.settle(remembering)) == [LAPSED, LAPSED]
 
 
 @pytest.mark.parametrize("verdict", [DeadLetter("bad", "no number"), Abandon()], ids=str)

@@ -32,7 +32,6 @@ from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.settling import Send
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import Storing, new_key
-from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, Selection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
@@ -162,41 +161,44 @@ class DeadLetters:
 
     async def settle(
         self, connection: Connection, settlements: Sequence[Settlement]
-    ) -> list[Settled | Lapsed | NoAnswer]:
-        """Pass verdicts on dead letters that are locked; the answers stand in the order given.
-
-        Raises:
-            Exception: As the driver raises it, if none got an answer.
-        """
+    ) -> list[Settled | Lapsed | Exception]:
+        """Pass verdicts on locked dead letters; return in the order given what each was answered, or why it was not."""
         outcomes: list[Settled | Lapsed | Exception] = []
         for one in settlements:
             try:
                 outcomes.append(await self._settle(connection, one))
             except (*FAILURES, TenureError) as error:
                 outcomes.append(error)
-        failures = [one for one in outcomes if isinstance(one, Exception)]
-        if failures and len(failures) == len(outcomes):
-            raise failures[0]
-        return [NoAnswer(str(self._client.translate(one))) if isinstance(one, Exception) else one for one in outcomes]
+        return outcomes
 
     async def _settle(self, connection: Connection, settlement: Settlement) -> Settled | Lapsed:
         delivery, verdict = settlement
         held = self._receipts.find(delivery)
         if held is None:
             return LAPSED
+        if not held.is_completed and not await self._pass_newest(connection, held.found, settlement):
+            self._receipts.forget(delivery)
+            return LAPSED
+        if isinstance(verdict, Complete) and verdict.remember:
+            held.is_completed = True
+            home = delivery.queue.removesuffix(DEAD_SUFFIX)
+            await self._inbox.remember(connection, home, held.found.id, verdict.remember)
+        self._receipts.forget(delivery)
+        return SETTLED
+
+    async def _pass_newest(self, connection: Connection, found: Found, settlement: Settlement) -> bool:
+        """Pass a verdict, with what it sends, on a dead letter that was *found*, or has been renewed since."""
+        delivery, verdict = settlement
         if isinstance(verdict, Complete):
             for queue, message in verdict.sends:
                 await self._send(queue, [message])
-        stands = await self._pass(connection, held.found, verdict)
-        if not stands:  # an earlier renewal without an answer may have changed it
-            newest = await self._storing.newest(connection, held.found)
-            if newest is not None and newest.state.lock == delivery.token:
-                stands = await self._pass(connection, newest, verdict)
-        self._receipts.forget(delivery)
-        if stands and isinstance(verdict, Complete) and verdict.remember:
-            home = delivery.queue.removesuffix(DEAD_SUFFIX)
-            await self._inbox.remember(connection, home, held.found.id, verdict.remember)
-        return SETTLED if stands else LAPSED
+        if await self._pass(connection, found, verdict):
+            return True
+        # An earlier renewal without an answer may have changed it.
+        newest = await self._storing.newest(connection, found)
+        if newest is None or newest.state.lock != delivery.token:
+            return False
+        return await self._pass(connection, newest, verdict)
 
     async def _pass(self, connection: Connection, found: Found, verdict: Verdict) -> bool:
         if isinstance(verdict, Complete):

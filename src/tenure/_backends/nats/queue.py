@@ -429,9 +429,15 @@ class NatsBroker(WithoutSessions, WithoutDeferral):
         dead = [one for one in settlements if one.delivery.queue.endswith(DEAD_SUFFIX)]
 
         async def ask(connection: Connection) -> list[Settled | Lapsed | NoAnswer]:
-            answers = iter(await self._settling.settle(connection, live) if live else ())
-            others = iter(await self._dead_letters.settle(connection, dead) if dead else ())
-            return [next(others if one.delivery.queue.endswith(DEAD_SUFFIX) else answers) for one in settlements]
+            of_live = iter(await self._settling.settle(connection, live) if live else ())
+            of_dead = iter(await self._dead_letters.settle(connection, dead) if dead else ())
+            outcomes = [next(of_dead if one.delivery.queue.endswith(DEAD_SUFFIX) else of_live) for one in settlements]
+            failures = [one for one in outcomes if isinstance(one, Exception)]
+            if failures and len(failures) == len(outcomes):
+                raise failures[0]
+            return [
+                NoAnswer(str(self._client.translate(one))) if isinstance(one, Exception) else one for one in outcomes
+            ]
 
         answers = await self._client.run(ask)
         for queue in {one.delivery.queue for one in dead} | {dead_letters_of(one.delivery.queue) for one in live}:

@@ -33,6 +33,8 @@ class Held:
     """Over which the server gave the lock; None if the lock is stored with the message."""
     was_tried: bool = False
     """Whether a verdict got no answer, so that it may have been passed already."""
+    is_completed: bool = False
+    """Whether it is completed, and only its id is still to be remembered."""
 
     def is_known_to(self, connection: Connection) -> bool:
         """Whether the server's process that gave the lock is there still, as far as *connection* tells."""

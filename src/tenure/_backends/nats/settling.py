@@ -21,7 +21,6 @@ from tenure._backends.nats.places import Places, slack_of
 from tenure._backends.nats.receipts import Held, Receipts
 from tenure._backends.nats.store_clock import StoreClock
 from tenure._backends.nats.storing import ACK, WORKING, Storing, locks_for
-from tenure._lease import NoAnswer
 from tenure._queue.broker import QueueSettings
 from tenure._queue.delivery_ends import EndedDelivery, noted, outcome_of
 from tenure._queue.message import Delivery
@@ -147,12 +146,8 @@ class Settling:
 
     async def settle(
         self, connection: Connection, settlements: Sequence[Settlement]
-    ) -> list[Settled | Lapsed | NoAnswer]:
-        """Pass verdicts on live messages; the answers stand in the order given.
-
-        Raises:
-            Exception: As the driver raises it, if none got an answer.
-        """
+    ) -> list[Settled | Lapsed | Exception]:
+        """Pass verdicts on live messages; return in the order given what each was answered, or why it was not."""
         completed: dict[int, Held] = {}
         others: dict[int, Held] = {}
         seen: set[tuple[object, int]] = set()
@@ -178,16 +173,7 @@ class Settling:
                     held.was_tried = True
                 else:
                     self._receipts.forget(settlements[number].delivery)
-        failures = [one for one in outcomes.values() if isinstance(one, Exception)]
-        if failures and len(failures) == len(tried):
-            raise failures[0]
-        answers: list[Settled | Lapsed | NoAnswer] = []
-        for number in range(len(settlements)):
-            outcome = outcomes.get(number, LAPSED)
-            answers.append(
-                NoAnswer(str(self._client.translate(outcome))) if isinstance(outcome, Exception) else outcome
-            )
-        return answers
+        return [outcomes.get(number, LAPSED) for number in range(len(settlements))]
 
     async def _pass_all(
         self, connection: Connection, others: dict[int, Held], verdicts: dict[int, Verdict]
@@ -225,6 +211,9 @@ class Settling:
         outcomes: dict[int, Settled | Lapsed | Exception] = {}
         ready: dict[int, Held] = {}
         for number, held in completed.items():
+            if held.is_completed:
+                outcomes[number] = SETTLED
+                continue
             try:
                 for queue, message in _complete(settlements[number].verdict).sends:
                     await self._send(queue, [message])
@@ -242,10 +231,13 @@ class Settling:
         numbers = {id(held): number for number, held in ready.items()}
         for several in _by_consumer(held for held in ready.values() if held.found.reply):
             outcomes |= {numbers[id(held)]: answer for held, answer in await self._acknowledge(connection, several)}
-        for number, held in ready.items():
+        for number, held in completed.items():
             seconds = _complete(settlements[number].verdict).remember
             if seconds and isinstance(outcomes[number], Settled):
-                await self._inbox.remember(connection, held.found.queue, held.found.id, seconds)
+                try:
+                    await self._inbox.remember(connection, held.found.queue, held.found.id, seconds)
+                except (*FAILURES, TenureError) as error:
+                    held.is_completed, outcomes[number] = True, error
         return outcomes
 
     async def _acknowledge(
