@@ -316,3 +316,16 @@ async def test_doctor_tells_what_was_changed_of_a_consumer(native: Driver, url: 
         f"of {before['durable_name']} of {stream_of(url)}, ack_wait is 2 s instead of 30.25 s; set it back"
     )
     assert (await consumer_config(native, url))["ack_wait"] == 2 * SECOND  # doctor only reads
+
+
+async def test_doctor_reads_all_pages_of_consumers(native: Driver, url: str) -> None:
+    """A page of the server has 256 of them."""
+    async with opened(url) as (broker, _):
+        await broker.declare("orders", {})
+        await broker.send("orders", [Outgoing(b"x")])
+    stream = stream_of(url)
+    subject = stream.replace("_orders", ".orders")
+    for number in range(260):
+        config = {"durable_name": f"c{number}", "ack_policy": "explicit", "filter_subject": f"{subject}.{number}"}
+        await api(native, f"CONSUMER.DURABLE.CREATE.{stream}.c{number}", {"stream_name": stream, "config": config})
+    assert (await facts_of(url))["consumers"].value == "260"

@@ -85,6 +85,14 @@ async def test_a_candidate_leads(server: Postgres) -> None:
         assert (await backend.diagnose()).traits
 
 
+async def test_a_candidate_fences_what_it_writes(server: Postgres) -> None:
+    async with native(url_of(server, "candidate")) as connection:
+        for token in (1, 2, 2):
+            await connection.execute("SELECT tenure.fence('ledger', $1)", token)
+        with pytest.raises(asyncpg.PostgresError, match="token 1 is too old for ledger"):
+            await connection.execute("SELECT tenure.fence('ledger', 1)")
+
+
 @pytest.mark.parametrize(
     "act",
     [
@@ -163,13 +171,15 @@ async def refused_in_sql(server: Postgres, role: str, statement: str) -> None:
         "SELECT FROM tenure.dead",
         "SELECT FROM tenure.schedule",
         "DELETE FROM tenure.lease",
+        "DELETE FROM tenure.fenced",
+        "UPDATE tenure.fenced SET resource = 'x'",
         "TRUNCATE tenure.lease",
         "DELETE FROM tenure.message",
         "INSERT INTO tenure.mark (queue, kind, keys) VALUES (1, 2, '{}')",
         "UPDATE tenure.migration SET oldest = 99",
     ],
 )
-async def test_a_candidate_writes_nothing_but_leases(server: Postgres, statement: str) -> None:
+async def test_a_candidate_writes_nothing_but_leases_and_fences(server: Postgres, statement: str) -> None:
     await refused_in_sql(server, "candidate", statement)
 
 
@@ -218,7 +228,11 @@ SENDER = {
 }
 CONSUMER_WRITES = ("session", "waiting", "inbox", "extended", "mark", "tally", "delivered", "process")
 RIGHTS = {
-    "candidate": {"migration": "SELECT", "lease": "SELECT; INSERT; UPDATE"},
+    "candidate": {
+        "migration": "SELECT",
+        "lease": "SELECT; INSERT; UPDATE",
+        "fenced": "SELECT; INSERT; UPDATE (token)",
+    },
     "observer": {
         **dict.fromkeys(("migration", "lease", "queue", "declared", "tally", "mark", "schedule"), "SELECT"),
         "message": "SELECT (due_at, enqueued_at, priority, queue, seq, session, state)",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -193,6 +193,21 @@ class Client:
                         return read((await connection.request(subject, data)).data)
                 patience *= 2
             return read((await connection.request(subject, data)).data)
+
+    async def pages(
+        self, connection: Connection, path: str, items: str, body: Mapping[str, object] | None = None
+    ) -> AsyncIterator[Json]:
+        """Yield JetStream's answers to *path*, which each have a page of *items*, until there are no more.
+
+        Raises:
+            Refusal: It refused a request.
+        """
+        offset, total = 0, 1
+        while offset < total:
+            answer = await self.call(connection, path, {**(body or {}), "offset": offset})
+            yield answer
+            count = len(read_or(a_list, answer.get(items), []))
+            offset, total = offset + count, read_or(a_count, answer.get("total"), 0) if count else 0
 
     async def store(
         self,

@@ -154,14 +154,10 @@ async def _streams(client: Client, connection: Connection) -> list[Json]:
 
 async def _listed(client: Client, connection: Connection, subject: str) -> AsyncIterator[Json]:
     """Yield the configurations of the streams that have such subjects, page by page."""
-    offset, total = 0, 1
-    while offset < total:
-        answer = await client.call(connection, "STREAM.LIST", {"subject": subject, "offset": offset})
-        page = read_or(a_list, answer.get("streams"), [])
-        for one in page:
+    async for answer in client.pages(connection, "STREAM.LIST", "streams", {"subject": subject}):
+        for one in read_or(a_list, answer.get("streams"), []):
             if isinstance(one, dict):
                 yield part_of(one, "config")
-        offset, total = offset + len(page), read_or(a_count, answer.get("total"), 0) if page else 0
 
 
 def _kept(client: Client, servers: Sequence[Server], streams: list[Json] | TenureError) -> Iterable[Fact]:
@@ -270,13 +266,12 @@ async def _queue_consumers(client: Client, streams: Iterable[Json]) -> Fact:
         found = []
         for stream in sorted(names):
             try:
-                answer = await client.call(connection, f"CONSUMER.LIST.{stream}", {})
+                async for answer in client.pages(connection, f"CONSUMER.LIST.{stream}", "consumers"):
+                    page = read_or(a_list, answer.get("consumers"), [])
+                    found += [(stream, one) for one in page if isinstance(one, dict)]
             except Refusal as error:
                 if error.code != NO_STREAM:
                     raise
-                continue
-            page = read_or(a_list, answer.get("consumers"), [])
-            found += [(stream, one) for one in page if isinstance(one, dict)]
         return found
 
     try:

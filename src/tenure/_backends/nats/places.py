@@ -351,7 +351,8 @@ class Places:
             return known
         stream = self.place_of(queue).stream
         try:
-            names = names_in(await self._client.call(connection, f"CONSUMER.NAMES.{stream}", {}), "consumers")
+            pages = self._client.pages(connection, f"CONSUMER.NAMES.{stream}", "consumers")
+            names = [name async for page in pages for name in names_in(page, "consumers")]
         except Refusal as error:
             if error.code == NO_STREAM:
                 return None
@@ -477,18 +478,12 @@ class Places:
     async def queues(self, connection: Connection) -> list[str]:
         """Return every queue that has a stream."""
         start, found, cut = f"{self._prefix}_", list[str](), set[str]()
-        seen = 0
-        while True:
-            answer = await self._client.call(connection, "STREAM.NAMES", {"offset": seen})
-            names = names_in(answer, "streams")
-            seen += len(names)
-            for word in (name.removeprefix(start) for name in names if name.startswith(start)):
+        async for page in self._client.pages(connection, "STREAM.NAMES", "streams"):
+            for word in (name.removeprefix(start) for name in names_in(page, "streams") if name.startswith(start)):
                 if is_cut(word):
                     cut.add(word)
                 else:
                     found += filter(None, [name_by(word)])
-            if not names or seen >= read_or(a_count, answer.get("total"), 0):
-                break
         if cut:
             found += [name for name in await self.records(connection) if short_word_of(name) in cut]
         return [one for one in found if read_or(read_name, one, None) is not None]
