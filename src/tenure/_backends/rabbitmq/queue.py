@@ -116,6 +116,9 @@ COUNTS_MAX = 5
 COUNT_PAUSE = 0.005
 """Seconds until they are counted again."""
 
+SUBSCRIPTIONS_MAX = 100
+"""Queues of which a channel is kept, although nobody receives from them now."""
+
 DELAY_SLACK = 5.0
 """Seconds for which a queue counts as not empty after the last delay has ended, at least."""
 
@@ -566,7 +569,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         subscription = self._subscriptions.get(queue)
         if subscription is None:
             for name, one in list(self._subscriptions.items()):
-                if len(self._subscriptions) > 100 and one.is_idle:
+                if len(self._subscriptions) >= SUBSCRIPTIONS_MAX and one.is_idle:
                     self._client.begin(self._subscriptions.pop(name).close(), "close")
             subscription = self._subscriptions[queue] = Subscription(
                 self._client,

@@ -51,15 +51,17 @@ async def find_rejected(
     if most is not None:
         return next((index for index, one in enumerate(sent) if len(one.body) > most), None)
     channel = await open_channel()
-    for index, one in enumerate(sent):
-        try:
-            await channel.publish(one.exchange, PROBE, one.properties, one.body, mandatory=False)
-        except ChannelLost as again:
-            if not again.code:
-                raise
-            return index if (again.code, again.text) == (error.code, error.text) else None
-    channel.begin_close()
-    return None
+    try:
+        for index, one in enumerate(sent):
+            try:
+                await channel.publish(one.exchange, PROBE, one.properties, one.body, mandatory=False)
+            except ChannelLost as again:
+                if not again.code:
+                    raise
+                return index if (again.code, again.text) == (error.code, error.text) else None
+        return None
+    finally:
+        channel.begin_close()
 
 
 def outcomes(error: AmqpError, sent: Sequence[Published], rejected: int | None) -> list[Exception]:
