@@ -210,11 +210,11 @@ def after(patch: pytest.MonkeyPatch, owner: type, verb: str, then: Callable[...,
     patch.setattr(owner, verb, asked)
 
 
-def believes(broker: Any, deliveries: Sequence[Any], lock: float, field: str, clock: Clock) -> None:
+def believes(broker: Any, deliveries: Sequence[Any], lock: float, clock: Clock) -> None:
     """Count the locks of *deliveries* that a client holds from now."""
     for one in deliveries:
-        if held := broker._receipts._held.get((str(one.token), one.sequence)):
-            setattr(held, field, clock.now() + lock)
+        if held := broker._receipts.known(one):
+            held.ends_at = clock.now() + lock
 
 
 def nats_receives(patch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def nats_receives(patch: pytest.MonkeyPatch) -> None:
         patch,
         NatsBroker,
         "receive",
-        lambda self, claim, queue, limit, lock: believes(self, claim.deliveries, lock, "locked_until", self._local),
+        lambda self, claim, queue, limit, lock: believes(self, claim.deliveries, lock, self._local),
     )
 
 
@@ -231,7 +231,7 @@ def nats_renews(patch: pytest.MonkeyPatch) -> None:
         patch,
         NatsBroker,
         "renew",
-        lambda self, answers, held, lock: believes(self, held, lock, "locked_until", self._local),
+        lambda self, answers, held, lock: believes(self, held, lock, self._local),
     )
 
 
@@ -241,7 +241,7 @@ def nats_takes_any_renewal(patch: pytest.MonkeyPatch) -> None:
     async def renew(self: Any, connection: Any, held: Any, asked_at: float, lock: float) -> None:
         await real(self, connection, held, asked_at, lock)
         for one in held:
-            one.locked_until = asked_at + lock
+            one.ends_at = asked_at + lock
 
     patch.setattr(Settling, "_renew_by_server", renew)
 
@@ -260,9 +260,7 @@ def azure_receives(patch: pytest.MonkeyPatch) -> None:
         patch,
         AzureBroker,
         "receive",
-        lambda self, claim, queue, limit, lock: believes(
-            self, claim.deliveries, lock, "locked_until", self._clock.local
-        ),
+        lambda self, claim, queue, limit, lock: believes(self, claim.deliveries, lock, self._clock.local),
     )
 
 
@@ -271,7 +269,7 @@ def azure_renews(patch: pytest.MonkeyPatch) -> None:
         patch,
         AzureBroker,
         "renew",
-        lambda self, answers, held, lock: believes(self, held, lock, "locked_until", self._clock.local),
+        lambda self, answers, held, lock: believes(self, held, lock, self._clock.local),
     )
 
 
@@ -280,7 +278,7 @@ def rabbit_receives(patch: pytest.MonkeyPatch) -> None:
         patch,
         RabbitBroker,
         "receive",
-        lambda self, claim, queue, limit, lock: believes(self, claim.deliveries, lock, "ends_at", self._clock),
+        lambda self, claim, queue, limit, lock: believes(self, claim.deliveries, lock, self._clock),
     )
 
 
@@ -289,7 +287,7 @@ def rabbit_renews(patch: pytest.MonkeyPatch) -> None:
         patch,
         RabbitBroker,
         "renew",
-        lambda self, answers, held, lock: believes(self, held, lock, "ends_at", self._clock),
+        lambda self, answers, held, lock: believes(self, held, lock, self._clock),
     )
 
 

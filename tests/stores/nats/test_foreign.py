@@ -546,7 +546,7 @@ async def test_a_locked_copy_is_renewed_and_completed_beside_another_message_of_
         await on_its_subject(found_of(broker, ours))
         [renewed] = await broker.renew([ours], 2 * LOCK)
         assert isinstance(renewed, Renewed)
-        monkeypatch.setattr(broker._receipts.find(ours), "locked_until", broker._local.now() + LOCK)
+        monkeypatch.setattr(broker._receipts.find(ours), "ends_at", broker._local.now() + LOCK)
     theirs = await receive(broker)
     assert [one.body for one in theirs] == [b"theirs"] * 2
     assert [await settle(broker, one) for one in [ours, *theirs]] == [Settled()] * 3

@@ -133,12 +133,12 @@ class DeadLetters:
         held, asked_at = self._receipts.find(delivery), self._clock.local.now()
         if held is None:
             return LAPSED
-        if held.locked_until < asked_at + lock:
+        if held.ends_at < asked_at + lock:
             state = _kept(held.found, locked_until=self._clock.now() + lock)
             stored = await self._store(connection, held.found, state)
             if stored is None:
                 return await self._lapse(connection, held, delivery)
-            held.found, held.locked_until = stored, asked_at + lock
+            held.found, held.ends_at = stored, asked_at + lock
         return Renewed(held.found.state.locked_until)
 
     async def _lapse(self, connection: Connection, held: Held, delivery: Delivery) -> Renewed | Lapsed:

@@ -74,17 +74,15 @@ class Settling:
     async def renew(self, connection: Connection, held: Sequence[Delivery], lock: float) -> list[Renewed | Lapsed]:
         """Extend the locks of live messages to *lock* seconds from now."""
         asked_at = self._local.now()
-        found = [self._find(connection, one) for one in held]
-        due = [one for one in found if one is not None and one.locked_until < asked_at + lock]
+        kept = [self._receipts.find(one) for one in held]
+        found = [one if one is not None and one.is_known_to(connection) else None for one in kept]
+        due = [one for one in found if one is not None and one.ends_at < asked_at + lock]
         for several in _by_consumer(one for one in due if one.found.reply):
             await self._renew_by_server(connection, several, asked_at, lock)
         stored = [one for one in due if not one.found.reply]
         await asyncio.gather(*(self._renew_stored(connection, one, asked_at, lock) for one in stored))
         now, wall = self._local.now(), self._clock.now()
-        return [
-            Renewed(wall + one.locked_until - now) if one is not None and now < one.locked_until else LAPSED
-            for one in found
-        ]
+        return [LAPSED if one is None or one.is_over(now) else Renewed(wall + one.ends_at - now) for one in found]
 
     async def _renew_by_server(
         self, connection: Connection, held: Sequence[Held], asked_at: float, lock: float
@@ -100,8 +98,8 @@ class Settling:
             return
         answered_at = self._local.now()
         for one in held:
-            if answered_at < one.locked_until:
-                one.locked_until = asked_at + lock
+            if not one.is_over(answered_at):
+                one.ends_at = asked_at + lock
 
     async def _renew_stored(self, connection: Connection, held: Held, asked_at: float, lock: float) -> None:
         """Store a message once more, locked for longer."""
@@ -113,9 +111,9 @@ class Settling:
 
         stored = await self._with_newest(connection, held.found, store)
         if stored is None:
-            held.locked_until = -math.inf
+            held.ends_at = -math.inf
         else:
-            held.found, held.locked_until = stored, asked_at + lock
+            held.found, held.ends_at = stored, asked_at + lock
 
     async def _with_newest(
         self, connection: Connection, found: Found, act: Callable[[Found], Awaitable[T | None]]
@@ -140,7 +138,7 @@ class Settling:
         if await self._places.has_consumer(connection, queue, name):
             raise NoJetStream
         for one in held:
-            one.locked_until = -math.inf
+            one.ends_at = -math.inf
 
     # --- verdicts ---
 
@@ -150,12 +148,8 @@ class Settling:
         """Pass verdicts on live messages; return in the order given what each was answered, or why it was not."""
         completed: dict[int, Held] = {}
         others: dict[int, Held] = {}
-        seen: set[tuple[object, int]] = set()
-        for number, (delivery, verdict) in enumerate(settlements):
-            held = self._find(connection, delivery)
-            key = delivery.token, delivery.sequence
-            if held is not None and key not in seen:
-                seen.add(key)
+        for number, (_, verdict), held in self._receipts.find_all(settlements):
+            if held.is_known_to(connection):
                 (completed if isinstance(verdict, Complete) else others)[number] = held
         verdicts = {number: settlements[number].verdict for number in others}
         passing = [
@@ -253,7 +247,7 @@ class Settling:
             return [(one, error) for one in held]
         now = self._local.now()
         # Later, the lock may have been over when the server acted: that is no proof.
-        return [(one, SETTLED if now < one.locked_until else LAPSED) for one in held]
+        return [(one, LAPSED if one.is_over(now) else SETTLED) for one in held]
 
     async def _delete(self, connection: Connection, found: Found) -> Settled | Lapsed:
         """Remove a message whose lock is stored in it, unless it is not what this process has locked."""
@@ -287,10 +281,6 @@ class Settling:
                 outcome = undeliverable(outcome.deliveries, outcome.attempt)
         dead = found.dead(noted(found.state, outcome, now, fills=True))
         return outcome.answer if await self._storing.bury(connection, found, dead) else None
-
-    def _find(self, connection: Connection, delivery: Delivery) -> Held | None:
-        held = self._receipts.find(delivery)
-        return held if held is not None and held.is_known_to(connection) else None
 
 
 def _is_renewed(newest: Found, found: Found) -> bool:
