@@ -331,7 +331,7 @@ class AzureBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         held = self._receipts.find(one)
         if held is None:
             return LAPSED
-        left = math.ceil(held.locked_until - self._clock.local.now())  # a renewal must not shorten the lock
+        left = math.ceil(held.ends_at - self._clock.local.now())  # a renewal must not shorten the lock
         answer = await self._receipts.update(connections, held, max(seconds, left))
         return LAPSED if answer is None else Renewed(timestamp_of(answer.next_visible_on))
 

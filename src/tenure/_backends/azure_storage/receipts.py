@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from itertools import count
 from typing import TypeVar
 
 from azure.storage.queue import QueueMessage
@@ -20,59 +19,19 @@ from azure.storage.queue import QueueMessage
 from tenure._backends.azure_storage.client import LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.records import HeldMessage
 from tenure._backends.azure_storage.requests import NOT_OURS, client_of
-from tenure._queue.message import Delivery, SessionLock
+from tenure._queue import receipts
 from tenure._queue.verdicts import LAPSED, SETTLED, Lapsed, Settled
 from tenure._runtime.clock import Clock
 
 T = TypeVar("T")
 
-EXPIRE_EVERY = 60.0
-"""Seconds between two searches for expired locks."""
 
-
-class Receipts:
+class Receipts(receipts.Receipts[HeldMessage]):
     """The messages that this process has locked."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._held: dict[tuple[str, int], HeldMessage] = {}
+        super().__init__(clock)
         self._lock = threading.Lock()  # renewals and verdicts come from two threads
-        self._expire_at = 0.0
-
-    def add(self, delivery: Delivery, held: HeldMessage, own_sequence: int) -> Delivery:
-        """Keep the receipt of *delivery*, and return it with a sequence that no other of its claim has.
-
-        A message brings a sequence in its text if it was moved, and anybody who may write to the queue can write that
-        of another message. A verdict on one of them would settle the other.
-        """
-        token = str(delivery.token)
-        if (token, delivery.sequence) in self._held:
-            free = next(one for one in count(own_sequence) if (token, one) not in self._held)
-            delivery = delivery._replace(sequence=free)
-        self._held[token, delivery.sequence] = held
-        return delivery
-
-    def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
-        """Return the message of a delivery whose lock has not ended."""
-        if isinstance(one, SessionLock):
-            return None
-        held = self._held.get((str(one.token), one.sequence))
-        return held if held and held.queue == one.queue and self._clock.now() < held.locked_until else None
-
-    def forget(self, delivery: Delivery) -> None:
-        """Forget a delivery that is settled."""
-        self._held.pop((str(delivery.token), delivery.sequence), None)
-
-    def expire(self) -> bool:
-        """Forget deliveries that were never settled, once a minute; return whether it was done now."""
-        now = self._clock.now()
-        if now < self._expire_at:
-            return False
-        self._expire_at = now + EXPIRE_EVERY
-        for key, held in list(self._held.items()):
-            if held.locked_until < now:
-                self._held.pop(key, None)
-        return True
 
     async def make_visible(
         self, connections: LoopConnections, held: HeldMessage, delay: int, text: str | None
@@ -103,7 +62,7 @@ class Receipts:
         answer = await self.with_receipt(held, update, settles=settles)
         if isinstance(answer, Refused):
             return None
-        held.locked_until = asked_at + seconds
+        held.ends_at = asked_at + seconds
         return answer
 
     async def delete(self, connections: LoopConnections, held: HeldMessage) -> Settled | Lapsed:

@@ -22,6 +22,7 @@ from tenure._queue.message import (
     dead_message_of,
     live_message_of,
 )
+from tenure._queue.receipts import Held
 
 UNKNOWN = "unknown"
 """The reason of a dead letter from another program."""
@@ -32,13 +33,13 @@ _EPOCH = 1_577_836_800  # 2020-01-01: a sequence begins with the seconds since t
 
 
 @dataclass(slots=True, eq=False)
-class HeldMessage:
+class HeldMessage(Held):
     """A message that this process has locked, with its newest pop receipt."""
 
     queue: str
     message: str
     receipt: str
-    locked_until: float
+    ends_at: float
     """The end of the lock by the local clock; Azure may end it a little earlier."""
     properties: Properties
     text: str
