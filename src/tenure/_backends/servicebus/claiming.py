@@ -94,7 +94,7 @@ class Claiming:
         refused: list[tuple[Arrived, Outcome]] = []
         for one in taken.messages:
             held = self._hold(queue, path, one, taken.link, feed, settings.lock)
-            since = asked_at - (held.until - settings.lock)
+            since = asked_at - (held.ends_at - settings.lock)
             found = held.received
             # The service counts the deliveries of a copy anew.
             died = None if path.is_dead else found_dead(found.count, found.notes, most, now, is_expired=False)
@@ -104,8 +104,8 @@ class Claiming:
                 refused.append((one, RELEASED))
             else:
                 age = max(age, since)
-                self._receipts.add(token, held)
-                deliveries.append(found.delivery(queue, token, is_dead=path.is_dead))
+                deliveries.append(self._receipts.add(found.delivery(queue, token, is_dead=path.is_dead), held))
+        self._receipts.expire()
         return Claim(tuple(deliveries), 0.0 if taken.may_be_more or refused else None, (), age), refused
 
     def _hold(self, queue: str, path: Path, one: Arrived, link: ReceiveLink | None, feed: Feed, lock: float) -> Held:
@@ -142,8 +142,8 @@ class Claiming:
                 raise
             for message, lock_token in answer:
                 found = received(queue, message)
-                self._receipts.add(token, Held(queue, path, lock_token, found, message, asked_at + settings.lock))
-                got.append(found.delivery(queue, token))
+                held = Held(queue, path, lock_token, found, message, asked_at + settings.lock)
+                got.append(self._receipts.add(found.delivery(queue, token), held))
 
         try:
             answers = await asyncio.gather(*map(ask, sequences), return_exceptions=True)
@@ -160,8 +160,7 @@ class Claiming:
         """Give deferred messages back that no caller gets."""
         for one in got:
             with suppress(*FAILURES):
-                held = self._receipts.find(one)
-                self._receipts.forget(one)
+                held = self._receipts.forget(one)
                 body = {"disposition-status": "abandoned", "lock-tokens": array_of([held.token] if held else [])}
                 await self._namespace.ask(path, "update-disposition", body)
 
@@ -201,10 +200,9 @@ class Claiming:
         deliveries = []
         for one in messages:
             found = received(lock.queue, one.message)
-            kept = Held(lock.queue, held.path, one.token, found, one.message, 0.0, one, held.link, held)
-            self._receipts.add(str(lock.token), kept)
+            kept = Held(lock.queue, held.path, one.token, found, one.message, math.inf, one, held.link, held)
+            deliveries.append(self._receipts.add(found.delivery(lock.queue, lock.token), kept))
             held.delivered[found.sequence] = kept
-            deliveries.append(found.delivery(lock.queue, lock.token))
         return Claim(tuple(deliveries))
 
     async def put_back(self, answer: Claim | Lapsed) -> None:
@@ -212,7 +210,7 @@ class Claiming:
         if isinstance(answer, Lapsed):
             return
         for one in reversed(answer.deliveries):
-            held = self._receipts.find(one)
+            held = self._receipts.known(one)
             if held is not None and held.arrived is not None and held.link is not None:
                 self._receipts.forget(one)
                 held.link.ready.appendleft(held.arrived)

@@ -8,7 +8,6 @@ already.
 from __future__ import annotations
 
 import secrets
-import threading
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -16,12 +15,13 @@ from tenure._backends.servicebus.codec import Incoming
 from tenure._backends.servicebus.links import Arrived, ReceiveLink
 from tenure._backends.servicebus.message_format import Received
 from tenure._backends.servicebus.names import Path
+from tenure._queue import receipts
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import Verdict
 from tenure._runtime.clock import Clock
 
-EXPIRE_EVERY = 60.0
-"""Seconds between two searches for locks that ended without a verdict."""
+KEPT = 600.0
+"""Seconds for which a lock is kept after its end by our account: a renewal without an answer may have prolonged it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class HeldSession:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class Held(receipts.Held):
     """A message under a lock."""
 
     queue: str
@@ -54,8 +54,8 @@ class Held:
     token: UUID
     received: Received
     message: Incoming
-    until: float
-    """When its lock ends by this process's clock, for statistics; the service judges."""
+    ends_at: float
+    """The end of its lock by the local clock, for statistics: the service judges. Infinity in a session."""
     arrived: Arrived | None = None
     """None if it did not come on a link: a deferred message."""
     link: ReceiveLink | None = None
@@ -67,38 +67,29 @@ class Held:
     is_copied: bool = False
     """Whether a copy of it was sent, so that nothing is left to do but to complete it."""
 
+    def is_over(self, now: float) -> bool:
+        """Return whether its lock is surely over, as its session is: of others, the service judges."""
+        return self.session is not None and self.session.is_lost
 
-class Receipts:
+
+class Receipts(receipts.Receipts[Held]):
     """The messages and sessions that this process has locked."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._held: dict[tuple[str, int], Held] = {}
-        self._adding = threading.Lock()  # a dict that grows can't be gone through
+        super().__init__(clock, KEPT)
         self._sessions: dict[str, HeldSession] = {}
-        self._expire_at = 0.0
 
     @staticmethod
     def new_token() -> str:
         """Return the token of a claim."""
         return secrets.token_hex(8)
 
-    def add(self, token: str, held: Held) -> None:
-        """Keep a lock under the *token* of its claim."""
-        with self._adding:
-            self._held[token, held.received.sequence] = held
-        self._expire()
-
-    def find(self, delivery: Delivery) -> Held | None:
-        """Return the lock of a delivery, which may be over."""
-        held = self._held.get((str(delivery.token), delivery.sequence))
-        return held if held is not None and held.queue == delivery.queue else None
-
-    def forget(self, delivery: Delivery) -> None:
+    def forget(self, delivery: Delivery) -> Held | None:
         """Forget a delivery that is settled, or whose lock is over."""
-        held = self._held.pop((str(delivery.token), delivery.sequence), None)
+        held = super().forget(delivery)
         if held is not None and held.session is not None:
             held.session.delivered.pop(held.received.sequence, None)
+        return held
 
     def add_session(self, token: str, session: HeldSession) -> None:
         """Keep a session under its *token*."""
@@ -127,36 +118,16 @@ class Receipts:
         session = self._sessions.pop(str(lock.token), None)
         if session is not None:
             session.is_over = True
-            for key in [key for key, held in self._all() if held.session is session]:
-                self._held.pop(key, None)
+            self.forget_all(lambda held: held.session is session)
 
     def forget_queue(self, queue: str) -> None:
         """Forget all locks of a queue that is deleted."""
-        for key in [key for key, held in self._all() if held.queue == queue]:
-            self._held.pop(key, None)
+        self.forget_all(lambda held: held.queue == queue)
         for token in [token for token, one in self._sessions.items() if one.queue == queue]:
             self._sessions.pop(token).is_over = True
 
     def locked(self, queue: str) -> dict[int, Held]:
         """Return the messages of *queue* that this process has locked, by sequence."""
         now = self._clock.now()
-        return {
-            held.received.sequence: held
-            for _, held in self._all()
-            if held.queue == queue and (now < held.until if held.session is None else not held.session.is_lost)
-        }
-
-    def _all(self) -> list[tuple[tuple[str, int], Held]]:
-        with self._adding:
-            return list(self._held.items())
-
-    def _expire(self) -> None:
-        """Forget deliveries that were never settled, once a minute."""
-        now = self._clock.now()
-        if now < self._expire_at:
-            return
-        self._expire_at = now + EXPIRE_EVERY
-        for key, held in self._all():
-            # Long after its end by our account: a renewal without an answer may have prolonged it.
-            if held.session is None and held.until + 600.0 < now:
-                self._held.pop(key, None)
+        locked = (held for held in self.of(queue) if not held.is_over(now) and now < held.ends_at)
+        return {held.received.sequence: held for held in locked}

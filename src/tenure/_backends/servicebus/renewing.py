@@ -42,7 +42,7 @@ class Renewing:
                 sessions.append((index, one))
                 continue
             found = self._receipts.find(one)
-            if found is None or (found.session is not None and found.session.is_lost):
+            if found is None:
                 answers[index] = LAPSED
             elif found.session is not None:
                 answers[index] = Renewed(found.session.locked_until)  # its lock is that of the session
@@ -91,7 +91,7 @@ class Renewing:
         for (index, one), end in zip(rows, ends, strict=True):
             until = moment_of(end)
             self._feeds.of(one.queue).times.learn(until, asked_at, self._namespace.clock.now())
-            one.until = asked_at + lock
+            one.ends_at = asked_at + lock
             answers[index] = Renewed(until)
 
     @staticmethod

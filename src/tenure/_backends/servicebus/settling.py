@@ -91,16 +91,11 @@ class Settling:
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
         """Pass many verdicts; each has its own answer, or ``NoAnswer``."""
-        answers: list[Answer | None] = [None] * len(settlements)
+        answers: list[Answer | None] = [LAPSED] * len(settlements)
         plain: list[Row] = []
         sending: list[Row] = []
-        seen: set[int] = set()
-        for index, (delivery, verdict) in enumerate(settlements):
-            held = self._receipts.find(delivery)
-            if held is None or id(held) in seen or (held.session is not None and held.session.is_lost):
-                answers[index] = LAPSED
-                continue
-            seen.add(id(held))
+        for index, (_, verdict), held in self._receipts.find_all(settlements):
+            answers[index] = None
             (sending if _may_send(verdict) else plain).append(Row(index, held, verdict))
         # Those that only need a frame don't wait for those for which something is sent before.
         passing = (self._settle_plain(plain, answers), self._settle_sending(sending, answers))
