@@ -505,9 +505,7 @@ class RabbitBroker(WithoutSessions, WithoutDeferral, WithoutInbox):
         deliveries: list[Delivery] = []
         for found in founds:
             held = HeldMessage(found, taken.channel, ends_at, last_end + found.raw.at)
-            sequence = self._receipts.add(token, held)
-            delivery = delivery_of(found, token, shown_end)
-            deliveries.append(delivery if sequence == delivery.sequence else delivery._replace(sequence=sequence))
+            deliveries.append(self._receipts.add(delivery_of(found, token, shown_end), held))
         if deliveries:
             self._receipts.watch(ends_at)
         return Claim(tuple(deliveries), 0.0 if taken.is_more else None, tuple(died))

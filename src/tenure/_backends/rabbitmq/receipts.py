@@ -18,7 +18,7 @@ from tenure._backends.rabbitmq.client import Client
 from tenure._backends.rabbitmq.errors import AmqpError
 from tenure._backends.rabbitmq.held_channel import HeldChannel
 from tenure._backends.rabbitmq.message_format import FoundMessage
-from tenure._queue.message import Delivery, SessionLock
+from tenure._queue import receipts
 from tenure._queue.verdicts import Lapsed, Settled, Verdict
 from tenure._runtime.alarms import Alarm
 from tenure._runtime.clock import Clock
@@ -28,7 +28,7 @@ TIMEOUT_MARGIN = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class HeldMessage:
+class HeldMessage(receipts.Held):
     """A message that this process holds."""
 
     found: FoundMessage
@@ -46,46 +46,26 @@ class HeldMessage:
     passing: tuple[Verdict, asyncio.Future[Settled | Lapsed]] | None = None
     """The verdict of several steps that was begun last; it goes on if it is given up."""
 
+    def is_over(self, now: float) -> bool:
+        """Return whether its lock has ended *now*."""
+        return self.channel.lost is not None or (now >= self.ends_at and not self.settling)
 
-Key = tuple[str, int]
 
-
-class Receipts:
+class Receipts(receipts.Receipts[HeldMessage]):
     """The messages that this process holds. They are added on any thread; all else is done on the connections' loop."""
 
     def __init__(self, client: Client, clock: Clock) -> None:
+        super().__init__(clock)
         self._client = client
-        self._clock = clock
-        self._held: dict[Key, HeldMessage] = {}
-        self.moves = 0
-        """Rises when a message is held, or held no more."""
         self._alarm: Alarm | None = None  # made when it is first needed, on the loop of the connections
         self._is_closed = False
         self.put_back: Callable[[HeldMessage], None] = _reject
         """Puts a copy of a message back whose lock has ended."""
 
-    def add(self, token: str, held: HeldMessage) -> int:
-        """Keep a receipt; return the sequence under which, which differs from the others of its token."""
-        sequence = held.found.facts.sequence
-        while (token, sequence) in self._held:
-            sequence += 1  # of another program's message that is equal to one before
-        self._held[token, sequence] = held
-        self.moves += 1
-        return sequence
-
     def watch(self, until: float) -> None:
         """Look after the locks that end at *until*; on any thread."""
         if self._alarm is None or until < self._alarm.at:
             self._client.call_home(self._wake_at, until)
-
-    def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
-        """Return the message of a delivery whose lock has not ended."""
-        if isinstance(one, SessionLock):
-            return None
-        held = self._held.get((str(one.token), one.sequence))
-        if held is None or held.found.queue != one.queue or held.channel.lost is not None:
-            return None
-        return held if held.settling or self._clock.now() < held.ends_at else None
 
     def renew(self, held: HeldMessage, until: float) -> bool:
         """Extend a lock up to *until*; return whether the server allows that: if not, it ends when it would have."""
@@ -96,32 +76,21 @@ class Receipts:
         held.ends_at = max(held.ends_at, until)
         return True
 
-    def forget(self, delivery: Delivery) -> None:
-        """Forget a delivery that is settled."""
-        self._held.pop((str(delivery.token), delivery.sequence), None)
-        self.moves += 1
-
     def lose(self, channel: HeldChannel) -> None:
         """Forget all deliveries of a channel that is over."""
-        for key, held in list(self._held.items()):
-            if held.channel is channel:
-                del self._held[key]
-                self.moves += 1
+        self.forget_all(lambda held: held.channel is channel)
 
     def lose_queue(self, queue: str) -> None:
         """Forget all deliveries of a queue that was deleted."""
-        for key, held in list(self._held.items()):
-            if held.found.queue == queue:
-                del self._held[key]
-                self.moves += 1
+        self.forget_all(lambda held: held.found.queue == queue)
 
     def count(self, queue: str) -> int:
         """Return how many messages of *queue* are held."""
-        return sum(held.found.queue == queue for held in list(self._held.values()))
+        return len(self.of(queue))
 
     def is_settling(self, queue: str) -> bool:
         """Return whether a verdict on a message of *queue* is being passed."""
-        return any(held.settling and held.found.queue == queue for held in list(self._held.values()))
+        return any(held.settling for held in self.of(queue))
 
     def _wake_at(self, at: float) -> None:
         if self._is_closed:
@@ -134,15 +103,10 @@ class Receipts:
     def _expire(self) -> None:
         """Give up what wasn't renewed in time."""
         now = self._clock.now()
-        next_end: float | None = None
-        for key, held in list(self._held.items()):
-            if held.ends_at > now or held.settling:
-                end = max(held.ends_at, now + 0.05)  # one that is being settled is looked at again soon
-                next_end = end if next_end is None else min(next_end, end)
-            else:
-                del self._held[key]
-                self.moves += 1
-                self._give_up(held)
+        for held in self.forget_all(lambda held: held.ends_at <= now and not held.settling):
+            self._give_up(held)
+        # One that is being settled is looked at again soon.
+        next_end = min((max(held.ends_at, now + 0.05) for held in self._held.copy().values()), default=None)
         if next_end is not None:
             self._wake_at(next_end)
 

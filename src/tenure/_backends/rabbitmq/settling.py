@@ -90,18 +90,13 @@ class Settling:
         """
         answers: list[Settled | Lapsed | NoAnswer] = [LAPSED] * len(settlements)
         waiting: list[tuple[int, Delivery, HeldMessage, asyncio.Future[Answer | None]]] = []
-        seen: set[tuple[object, int]] = set()
         errors: list[Exception] = []
         refused: list[TenureError] = []
         try:
-            for index, (delivery, verdict) in enumerate(settlements):
-                held = self._receipts.find(delivery)
-                key = delivery.token, delivery.sequence
-                if held is None or key in seen or (held.verdict is not None and held.verdict != verdict):
-                    continue
-                seen.add(key)
-                held.settling += 1
-                waiting.append((index, delivery, held, self._begin(held, verdict)))
+            for index, (delivery, verdict), held in self._receipts.find_all(settlements):
+                if held.verdict is None or held.verdict == verdict:
+                    held.settling += 1
+                    waiting.append((index, delivery, held, self._begin(held, verdict)))
             for index, delivery, _, future in waiting:  # each to its end, whatever becomes of the others
                 try:
                     answer = await future
