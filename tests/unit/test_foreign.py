@@ -41,9 +41,9 @@ from tenure._queue.notes import (
     Notes,
     plain_attempts,
     read_attempts,
-    read_before,
     read_deliveries,
     read_failure,
+    read_history,
     read_reason,
 )
 from tenure._queue.outgoing import Outgoing, checked
@@ -217,12 +217,12 @@ def test_an_attempt_that_is_unreadable_hides_no_other() -> None:
 def test_what_is_from_before_a_redrive_is_counted_without_unreadable_attempts(before: int, left: int) -> None:
     """Else an attempt since then would be taken for an older one, and made up once more."""
     entries: list[object] = [7, [1, 5.0, "abandoned", None], {"number": 3}, [1, 6.0, "abandoned", None]]
-    assert read_before(before, entries) == left
+    assert read_history(entries, before)[1] == left
 
 
 def test_what_is_from_before_a_redrive_is_counted_without_dropped_attempts() -> None:
     entries = plain_attempts(tuple(Attempt(n, 1.0, "abandoned") for n in range(1, HISTORY_MAX + 6)))
-    assert [read_before(count, entries) for count in (3, 5, 6, 10**9)] == [0, 0, 1, HISTORY_MAX]
+    assert [read_history(entries, count)[1] for count in (3, 5, 6, 10**9)] == [0, 0, 1, HISTORY_MAX]
 
 
 def test_the_texts_of_an_exception_are_cut() -> None:

@@ -6,18 +6,29 @@ the newest attempts are kept, and of what is unreadable, only that is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self, TypeVar, get_args
 
-from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_or, seconds
-from tenure._queue.checks import COUNT_MAX
+from tenure._foreign import Unreadable, a_count, a_list, a_text, an_object, read_json, read_or, seconds
+from tenure._queue.checks import COUNT_MAX, INT_MAX
 from tenure._queue.failures import MESSAGE_MAX, TRACEBACK_MAX, Failure
-from tenure._queue.message import HISTORY_MAX, Attempt, Outcome, newest_error
+from tenure._queue.message import HISTORY_MAX, Attempt, Death, Outcome, newest_error
 from tenure._queue.verdicts import DESCRIPTION_MAX
+
+W = TypeVar("W")
 
 HISTORY_JSON_MAX = 2**23
 """The longest JSON of a history that is read: fifty attempts with their errors and tracebacks take less."""
+
+SEQUENCE_MAX = INT_MAX - COUNT_MAX
+"""The highest sequence that is read: of equal ones, each is counted up from it (see ``Receipts.add``)."""
+
+UNKNOWN = "unknown"
+"""The reason of a dead letter from another program."""
+
+UNREADABLE = "unreadable"
+"""The reason of a dead letter that has none which can be read, although the store keeps one of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,10 @@ class Notes:
             error=error or newest_error(self.history) or self.error,
         )
 
+    def death(self, since: float) -> Death:
+        """Return how it died; *since* is when it was there at the latest, if its death is not noted."""
+        return Death(self.reason or UNKNOWN, self.description, self.dead_at or since, self.error, self.history)
+
     def redriven(self) -> Self:
         """Return the notes of it as a message with all deliveries left. Its history is kept, as that from before."""
         return replace(
@@ -94,6 +109,13 @@ class Notes:
         yield replace(self, history=(), before=0, error=None, description=self.description[:200])
         yield replace(self, history=(), before=0, error=None, description="")
 
+    def written(self, write: Callable[[Self], W], fits: Callable[[W], bool]) -> W | None:
+        """Return what *write* makes of as much of the notes as *fits*; None if not even the least of them does."""
+        for less in self.shortened():
+            if fits(found := write(less)):
+                return found
+        return None
+
     def _with_newest(self, history: tuple[Attempt, ...]) -> Self:
         """Return the notes with no more than the end of their history."""
         return replace(self, history=history, before=max(0, self.before - (len(self.history) - len(history))))
@@ -103,12 +125,17 @@ def _shortened(error: Failure | None) -> Failure | None:
     return None if error is None else Failure(error.type, error.message[:500])
 
 
-# --- reading and writing -----------------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------------------------
 
 
 def read_deliveries(value: object) -> int:
     """Return a delivery count; one that no store counts to is the highest that is counted."""
     return min(a_count(value), COUNT_MAX)
+
+
+def read_sequence(value: object) -> int:
+    """Return the sequence of a message in its queue."""
+    return a_count(value, most=SEQUENCE_MAX)
 
 
 def read_reason(value: object) -> str:
@@ -121,26 +148,42 @@ def read_attempts(value: object) -> tuple[Attempt, ...]:
 
     An unreadable attempt is left out, and so are fields and columns of a newer version.
     """
-    found = (read_or(_read_attempt, one, None) for one in a_list(value)[-HISTORY_MAX:])
-    return tuple(one for one in found if one is not None)
+    return read_history(a_list(value), 0)[0]
 
 
-def read_before(value: object, history: object) -> int:
-    """Return how many attempts are read of the first *value* entries of *history*."""
-    rows = a_list(history)
-    return len(read_attempts(rows[max(0, len(rows) - HISTORY_MAX) : a_count(value)]))
+def read_history(value: object, before: object) -> tuple[tuple[Attempt, ...], int]:
+    """Return the attempts in a list, and how many of them are among its first *before* entries.
+
+    What is no list has none; see :func:`read_attempts`.
+    """
+    if value is None:
+        return (), 0
+    rows = read_or(a_list, value, [])
+    dropped = max(0, len(rows) - HISTORY_MAX)
+    found = [read_or(_read_attempt, one, None) for one in rows[dropped:]]
+    earlier = found[: max(0, read_or(a_count, before, 0) - dropped)]
+    return tuple(one for one in found if one is not None), sum(one is not None for one in earlier)
+
+
+def read_history_text(text: object, before: object = None) -> tuple[tuple[Attempt, ...], int]:
+    """Return the same of a list in JSON."""
+    return read_history(read_or(_read_json, text, None), before)
+
+
+def _read_json(text: object) -> Any:
+    return read_json(text, HISTORY_JSON_MAX)
 
 
 def _read_attempt(value: object) -> Attempt:
     if isinstance(value, list):
-        fields = dict(zip(("number", "at", "outcome", "error"), value, strict=False))
+        given = dict(zip(("number", "at", "outcome", "error"), value, strict=False))
     else:
-        fields = an_object(value)
-    outcome: Any = fields.get("outcome")
+        given = an_object(value)
+    outcome: Any = given.get("outcome")
     if outcome not in get_args(Outcome):
         raise Unreadable("it is no outcome of an attempt")
-    number = min(a_count(fields.get("number"), least=1), COUNT_MAX)
-    return Attempt(number, seconds(fields.get("at")), outcome, read_failure(fields.get("error")))
+    number = min(a_count(given.get("number"), least=1), COUNT_MAX)
+    return Attempt(number, seconds(given.get("at")), outcome, read_failure(given.get("error")))
 
 
 def read_failure(value: object) -> Failure | None:
@@ -148,16 +191,80 @@ def read_failure(value: object) -> Failure | None:
     if value is None:
         return None
     if isinstance(value, list):
-        fields = dict(zip(("type", "message", "traceback"), value, strict=False))
+        given = dict(zip(("type", "message", "traceback"), value, strict=False))
     else:
-        fields = an_object(value)
+        given = an_object(value)
     return Failure(
-        a_text(fields.get("type"))[:MESSAGE_MAX],
-        a_text(fields.get("message"))[: 2 * MESSAGE_MAX],
-        a_text(fields.get("traceback", ""))[-TRACEBACK_MAX - 1 :],
+        a_text(given.get("type"))[:MESSAGE_MAX],
+        a_text(given.get("message"))[: 2 * MESSAGE_MAX],
+        a_text(given.get("traceback", ""))[-TRACEBACK_MAX - 1 :],
     )
+
+
+def read_death(reason: object, description: object, at: float, history: tuple[Attempt, ...]) -> Death:
+    """Return the death of a dead letter, with the newest error in its *history*."""
+    return Death(
+        read_or(read_reason, reason, UNREADABLE),
+        read_or(read_reason, description, ""),
+        at,
+        newest_error(history),
+        history,
+    )
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
 
 
 def plain_attempts(history: tuple[Attempt, ...]) -> list[dict[str, Any]]:
     """Return a history as objects that JSON takes."""
     return [asdict(one) for one in history]
+
+
+def rows_of(history: Iterable[Attempt]) -> list[tuple[object, ...]]:
+    """Return a history as rows ``[number, at, outcome, error]`` that JSON takes."""
+    return [(one.number, one.at, one.outcome, row_of(one.error)) for one in history]
+
+
+def row_of(error: Failure | None) -> tuple[str, str, str] | None:
+    """Return an exception as a row ``[type, message, traceback]``; None for none."""
+    return None if error is None else (error.type, error.message, error.traceback)
+
+
+# --- as the fields of an object ----------------------------------------------------------------------------------
+
+Reader = Callable[[Any], Any]
+
+NOTED: Mapping[str, Reader] = {
+    "deliveries": read_deliveries,
+    "history": read_attempts,
+    "before": read_deliveries,
+    "reason": read_reason,
+    "description": read_reason,
+    "dead_at": seconds,
+    "error": read_failure,
+}
+"""By note: what reads it."""
+
+
+def read_fields(said: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Return the notes in an object, each read by its reader; those that are unreadable are left out."""
+    found: dict[str, Any] = {}
+    for name, read in readers.items():
+        one = read_or(read, said.get(name), None)
+        if one is not None:
+            found[name] = one
+    if "before" in found:
+        found["before"] = read_history(said.get("history"), found["before"])[1]
+    return found
+
+
+def fields_of(notes: Notes, nothing: Notes) -> dict[str, Any]:
+    """Return what *notes* say and *nothing* does not, as the fields of an object that JSON takes."""
+    given = ((one.name, getattr(notes, one.name)) for one in fields(notes))
+    return {name: _plain(value) for name, value in given if value != getattr(nothing, name)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Failure):
+        return asdict(value)
+    return plain_attempts(value) if isinstance(value, tuple) else value

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tenure._queue.delivery_ends import noted
 from tenure._queue.failures import Failure
 from tenure._queue.message import Attempt
+from tenure._queue.notes import SEQUENCE_MAX
 
 pytest.importorskip("nats")
 
@@ -23,7 +24,6 @@ from tenure._backends.nats.message_format import (
     LOCK_MAX,
     NATIVE_ID,
     NO_STATE,
-    SEQUENCE_MAX,
     STATE,
     Properties,
     State,

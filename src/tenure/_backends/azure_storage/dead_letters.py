@@ -22,7 +22,6 @@ from tenure._backends.azure_storage.client import Account, LoopConnections, unle
 from tenure._backends.azure_storage.message_format import Properties, encode_to_fit
 from tenure._backends.azure_storage.receipts import Receipts
 from tenure._backends.azure_storage.records import (
-    UNKNOWN,
     FoundMessage,
     HeldMessage,
     dead_letter_properties,
@@ -36,6 +35,7 @@ from tenure._queue.broker import EVERYTHING, Selection
 from tenure._queue.delivery_ends import Outcome
 from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import DeadMessage, Died
+from tenure._queue.notes import UNKNOWN
 from tenure._queue.verdicts import LAPSED, Lapsed, Settled
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable

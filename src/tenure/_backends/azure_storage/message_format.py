@@ -24,18 +24,24 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from tenure._foreign import Unreadable, a_count, a_flag, a_list, read_object, read_or, seconds
+from tenure._foreign import Unreadable, a_count, a_flag, a_list, read_object, seconds
 from tenure._queue.checks import read_id, read_name
-from tenure._queue.failures import Failure
 from tenure._queue.headers import read_headers
 from tenure._queue.message import NO_HEADERS, Attempt, Headers
-from tenure._queue.notes import Notes, read_attempts, read_before, read_deliveries, read_failure, read_reason
+from tenure._queue.notes import (
+    NOTED,
+    Notes,
+    Reader,
+    fields_of,
+    read_attempts,
+    read_deliveries,
+    read_fields,
+    read_reason,
+)
 
 TEXT_MAX = 65_536
 """The longest text that Azure allows, in bytes."""
@@ -71,37 +77,22 @@ def encode(body: bytes, properties: Properties) -> str:
 
 def encode_to_fit(text: str, body: bytes, properties: Properties) -> str | None:
     """Return *text*, which contains *body*, with as many of the properties as fit; None if there is no room."""
-    for less in properties.shortened():
-        encoded = encode(body, less)
-        if len(encoded) <= TEXT_MAX:
-            return encoded
+    encoded = properties.written(partial(encode, body), lambda one: len(one) <= TEXT_MAX)
+    if encoded is not None:
+        return encoded
     if not text.encode().startswith(body):
         return None  # it is base64, and other clients must be able to read it
-    for less in properties.shortened():
-        json_text = _to_json(less)
-        if json_text and len(body) + len(_LAST_LINE) + len(json_text) <= TEXT_MAX:
-            return body.decode() + _LAST_LINE + json_text
-    return None
+    room = TEXT_MAX - len(body) - len(_LAST_LINE)
+    json_text = properties.written(_to_json, lambda one: 0 < len(one) <= room)
+    return None if json_text is None else body.decode() + _LAST_LINE + json_text
 
 
 _LAST_LINE = "\n."
 
 
 def _to_json(properties: Properties) -> str:
-    fields_given = {
-        one.name: _plain(getattr(properties, one.name))
-        for one in fields(properties)
-        if getattr(properties, one.name) != getattr(NO_PROPERTIES, one.name)
-    }
-    return json.dumps(fields_given) if fields_given else ""
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Failure):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return [asdict(one) for one in value]
-    return value
+    given = fields_of(properties, NO_PROPERTIES)
+    return json.dumps(given) if given else ""
 
 
 def decode(text: str | None) -> tuple[bytes, Properties]:
@@ -129,16 +120,11 @@ def _properties_of(text: str) -> Properties | None:
         said = read_object(text)
         if said.keys() - _MEANT.keys() - _NOTED.keys():  # it is somebody else's, and not to be taken apart
             return None
-        found = {name: read(said[name]) for name, read in _MEANT.items() if name in said}
+        meant = {name: read(said[name]) for name, read in _MEANT.items() if name in said}
     except Unreadable:
         return None
-    for name in _NOTED.keys() & said.keys():
-        with suppress(Unreadable):
-            found[name] = _NOTED[name](said[name])
-    if not found:
-        return None
-    found["before"] = read_or(partial(read_before, history=said.get("history")), said.get("before", 0), 0)
-    return Properties(**found)
+    found = meant | read_fields(said, _NOTED)
+    return Properties(**found) if found else None
 
 
 def _read_ttl(value: object) -> float:
@@ -153,7 +139,7 @@ def _read_history(value: object) -> tuple[Attempt, ...]:
     return attempts
 
 
-_MEANT: Mapping[str, Callable[[Any], Any]] = {
+_MEANT: Mapping[str, Reader] = {
     "id": read_id,
     "headers": read_headers,
     "reply_to": read_name,
@@ -167,12 +153,8 @@ _MEANT: Mapping[str, Callable[[Any], Any]] = {
 }
 """By property, what reads it: of those that say which message it is, what its sender meant, and what becomes of it."""
 
-_NOTED: Mapping[str, Callable[[Any], Any]] = {
-    "deliveries": read_deliveries,
+_NOTED: Mapping[str, Reader] = {
+    **{name: read for name, read in NOTED.items() if name not in _MEANT},
     "history": _read_history,
-    "before": read_deliveries,
-    "description": read_reason,
-    "dead_at": seconds,
-    "error": read_failure,
 }
 """The same of notes about its deliveries and its death."""

@@ -24,9 +24,6 @@ from tenure._queue.message import (
 )
 from tenure._queue.receipts import Held
 
-UNKNOWN = "unknown"
-"""The reason of a dead letter from another program."""
-
 Key: TypeAlias = tuple[int, str, bytes, str]
 
 _EPOCH = 1_577_836_800  # 2020-01-01: a sequence begins with the seconds since then
@@ -190,14 +187,7 @@ def delivery_of(queue: str, one: FoundMessage, token: str = "", locked_until: fl
 
 
 def death_of(one: FoundMessage) -> Death:
-    properties = one.properties
-    return Death(
-        properties.reason or UNKNOWN,
-        properties.description,
-        properties.dead_at or one.enqueued_at,
-        properties.error,
-        properties.history,
-    )
+    return one.properties.death(one.enqueued_at)
 
 
 def dead_message(queue: str, one: FoundMessage) -> DeadMessage:

@@ -17,28 +17,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from tenure._backends.nats.errors import HeadersTooLong, TooLarge
 from tenure._checks import LONGEST
-from tenure._foreign import a_count, a_text, read_json, read_object, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, INT_MAX, TEXT_MAX, read_id, read_name
-from tenure._queue.failures import Failure
+from tenure._foreign import a_text, read_json, read_object, read_or, seconds
+from tenure._queue.checks import TEXT_MAX, read_id, read_name
 from tenure._queue.headers import HEADERS_JSON_MAX, is_reserved, read_headers
 from tenure._queue.message import NO_HEADERS, Headers
-from tenure._queue.notes import (
-    HISTORY_JSON_MAX,
-    Notes,
-    plain_attempts,
-    read_attempts,
-    read_before,
-    read_deliveries,
-    read_failure,
-    read_reason,
-)
+from tenure._queue.notes import HISTORY_JSON_MAX, NOTED, Notes, Reader, fields_of, read_fields, read_sequence
 from tenure._queue.outgoing import Outgoing
 
 NATIVE_ID = "Nats-Msg-Id"
@@ -63,9 +52,6 @@ HEADERS_TOO_LONG = "headers_too_long"
 
 LOCK_MAX = 604_800.0
 """Seconds of the longest lock."""
-
-SEQUENCE_MAX = INT_MAX - COUNT_MAX
-"""The highest sequence that is read: of equal ones, each is counted up from it (see ``Receipts.add``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +146,7 @@ def encode(properties: Properties, once: str | None = None) -> dict[str, str]:
     if properties.expires_in != math.inf:
         encoded[EXPIRES_IN] = repr(properties.expires_in)
     if properties.state != NO_STATE:
-        encoded[STATE] = _state_to_json(properties.state)
+        encoded[STATE] = json.dumps(fields_of(properties.state, NO_STATE))
     return encoded
 
 
@@ -253,21 +239,6 @@ def _number(text: str | None, otherwise: float) -> float:
     return found if 0.0 <= found <= LONGEST else otherwise
 
 
-def _state_to_json(state: State) -> str:
-    given = {
-        one.name: _plain(getattr(state, one.name))
-        for one in fields(state)
-        if getattr(state, one.name) != getattr(NO_STATE, one.name)
-    }
-    return json.dumps(given)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Failure):
-        return asdict(value)
-    return plain_attempts(value) if isinstance(value, tuple) else value
-
-
 # --- what others may have written ---
 
 
@@ -292,18 +263,7 @@ def _more_headers(value: object) -> dict[str, Any]:
 
 
 def _a_state(value: object) -> State:
-    said = read_object(value, HISTORY_JSON_MAX)
-    found: dict[str, Any] = {}
-    for name, read in _NOTED.items():
-        one = read_or(read, said.get(name), None)
-        if one is not None:
-            found[name] = one
-    found["before"] = read_or(partial(read_before, history=said.get("history")), said.get("before", 0), 0)
-    return State(**found)
-
-
-def _a_sequence(value: object) -> int:
-    return a_count(value, most=SEQUENCE_MAX)
+    return State(**read_fields(read_object(value, HISTORY_JSON_MAX), _STATE))
 
 
 def _a_lock_time(value: object) -> float:
@@ -314,19 +274,13 @@ def _a_token(value: object) -> str:
     return a_text(value, TEXT_MAX)
 
 
-_NOTED: Mapping[str, Callable[[Any], Any]] = {
-    "deliveries": read_deliveries,
-    "history": read_attempts,
-    "before": read_deliveries,
-    "reason": read_reason,
-    "description": read_reason,
-    "dead_at": seconds,
-    "error": read_failure,
-    "sequence": _a_sequence,
+_STATE: Mapping[str, Reader] = {
+    **NOTED,
+    "sequence": read_sequence,
     "enqueued_at": seconds,
     "locked_for": _a_lock_time,
     "locked_until": seconds,
     "lock": _a_token,
     "due": seconds,
 }
-"""By note: what reads it."""
+"""By note of a state: what reads it."""

@@ -38,9 +38,6 @@ from tenure._queue.message import (
 )
 from tenure._queue.verdicts import Settled
 
-UNKNOWN = "unknown"
-"""The reason of a dead letter from another program."""
-
 _RECEIPT = re.compile(
     r"\$JS\.ACK(?:\.[^.]+\.[^.]+)?\.[^.]+\.([^.]+)"
     r"\.([0-9]{1,18})\.([0-9]{1,18})\.[0-9]{1,20}\.([0-9]{1,19})\.[0-9]{1,20}(?:\.[^.]+)?"
@@ -184,10 +181,7 @@ def _delivery(found: Found, token: Token, count: int, locked_until: float, death
 
 def death_of(found: Found) -> Death:
     """Return why a dead letter died."""
-    state = found.state
-    return Death(
-        state.reason or UNKNOWN, state.description, state.dead_at or found.stored_at, state.error, state.history
-    )
+    return found.state.death(found.stored_at)
 
 
 def dead_message(home: str, found: Found) -> DeadMessage:

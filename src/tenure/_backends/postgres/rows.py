@@ -13,14 +13,13 @@ from typing import Any
 
 from tenure._backends.postgres.tokens import since_of
 from tenure._checks import LONGEST
-from tenure._foreign import clipped, read_json, read_object, read_or
+from tenure._foreign import clipped, read_object, read_or
 from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX
 from tenure._queue.failures import Failure
 from tenure._queue.headers import HEADERS_JSON_MAX, read_headers
 from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
     NO_HEADERS,
-    Attempt,
     DeadMessage,
     Death,
     Delivery,
@@ -29,11 +28,9 @@ from tenure._queue.message import (
     State,
     dead_message_of,
     live_message_of,
-    newest_error,
 )
-from tenure._queue.notes import HISTORY_JSON_MAX, read_attempts
+from tenure._queue.notes import read_death, read_history_text
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
-from tenure._queue.verdicts import DESCRIPTION_MAX
 
 STATES: tuple[State, ...] = ("ready", "locked", "delayed", "deferred")
 """The states by their numbers in the database."""
@@ -122,14 +119,7 @@ def dead_message(queue: str, row: Any) -> DeadMessage:
 
 def death_of(columns: Sequence[Any]) -> Death:
     reason, description, at, history = columns
-    attempts = read_or(_read_history, history, ()) if history else ()
-    return Death(
-        reason[:DESCRIPTION_MAX], description[:DESCRIPTION_MAX], clipped(at) or 0.0, newest_error(attempts), attempts
-    )
-
-
-def _read_history(text: str) -> tuple[Attempt, ...]:
-    return read_attempts(read_json(text, HISTORY_JSON_MAX))
+    return read_death(reason, description, clipped(at) or 0.0, read_history_text(history)[0])
 
 
 def live_message(queue: str, row: Any) -> LiveMessage:

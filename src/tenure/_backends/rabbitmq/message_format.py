@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import partial
 from typing import Any, Self
 
 from tenure._backends.rabbitmq.connection import Delivered
@@ -27,7 +26,7 @@ from tenure._backends.rabbitmq.names import ANSWERS
 from tenure._backends.rabbitmq.properties import SHORT_MAX, Properties, cut
 from tenure._checks import LONGEST
 from tenure._foreign import a_count, a_list, digits, read_json, read_or, seconds
-from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX, INT_MAX, read_id
+from tenure._queue.checks import COUNT_MAX, DEAD_SUFFIX, read_id
 from tenure._queue.failures import Failure
 from tenure._queue.headers import is_reserved, read_headers
 from tenure._queue.identity import ID_MARK
@@ -42,13 +41,15 @@ from tenure._queue.message import (
     exhausted_description,
 )
 from tenure._queue.notes import (
+    SEQUENCE_MAX,
+    UNKNOWN,
     Notes,
     plain_attempts,
-    read_attempts,
-    read_before,
     read_deliveries,
     read_failure,
+    read_history_text,
     read_reason,
+    read_sequence,
 )
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
 from tenure.errors import ConfigError
@@ -79,18 +80,12 @@ CONTENT_TYPE = "content-type"
 FACTS_MAX = 40_000
 """Bytes for history, error and description: all properties of a message must fit into a frame."""
 
-UNKNOWN = "unknown"
-"""The reason of a dead letter from another program."""
-
 EXPIRATION_MAX = 315_360_000_000
 """Milliseconds of the longest time to live of a message that RabbitMQ 3.10 takes: ten years. For a longer one, it would
 close the channel."""
 
 RANDOM_BITS = 10
 """The lowest bits of a sequence: two processes may send in the same microsecond."""
-
-SEQUENCE_MAX = INT_MAX - COUNT_MAX
-"""The highest sequence that is read: of equal messages, each is counted up from it (see ``Receipts.add``)."""
 
 _TIME_MAX = int(LONGEST * 1e6)
 """The latest time that is written, in microseconds since 1970."""
@@ -262,11 +257,8 @@ def _headers_of(facts: Facts) -> dict[str, Any]:
         headers[EXPIRES_AT] = int(facts.expires_at * 1e6)
     if facts.deliveries:
         headers[DELIVERIES] = facts.deliveries
-    told: dict[str, Any] = {}
-    for less in facts.shortened():
-        told = _told(less)
-        if sum(len(str(value).encode()) for value in told.values()) <= FACTS_MAX:
-            return headers | told
+    told = facts.written(_told, lambda one: sum(len(str(value).encode()) for value in one.values()) <= FACTS_MAX)
+    assert told is not None, "a reason is short"
     return headers | told
 
 
@@ -292,20 +284,20 @@ def found_message(queue: str, raw: Delivered, now: float) -> FoundMessage:
     """Read a delivery; what another program has written can't make that fail."""
     home, properties = queue.removesuffix(DEAD_SUFFIX), raw.properties
     headers: Mapping[str, Any] = properties.headers or {}
-    sequence = read_or(_a_sequence, headers.get(SEQUENCE), None)
+    sequence = read_or(read_sequence, headers.get(SEQUENCE), None)
     if sequence is None:
         sequence, sent_at = _made_up(raw, now)
     else:
         sent_at = read_or(_a_moment, headers.get(SENT_AT), moment_of(sequence) / 1e6)
     id_ = read_or(read_id, properties.message_id or None, None)
-    history = read_or(read_json, headers.get(HISTORY), None)
+    history, before = read_history_text(headers.get(HISTORY), headers.get(BEFORE))
     facts = Facts(
         sequence,
         sent_at,
         None if home != queue else _expires_at(properties, headers, now),
         deliveries=read_or(read_deliveries, headers.get(DELIVERIES), 0),
-        history=read_or(read_attempts, history, ()),
-        before=read_or(partial(read_before, history=history), headers.get(BEFORE), 0),
+        history=history,
+        before=before,
     )
     if home != queue:
         facts = _dead_facts(facts, headers, now)
@@ -376,10 +368,6 @@ def _dead_facts(facts: Facts, headers: Mapping[str, Any], now: float) -> Facts:
     return facts.with_expired_attempts(count, moment).dead(reason, description, count, moment)
 
 
-def _a_sequence(value: object) -> int:
-    return a_count(value, most=SEQUENCE_MAX)
-
-
 def _a_moment(value: object) -> float:
     """Return a time in microseconds as Unix seconds."""
     return a_count(value, most=_TIME_MAX) / 1e6
@@ -416,7 +404,7 @@ def delivery_of(found: FoundMessage, token: str, locked_until: float) -> Deliver
 
 def death_of(facts: Facts) -> Death:
     """Return the death of a dead letter."""
-    return Death(facts.reason or UNKNOWN, facts.description, facts.dead_at, facts.error, facts.history)
+    return facts.death(facts.sent_at)
 
 
 def shown_headers(properties: Properties) -> Headers:

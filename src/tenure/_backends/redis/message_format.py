@@ -30,15 +30,12 @@ from tenure._queue.message import (
     State,
     dead_message_of,
     live_message_of,
-    newest_error,
 )
-from tenure._queue.notes import HISTORY_JSON_MAX, read_attempts, read_reason
+from tenure._queue.notes import HISTORY_JSON_MAX, UNREADABLE, read_attempts, read_death, row_of
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
 
 _TIME_MAX = 10**13  # ms; a longer time has no effect, and Lua formats larger numbers with an exponent
 LETTERS: dict[State, str] = {"ready": "r", "locked": "l", "delayed": "d", "deferred": "f"}
-UNREADABLE = "unreadable"
-"""The reason of a dead letter that has none which can be read."""
 _STATES = {letter.encode(): state for state, letter in LETTERS.items()}
 
 
@@ -69,7 +66,7 @@ def _encoded_head(message: Outgoing | Delivery) -> str:
 
 
 def encoded_failure(error: Failure | None) -> str:
-    return json.dumps([error.type, error.message, error.traceback]) if error else ""
+    return json.dumps(row_of(error)) if error else ""
 
 
 def selected(some: frozenset[int] | frozenset[str] | None) -> list[Argument]:
@@ -187,13 +184,7 @@ def _death(text: bytes | None, lines: bytes | None) -> Death:
     fields: list[Any] = [*read_or(_read_death, text, []), None, None, None]
     reason, description, at = fields[:3]
     history = read_or(_read_history, lines, ()) if lines else ()
-    return Death(
-        read_or(read_reason, reason, UNREADABLE),
-        read_or(read_reason, description, ""),
-        (clipped(at, most=1_000 * LONGEST) or 0.0) / 1_000,
-        newest_error(history),
-        history,
-    )
+    return read_death(reason, description, (clipped(at, most=1_000 * LONGEST) or 0.0) / 1_000, history)
 
 
 def _read_death(text: object) -> list[Any]:

@@ -51,7 +51,7 @@ from tenure._queue.message import (
     exhausted_description,
     newest_error,
 )
-from tenure._queue.notes import Notes, read_attempts, read_before, read_deliveries, read_reason
+from tenure._queue.notes import Notes, read_deliveries, read_history_text, read_reason, rows_of
 from tenure._queue.outgoing import Outgoing
 
 ID, DELIVERIES, HISTORY, DEATH = "tenure-id", "tenure-deliveries", "tenure-history", "tenure-death"
@@ -332,15 +332,14 @@ def buried(found: Received, outcome: Outcome, now: float) -> tuple[str, str, dic
 def _notes(application: Mapping[Any, Any]) -> MessageNotes:
     """Return what tenure has noted; of that, what it can't have written is ignored."""
     died_at, died_after = read_or(_read_death, application.get(DEATH), (None, None))
-    rows = read_or(read_json, application.get(HISTORY), None)
-    history = read_or(read_attempts, rows, ())
+    history, before = read_history_text(application.get(HISTORY), application.get(BEFORE))
     return MessageNotes(
         id=read_or(read_id, application.get(ID), None),
         sent_at=read_or(_read_sent_at, application.get(SENT_AT), None),
         deliveries=read_or(read_deliveries, application.get(DELIVERIES), 0),
         no_attempts=read_or(_read_numbers, application.get(NO_ATTEMPTS), ()),
         history=history,
-        before=read_or(lambda value: read_before(value, rows), application.get(BEFORE), 0) if history else 0,
+        before=before,
         dead_at=died_at or 0.0,
         died_after=died_after,
     )
@@ -375,18 +374,10 @@ def _written(history: Sequence[Attempt], room: int) -> tuple[str, int]:
 
     Tracebacks go first, then the oldest attempts.
     """
-    rows: list[list[object]] = []
+    rows: list[tuple[object, ...]] = []
     text = ""
     for most in (16_384, 1_024, 200, 0):
-        rows = [
-            [
-                one.number,
-                one.at,
-                one.outcome,
-                _shortened(one.error, most),
-            ]
-            for one in history
-        ]
+        rows = rows_of(replace(one, error=_shortened(one.error, most)) for one in history)
         text = json.dumps(rows)
         if len(text) <= room:
             return text, 0
@@ -396,10 +387,10 @@ def _written(history: Sequence[Attempt], room: int) -> tuple[str, int]:
     return text, len(history) - len(rows)
 
 
-def _shortened(error: Failure | None, most: int) -> list[str] | None:
+def _shortened(error: Failure | None, most: int) -> Failure | None:
     if error is None:
         return None
-    return [error.type, error.message[: most + 200], error.traceback[-most:] if most else ""]
+    return Failure(error.type, error.message[: most + 200], error.traceback[-most:] if most else "")
 
 
 def _value(value: Any) -> Any:

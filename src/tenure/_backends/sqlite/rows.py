@@ -27,9 +27,8 @@ from tenure._queue.message import (
     Delivery,
     Headers,
     dead_message_of,
-    newest_error,
 )
-from tenure._queue.notes import HISTORY_JSON_MAX, read_attempts, read_deliveries, read_reason
+from tenure._queue.notes import read_death, read_deliveries, read_history_text, rows_of
 from tenure._queue.outgoing import PRIORITY_MAX, Outgoing
 from tenure.errors import ConfigError
 
@@ -38,9 +37,6 @@ MessageRow = tuple[Any, ...]
 
 LOG_MAX = PARTS + 2
 """The most entries that a log of deliveries has."""
-
-UNREADABLE = "unreadable"
-"""The reason of a dead letter that has none which can be read."""
 
 
 class MessageState(NamedTuple):
@@ -151,34 +147,17 @@ def _read_headers(column: object) -> Headers:
 
 def history_with(column: Any, attempt: Attempt) -> str:
     """Return the history with one more attempt, and without the oldest if there are too many."""
-    attempts = [*history_of(column), attempt][-HISTORY_MAX:]
-    return json.dumps([_attempt_columns(one) for one in attempts], ensure_ascii=False)
-
-
-def _attempt_columns(one: Attempt) -> tuple[object, ...]:
-    failure = None if one.error is None else (one.error.type, one.error.message, one.error.traceback)
-    return one.number, one.at, one.outcome, failure
+    return json.dumps(rows_of([*history_of(column), attempt][-HISTORY_MAX:]), ensure_ascii=False)
 
 
 def history_of(column: Any) -> tuple[Attempt, ...]:
     """Return the attempts from the history's column."""
-    return read_or(_read_history, column, ()) if column else ()
-
-
-def _read_history(column: object) -> tuple[Attempt, ...]:
-    return read_attempts(read_json(column, HISTORY_JSON_MAX))
+    return read_history_text(column)[0]
 
 
 def death_of(reason: Any, description: Any, dead_at: Any, history: Any) -> Death:
     """Return how a message died, with the newest error in its history."""
-    attempts = history_of(history)
-    return Death(
-        read_or(read_reason, reason, UNREADABLE),
-        read_or(read_reason, description, ""),
-        read_or(seconds, dead_at, 0.0),
-        newest_error(attempts),
-        attempts,
-    )
+    return read_death(reason, description, read_or(seconds, dead_at, 0.0), history_of(history))
 
 
 # --- values ------------------------------------------------------------------------------------------------------
