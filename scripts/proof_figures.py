@@ -30,6 +30,7 @@ PLANTS = {
     "tests/properties/test_session_pump.py": "the machine of a consumer of sessions",
     "tests/unit/test_supervisor.py": "the machine of `tenure run`",
     "tests/unit/test_schedule_steps.py": "schedules in three steps",
+    "tests/unit/test_shared_hints.py": "what brings hints to many listeners",
     "tests/application/test_readiness.py": "the readiness of a service",
     "tests/application/test_early_drains.py": "drains that come before a begin",
     "tests/application/test_durations.py": "durations that are measured, told and shown",

@@ -8,7 +8,6 @@ import pytest
 
 from tenure._backends.etcd import hints as etcd_hints
 from tenure._backends.kubernetes import watch as kubernetes_watch
-from tenure._backends.nats import hints as nats_hints
 from tenure._backends.nats import standing as nats_standing
 from tenure._backends.postgres import connections as postgres_connections
 from tenure._backends.postgres import wake as postgres_wake
@@ -17,6 +16,7 @@ from tenure._backends.redis import wake as redis_wake
 from tenure._backends.servicebus import feed as servicebus_feed
 from tenure._backends.servicebus import sessions as servicebus_sessions
 from tenure._backends.zookeeper import driver as zookeeper_driver
+from tenure._runtime import shared_hints
 from tenure._runtime.backoff import LONGEST, Backoff
 from tenure.testing.faultproxy import FaultProxy
 from tests.conformance.test_outages import (
@@ -37,7 +37,7 @@ USERS = [
     ("Etcd", etcd_hints),
     ("Etcd, three members", etcd_hints),
     ("Kubernetes", kubernetes_watch),
-    ("Nats", nats_hints),
+    ("Nats", shared_hints),
     ("Nats, queues", nats_standing),
     ("Postgres", postgres_wake),
     ("Postgres", postgres_connections),

@@ -33,14 +33,11 @@ class Notifier:
     def notify(self, topic: str) -> None:
         """Wake every listener of *topic*."""
         with self._lock:
-            listeners = self._listeners.get(topic)
-            if listeners is None:
-                return
-            alive = [listener for ref in listeners if (listener := ref()) is not None and not listener.closed]
+            alive = self._alive(topic)
             if alive:
                 self._listeners[topic] = [weakref.ref(listener) for listener in alive]
             else:
-                del self._listeners[topic]
+                self._listeners.pop(topic, None)
             for listener in alive:
                 listener.wake()
 
@@ -48,6 +45,15 @@ class Notifier:
         """Wake every listener of every topic."""
         for topic in list(self._listeners):
             self.notify(topic)
+
+    def count(self, topic: str) -> int:
+        """Return how many listen for *topic*."""
+        with self._lock:
+            return len(self._alive(topic))
+
+    def _alive(self, topic: str) -> list[Listener]:
+        found = (ref() for ref in self._listeners.get(topic, ()))
+        return [listener for listener in found if listener is not None and not listener.closed]
 
     def close(self) -> None:
         """End every iterator, and every one that is made later."""
