@@ -6,8 +6,6 @@ from types import ModuleType
 
 import pytest
 
-from tenure._backends.etcd import hints as etcd_hints
-from tenure._backends.kubernetes import watch as kubernetes_watch
 from tenure._backends.nats import standing as nats_standing
 from tenure._backends.postgres import connections as postgres_connections
 from tenure._backends.postgres import wake as postgres_wake
@@ -34,9 +32,9 @@ from tests.conformance.test_outages import (
 )
 
 USERS = [
-    ("Etcd", etcd_hints),
-    ("Etcd, three members", etcd_hints),
-    ("Kubernetes", kubernetes_watch),
+    ("Etcd", shared_hints),
+    ("Etcd, three members", shared_hints),
+    ("Kubernetes", shared_hints),
     ("Nats", shared_hints),
     ("Nats, queues", nats_standing),
     ("Postgres", postgres_wake),

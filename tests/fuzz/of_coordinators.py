@@ -117,7 +117,7 @@ def read_lease(given: Any) -> None:
             assert isinstance(records.is_kept(written, found), bool)
             assert records.token_of(written) >= token or not records.has_version(found)  # it isn't created yet
     watch = cast(Any, Watch.__new__(Watch))
-    watch._name, watch._observed, watch._about, watch._subscriptions = "chair", observations, None, {1}
+    watch._name, watch._observed, watch._about, watch.topics = "chair", observations, None, {"chair": {1}}
     watch._notifier = SimpleNamespace(notify=nothing)
     for kind in ("ADDED", "BOOKMARK", "DELETED", "ERROR"):
         assert isinstance(watch._handle(kind, found), bool)
@@ -277,9 +277,9 @@ def read_txn(given: Any) -> None:
 
 def read_event(given: Any) -> None:
     hints = Hints(cast(Any, None), KEYS, lambda change, listeners: bool(repr((change, listeners))))
-    hints._subscriptions["chair"] = cast(Any, {1})
-    hints._notifier = cast(Any, SimpleNamespace(notify=use_text))
+    hints.notifier = cast(Any, SimpleNamespace(notify=use_text, count=lambda topic: topic == "chair"))
     watch = EtcdWatch(hints, KEYS.ranges("chair")[0])
+    watch._live_since = 0.0
     try:
         for _ in range(2):
             watch.read(through_json(given) if isinstance(given, dict) else {})

@@ -14,7 +14,7 @@ from tenure._backends import etcd
 from tenure._backends.etcd.client import Client, Member, Reply
 from tenure._backends.etcd.diagnosis import FULL, is_before, release_of
 from tenure._backends.etcd.errors import Refused
-from tenure._backends.etcd.hints import UNUSED_AFTER
+from tenure._backends.etcd.hints import SILENT_AFTER
 from tenure._lease import Granted, HeldBy, Lost, Released, Vacant
 from tenure._runtime.clock import SystemClock
 from tenure._url import Url
@@ -604,7 +604,7 @@ async def test_a_silent_watch_begins_after_what_was_compacted_meanwhile(
     server: Etcd, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys of others raise the revision. A stream from before the compaction would be cancelled, and give a hint."""
-    monkeypatch.setattr(etcd.hints, "UNUSED_AFTER", 0.2)
+    monkeypatch.setattr(etcd.hints, "SILENT_AFTER", 0.2)
     async with opened(server.url, f"prefix={name}/") as ann, opened(server.url, f"prefix={name}/") as bob:
         streams: list[list[Any]] = []  # the messages of each
         real = ann._client.stream
@@ -650,7 +650,7 @@ async def test_hints_go_on_and_are_not_repeated_after_revisions_have_fallen(serv
             bob.leases._hints._deleted[name] = 1_000_000
             await waiting(bob.leases, name)
             await anext(hints)  # that deletion is taken for one after the answer
-            (watch,) = bob.leases._hints._watches.values()
+            (watch,) = bob.leases._hints.sources()
             place = bob.leases._sessions.find(name, "bob#1")
             assert place is not None
             await until(lambda: (watch.next_revision or 0) > (place.revision or 0))  # it has seen the place's key
@@ -662,7 +662,7 @@ async def test_hints_go_on_and_are_not_repeated_after_revisions_have_fallen(serv
             async with asyncio.timeout(0.5):
                 await anext(hints)
         await ann.leases.release(grant)
-        async with asyncio.timeout(UNUSED_AFTER / 2):
+        async with asyncio.timeout(SILENT_AFTER / 2):
             await anext(hints)  # the watch reports what is new
 
 

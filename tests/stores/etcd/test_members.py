@@ -96,7 +96,7 @@ async def test_a_watch_ends_with_a_failed_request_to_its_member_and_logs_in_agai
         guarded.call("auth/user/changepw", {"name": "app", "password": SECRET}, token=guarded.login())
         member.retire(member.connections())  # that ends the watch
         await until(lambda: client._token not in (None, token))
-        await until(lambda: all(watch.is_live for watch in ann.leases._hints._watches.values()))
+        await until(lambda: all(watch.is_live for watch in ann.leases._hints.sources()))
 
 
 async def test_campaigns_go_on_after_the_server_has_forgotten_their_logins(name: str) -> None:

@@ -18,6 +18,7 @@ from tenure._backends.kubernetes import leases as leases_module
 from tenure._backends.kubernetes import records, watch
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
+from tenure._runtime import shared_hints
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
@@ -764,7 +765,7 @@ async def test_bookmarks_keep_a_quiet_watch_new(server: Kubernetes, name: str) -
         await watched(server, name)
         await claim(ann.leases, f"{name}-other")  # raises the version
         newest = server.lease(f"{name}-other")["metadata"]["resourceVersion"]
-        running = next(iter(ann._watches._watches.values()))[name]
+        (running,) = ann._watches.sources()
         await until(lambda: int(running._version or 0) >= int(newest))
         await heard.close()
 
@@ -772,7 +773,7 @@ async def test_bookmarks_keep_a_quiet_watch_new(server: Kubernetes, name: str) -
 async def test_without_the_right_to_watch_candidates_poll(
     server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "POLL", 0.05)
+    monkeypatch.setattr(shared_hints, "POLL", 0.05)
     server.set(roles=[{"verbs": ["get", "create", "update", "list"]}])
     async with opened(server.url) as backend:
         await claim(backend.leases, name)  # other verbs work
@@ -792,7 +793,7 @@ def has_hints(store: LeaseStore) -> bool:
 async def test_names_beyond_the_limit_of_watches_are_polled(
     server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "POLL", 0.05)
+    monkeypatch.setattr(shared_hints, "POLL", 0.05)
     async with opened(f"{server.url}&watches=1") as backend:
         first, second = Heard(backend.leases, name), Heard(backend.leases, f"{name}-2")
         await until(lambda: second.count > 3)
@@ -805,13 +806,12 @@ async def test_names_beyond_the_limit_of_watches_are_polled(
 async def test_a_watch_ends_with_its_last_listener(
     server: Kubernetes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LASTS", (1.0, 1.0))
+    monkeypatch.setattr(shared_hints, "UNUSED_AFTER", 1.0)
     async with opened(server.url) as backend:
         heard = Heard(backend.leases, name)
         await watched(server, name)
         await heard.close()
-        running = next(iter(backend._watches._watches.values()))[name]
-        await until(lambda: running.has_ended)
+        await until(lambda: not list(backend._watches.sources()))
         again = Heard(backend.leases, name)
         await again.one_more()
         await again.close()

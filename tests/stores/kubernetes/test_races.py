@@ -443,6 +443,6 @@ async def test_watches_that_end_at_once_are_not_repeated_at_once(line: bytes) ->
         await asyncio.sleep(0.5)
         assert 3 <= len(server.asked) <= 6
         assert hints <= len(server.asked) + 1
-        assert not backend._watches._watches[asyncio.get_running_loop()]["x"].has_ended
+        assert len(list(backend._watches.sources())) == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
