@@ -10,7 +10,6 @@ from tenure._backends.nats import standing as nats_standing
 from tenure._backends.postgres import connections as postgres_connections
 from tenure._backends.postgres import wake as postgres_wake
 from tenure._backends.rabbitmq import subscription as rabbitmq_subscription
-from tenure._backends.redis import wake as redis_wake
 from tenure._backends.servicebus import feed as servicebus_feed
 from tenure._backends.servicebus import sessions as servicebus_sessions
 from tenure._backends.zookeeper import driver as zookeeper_driver
@@ -41,8 +40,8 @@ USERS = [
     ("Postgres", postgres_connections),
     ("Postgres, queues", postgres_wake),
     ("Rabbit, queues", rabbitmq_subscription),
-    ("Redis", redis_wake),
-    ("Redis, queues", redis_wake),
+    ("Redis", shared_hints),
+    ("Redis, queues", shared_hints),
     ("ServiceBus, queues", servicebus_feed),
     ("ServiceBus, sessions", servicebus_sessions),
 ]

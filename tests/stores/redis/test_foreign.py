@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
@@ -27,7 +28,6 @@ from tenure._queue.identity import dead_letters_of
 from tenure._queue.message import HISTORY_MAX, Attempt, Delivery, Died, SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, Complete, DeadLetter, Settled, Settlement
-from tenure._runtime.notifier import Notifier
 from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import CampaignFailed, Event, StandingBy
@@ -183,8 +183,8 @@ def test_a_lease_whose_keys_have_other_data_gives_no_answer_to_its_renewal() -> 
 
 
 async def test_no_message_of_a_channel_ends_the_subscription() -> None:
-    subscriber = wake.Subscriber(None, Notifier(), None)  # type: ignore[arg-type]
-    subscriber._channels["queue"] = WeakSet()
+    subscriber = wake.Subscriber(wake.Wake(SimpleNamespace()), None)  # type: ignore[arg-type]
+    subscriber.topics["queue"] = WeakSet()
     before = asyncio.get_running_loop().time()
     for data in (b"9" * 5_000, b"999999999999", b"-1", b"\xff", b"", [b"key"], None, 7, b"5"):
         for kind in ("message", "subscribe", "unsubscribe", "pong", "push"):
@@ -192,7 +192,7 @@ async def test_no_message_of_a_channel_ends_the_subscription() -> None:
                 subscriber._handle({"type": kind, "channel": channel, "data": data})
     assert list(subscriber._later) == ["queue"]
     timer = subscriber._later["queue"]
-    await subscriber.close()
+    subscriber.end()
     assert timer.when() - before < LOCK
 
 
@@ -230,7 +230,7 @@ async def test_no_failure_of_the_driver_ends_the_hints(
 async def subscribed(server: Server, hints: AsyncIterator[None]) -> tuple[wake.Subscriber, PubSub, str]:
     """Subscribe, and return the subscriber, with its connection and the address of that at the server."""
     await asyncio.wait_for(anext(hints), 30)
-    [subscriber] = server.backend._wake._subscribers[asyncio.get_running_loop()].values()
+    [subscriber] = server.backend._wake.here().values()
     pubsub = subscriber._pubsub
     assert pubsub is not None
     connection: Any = pubsub.connection

@@ -26,6 +26,7 @@ from tenure._queue.broker import EVERYTHING, Broker
 from tenure._queue.message import SessionLock
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import COMPLETE, Abandon, Complete, DeadLetter, Renewed, Settled, Settlement
+from tenure._runtime import shared_hints
 from tenure._secret import Secret
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
@@ -698,7 +699,7 @@ async def test_a_request_without_an_answer_lets_the_subscription_be_checked(name
 
 
 async def test_a_listener_that_ended_is_forgotten(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wake, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(shared_hints, "UNUSED_AFTER", 0.05)
     async with opened(url) as backend, native(url) as client:
         first, second = backend.leases.hints(name), backend.leases.hints(f"{name}-2")
         for hints in (first, second):
@@ -754,7 +755,7 @@ async def test_a_subscription_may_end_while_it_is_checked(url: str, name: str, m
     async with opened(url) as backend:
         hints = backend.broker.hints(name)
         await anext(hints)
-        [subscriber] = backend._wake._subscribers[asyncio.get_running_loop()].values()
+        [subscriber] = backend._wake.here().values()
         pubsub = subscriber._pubsub
         assert pubsub is not None
         with monkeypatch.context() as meanwhile:
@@ -770,15 +771,15 @@ async def test_who_begins_to_listen_during_a_subscription_gets_hints(
     async with opened(url) as backend:
         first, second = backend.broker.hints(name), backend.broker.hints(f"{name}-2")
         hinted: list[asyncio.Future[None]] = []
-        subscribe = wake.Subscriber._subscribe
+        subscribe = wake.Subscriber._execute
 
         async def interrupted(subscriber: wake.Subscriber, *given: Any) -> None:
             await subscribe(subscriber, *given)
             if not hinted:
                 hinted.append(asyncio.ensure_future(anext(second)))
-                await until(lambda: len(subscriber._channels) == 2)
+                await until(lambda: len(subscriber.topics) == 2)
 
-        monkeypatch.setattr(wake.Subscriber, "_subscribe", interrupted)
+        monkeypatch.setattr(wake.Subscriber, "_execute", interrupted)
         await asyncio.wait_for(anext(first), 30)
         await asyncio.wait_for(hinted[0], 30)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from tenure._backends.redis.address import Address, Options, address_of
 from tenure._backends.redis.client import Client
@@ -63,4 +64,4 @@ class RedisBackend:
 
     async def close(self) -> None:
         """Close every connection."""
-        await close_in_order(self._wake.close, self._client.close)
+        await close_in_order(partial(self._wake.close, self._client.options.timeout), self._client.close)

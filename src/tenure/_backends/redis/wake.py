@@ -17,29 +17,20 @@ endpoint.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 from redis import exceptions
 from redis.asyncio.client import PubSub
 
 from tenure._backends.redis.address import Endpoint
 from tenure._backends.redis.client import Client
-from tenure._backends.redis.connections import close_on
 from tenure._foreign import digits, read_or
-from tenure._runtime.backoff import Backoff
-from tenure._runtime.closing import close_together
-from tenure._runtime.notifier import Listener, Notifier
-from tenure._runtime.tasks import Tasks
+from tenure._runtime.shared_hints import SharedHints, Source
 
 HEARTBEAT = 45.0
 """Seconds of silence after which the server is sent a PING: often enough for what forgets silent connections."""
-REFUSED_PAUSE_MAX = 2.0
-"""Seconds at most between two notifications while this user may not subscribe."""
 QUIET_MAX = 100
 """Milliseconds for which hints are suppressed at most: as in hints.lua."""
 
@@ -47,139 +38,92 @@ _BROKEN = (exceptions.RedisError, OSError, TimeoutError, AttributeError)
 """What the driver raises on a broken connection; an ``AttributeError`` if it is closed while a request connects."""
 
 
-class Wake:
-    """The hints of one opened backend: topics are the channels of Redis."""
+class Wake(SharedHints[Endpoint | None, "Subscriber"]):
+    """The hints of one opened backend: topics are the channels of Redis, sources are connections to its nodes."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
-        self._notifier = Notifier()
-        self._subscribers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint | None, Subscriber]] = (
-            WeakKeyDictionary()
-        )
+        super().__init__()
+        self.client = client
         client.on_unanswered = self._check
 
-    def listen(self, channel: str) -> AsyncIterator[None]:
-        """Return an iterator that yields when something was published on *channel*."""
-        return Subscription(self, channel, self._notifier.listen(channel))
+    async def keys_of(self, topic: str) -> tuple[Endpoint | None]:
+        """Return the node where a channel is published."""
+        return (await self.client.endpoint_of(topic),)
 
-    async def subscribe(self, subscription: Subscription) -> None:
-        """Subscribe to the channel of *subscription*, at the node where it is published."""
-        endpoint = await self._client.endpoint_of(subscription.channel)
-        loop = asyncio.get_running_loop()
-        subscribers = self._subscribers.get(loop)
-        if subscribers is None:
-            subscribers = self._subscribers[loop] = {}
-        if endpoint not in subscribers:
-            subscribers[endpoint] = Subscriber(self._client, self._notifier, endpoint)
-        subscribers[endpoint].add(subscription)
+    def source(self, key: Endpoint | None) -> Subscriber:
+        """Make the subscribed connection to a node."""
+        return Subscriber(self, key)
 
     def _check(self) -> None:
         """Check the connections of this loop: a request on it had no answer."""
-        for subscriber in self._subscribers.get(asyncio.get_running_loop(), {}).values():
+        for subscriber in self.here().values():
             subscriber.check_soon()
 
     @property
     def is_refused(self) -> bool:
         """Whether the server refused this user's last attempt to subscribe."""
-        return any(
-            subscriber.is_refused
-            for subscribers in list(self._subscribers.values())
-            for subscriber in list(subscribers.values())
-        )
-
-    async def close(self) -> None:
-        """Unsubscribe; every iterator ends."""
-        self._notifier.close()
-        within = self._client.options.timeout
-        await close_together(
-            *(
-                partial(close_on, loop, subscriber.close, within=within)
-                for loop, subscribers in list(self._subscribers.items())
-                for subscriber in list(subscribers.values())
-            )
-        )
-        self._subscribers.clear()
+        return any(subscriber.is_deaf for subscriber in self.sources())
 
 
-class Subscription(AsyncIterator[None]):
-    """Yields for each notification; it subscribes when it is first awaited."""
-
-    def __init__(self, wake: Wake, channel: str, listener: Listener) -> None:
-        self._wake = wake
-        self._listener = listener
-        self.channel = channel
-
-    async def __anext__(self) -> None:
-        if not self._listener.closed:
-            await self._wake.subscribe(self)
-        await anext(self._listener)
-
-    async def aclose(self) -> None:
-        await self._listener.aclose()
-
-
-class Subscriber:
+class Subscriber(Source):
     """One loop's subscribed connection: to the server, or to one node of a cluster."""
 
-    def __init__(self, client: Client, notifier: Notifier, endpoint: Endpoint | None) -> None:
-        self._client = client
-        self._notifier = notifier
+    def __init__(self, wake: Wake, endpoint: Endpoint | None) -> None:
+        super().__init__(wake)
+        self._client = wake.client
         self._endpoint = endpoint
-        self._backoff = Backoff()
-        self._channels: dict[str, WeakSet[Subscription]] = {}
         self._pubsub: PubSub | None = None
-        self._tasks = Tasks()
-        self._listening: asyncio.Task[None] | None = None
+        self._reading: asyncio.Timeout | None = None
+        self._was_lost = False
         self._checking: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()  # since the check began
-        self.is_refused = False
-        """Whether the server refused this user's last attempt to subscribe."""
         self._later: dict[str, asyncio.TimerHandle] = {}
 
-    def add(self, subscription: Subscription) -> None:
-        """Subscribe to the channel of *subscription*."""
-        known = self._channels.get(subscription.channel)
-        if known is None:
-            known = self._channels[subscription.channel] = WeakSet()
-            if self._pubsub is not None:
-                self._spawn(self._subscribe_soon(self._pubsub, subscription.channel))
-        known.add(subscription)
-        if self._listening is None or self._listening.done():
-            self._listening = self._spawn(self._listen())
+    async def follow(self) -> None:
+        """Subscribe, and read until the connection is found broken."""
+        if self._was_lost and self._endpoint is not None:  # the channels may be at another node by now
+            self._client.forget_endpoints()
+            for channel in list(self.topics):
+                if await self._client.endpoint_of(channel) != self._endpoint:
+                    self._redirect(channel)
+        self._was_lost = True
+        try:
+            async with self._client.at(self._endpoint).pubsub() as pubsub:
+                async with asyncio.timeout(self._client.options.timeout):
+                    await self._subscribe_all(pubsub)
+                self._pubsub = pubsub
+                try:
+                    async with asyncio.timeout(None) as self._reading:
+                        await self._read(pubsub)
+                finally:
+                    self._pubsub = None
+        except exceptions.NoPermissionError:  # this user may not subscribe
+            self.deaf()
 
-    async def close(self) -> None:
-        """Stop listening."""
+    def joined(self, topic: str) -> None:
+        """Subscribe to a channel, too: the answer is its first hint."""
+        if self._pubsub is not None:
+            self._spawn(self._send(self._pubsub, "SUBSCRIBE", topic))
+
+    def left(self, topics: Collection[str]) -> None:
+        """Unsubscribe from these channels."""
+        if self._pubsub is not None:
+            self._spawn(self._send(self._pubsub, "UNSUBSCRIBE", *topics))
+
+    def end(self) -> None:
+        super().end()
         for timer in self._later.values():
             timer.cancel()
-        await self._tasks.cancel_all()
 
-    async def _listen(self) -> None:
-        while self._channels:
-            # Whatever ends a subscription: without another one, no hint would come any more.
-            with suppress(Exception), self._polling():
-                async with self._client.at(self._endpoint).pubsub() as pubsub:
-                    async with asyncio.timeout(self._client.options.timeout):
-                        await self._subscribe_all(pubsub)
-                    self._pubsub = pubsub
-                    try:
-                        await self._read(pubsub)
-                    finally:
-                        self._pubsub = None
-            await self._backoff.rest(REFUSED_PAUSE_MAX if self.is_refused else math.inf)
-            if self._endpoint is not None:  # the channels may be at another node by now
-                self._redirect(*self._channels)
-
-    def _redirect(self, *channels: str) -> None:
-        """Notify the subscribers of *channels* that are not published here: they subscribe at the right node."""
-        self._client.forget_endpoints()
-        for channel in channels:
-            del self._channels[channel]
-            self._notifier.notify(channel)
+    def _redirect(self, channel: str) -> None:
+        """Notify the subscribers of a *channel* that isn't published here: they subscribe at the right node."""
+        self.topics.pop(channel, None)
+        self._notifier.notify(channel)
 
     async def _read(self, pubsub: PubSub) -> None:
-        """Handle messages until there are no subscribers, or the connection is found broken."""
+        """Handle messages until the connection is found broken, or no channel is left."""
         is_pinged = False
-        while self._channels:
+        while self.topics:
             message = await pubsub.get_message(timeout=self._client.options.timeout if is_pinged else HEARTBEAT)
             if message is not None:
                 is_pinged = False
@@ -190,7 +134,6 @@ class Subscriber:
                 return  # no answer: the connection is broken
             is_pinged = True
             async with asyncio.timeout(self._client.options.timeout):
-                await self._unsubscribe_unused(pubsub)
                 await pubsub.ping()
 
     def check_soon(self) -> None:
@@ -207,19 +150,8 @@ class Subscriber:
                 await pubsub.ping()
                 await self._heard.wait()
                 return
-        if self._pubsub is pubsub and self._listening is not None:
-            self._listening.cancel()
-            self._listening = self._spawn(self._listen())
-
-    @contextmanager
-    def _polling(self) -> Iterator[None]:
-        """Notify all subscribers if the block fails because this user may not subscribe: they get no hints."""
-        try:
-            yield
-        except exceptions.NoPermissionError:
-            self.is_refused = True
-            for channel in self._channels:
-                self._notifier.notify(channel)
+        if self._pubsub is pubsub and self._reading is not None:
+            self._reading.reschedule(0.0)
 
     def _handle(self, message: dict[str, Any]) -> None:
         """Notify the subscribers of a hint; and once more after the time in which further hints are suppressed."""
@@ -228,14 +160,14 @@ class Subscriber:
             return
         named = message["channel"]
         channel = named.decode(errors="replace") if isinstance(named, bytes) else ""
-        if channel not in self._channels:  # as of CLIENT TRACKING, by which any client may send others a list of keys
+        if channel not in self.topics:  # as of CLIENT TRACKING, by which any client may send others a list of keys
             return
         if kind == "unsubscribe":
             if self._endpoint is not None:  # the server did it: the slot has moved
+                self._client.forget_endpoints()
                 self._redirect(channel)
             return
-        self.is_refused = False
-        self._backoff.reset()
+        self.live(anew=False)
         self._notifier.notify(channel)
         if kind == "subscribe":
             self._notify_later(channel, QUIET_MAX)
@@ -256,40 +188,27 @@ class Subscriber:
 
         self._later[channel] = loop.call_at(at, notify)
 
-    async def _unsubscribe_unused(self, pubsub: PubSub) -> None:
-        unused = [channel for channel, subscription in self._channels.items() if not subscription]
-        for channel in unused:
-            del self._channels[channel]
-        if unused and self._endpoint is None:
-            await pubsub.unsubscribe(*unused)
-            return
-        for channel in unused:
-            await pubsub.execute_command("SUNSUBSCRIBE", channel)
-
     async def _subscribe_all(self, pubsub: PubSub) -> None:
         """Subscribe to the channels of all, also of those that begin to listen meanwhile."""
         subscribed: set[str] = set()
-        while new := [channel for channel in self._channels if channel not in subscribed]:
-            await self._subscribe(pubsub, *new)
+        while new := [channel for channel in self.topics if channel not in subscribed]:
+            await self._execute(pubsub, "SUBSCRIBE", *new)
             subscribed.update(new)
 
-    async def _subscribe(self, pubsub: PubSub, *channels: str) -> None:
+    async def _execute(self, pubsub: PubSub, verb: str, *channels: str) -> None:
         if self._endpoint is None:
-            await pubsub.subscribe(*channels)
+            await (pubsub.subscribe if verb == "SUBSCRIBE" else pubsub.unsubscribe)(*channels)
             return
         for channel in channels:  # one slot per command; older versions of redis-py have no method for it
-            await pubsub.execute_command("SSUBSCRIBE", channel)
+            await pubsub.execute_command(f"S{verb}", channel)
 
-    async def _subscribe_soon(self, pubsub: PubSub, channel: str) -> None:
+    async def _send(self, pubsub: PubSub, verb: str, *channels: str) -> None:
         if self._pubsub is not pubsub:  # it was closed meanwhile, and would take a new connection
             return
         # If this fails, the connection is broken, and all channels are subscribed again.
         with suppress(*_BROKEN):
             async with asyncio.timeout(self._client.options.timeout):
-                await self._subscribe(pubsub, channel)
-
-    def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.spawn(call)
+                await self._execute(pubsub, verb, *channels)
 
 
 def quiet_of(data: object) -> int | None:
